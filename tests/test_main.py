@@ -31,6 +31,14 @@ def records(folder: Path) -> list[tuple[object, ...]]:
     return [(e["told"], e["values"], e["error"]) for e in lines if "told" in e]
 
 
+def refused(options: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """What is said then."""
+    with pytest.raises(SystemExit) as stopped:
+        command.main(options)
+    assert stopped.value.code == 2
+    return " ".join(capsys.readouterr().err.split())
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("finished") / "out"
@@ -39,13 +47,10 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_what_it_leaves_behind(finished: Path) -> None:
-    assert {p.name for p in finished.iterdir()} == {
-        "settings.json",
-        "evaluations.jsonl",
-        "random_search.jsonl",
-        "best_model.py",
-        "result.png",
-    }
+    files = (
+        "settings.json evaluations.jsonl random_search.jsonl best_model.py result.png"
+    )
+    assert {p.name for p in finished.iterdir()} == set(files.split())
     assert len(records(finished)) == 2 * (9 + 2)
 
 
@@ -55,13 +60,7 @@ def test_what_it_prints(finished: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert command.main(["--resume", "--out", str(finished)]) == 0
     assert records(finished) == before
     shown = capsys.readouterr()
-    for part in (
-        "Going on after 13",
-        "expected gain",
-        "<- best",
-        "random search",
-        "seconds",
-    ):
+    for part in ("Going on after 13", "expected gain", "<- best", "random search"):
         assert part in shown.out
     assert (finished / "best_model.py").read_text() in shown.out
     assert "11/11" in shown.err and "best error" in shown.err
@@ -71,15 +70,14 @@ def test_killed_and_resumed(finished: Path, tmp_path: Path) -> None:
     folder = tmp_path / "killed"
     log = folder / "evaluations.jsonl"
     package = Path(botorch_structured.__file__).parent.parent
+    quiet = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
     process = subprocess.Popen(
         [sys.executable, "-m", "botorch_structured", *OPTIONS, "--out", str(folder)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(package)},
+        **quiet,
     )
-    limit = time.monotonic() + 100
+    limit = time.monotonic() + 300
     while not log.exists() or log.read_bytes().count(b"\n") < 21:
         assert time.monotonic() < limit and process.poll() is None
         time.sleep(0.005)
@@ -92,9 +90,7 @@ def test_killed_and_resumed(finished: Path, tmp_path: Path) -> None:
 
 
 def test_nothing_works(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """No learner answers: no code to paste, and no crash."""
 
@@ -130,11 +126,7 @@ def test_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (["--out", "{finished}"], "holds a study already: add --resume"),
         (["--resume", "--out", "nowhere"], "--resume: expected settings.json in"),
-        (
-            ["--resume"],
-            "--resume: expected settings.json in the folders of "
-            "botorch_structured_runs",
-        ),
+        (["--resume"], "settings.json in the folders of botorch_structured_runs"),
         (["--resume", "--seed", "4", "--out", "{finished}"], "has seed 3, not 4"),
         (["--dataset", "mnist"], "invalid choice: 'mnist'"),
         (["--budget", "0"], "--budget: expected at least 1, got 0"),
@@ -155,10 +147,7 @@ def test_wrong_options(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as stopped:
-        command.main([option.format(finished=finished) for option in options])
-    assert stopped.value.code == 2
-    shown = " ".join(capsys.readouterr().err.split())
+    shown = refused([option.format(finished=finished) for option in options], capsys)
     assert message.format(finished=finished) in shown
     assert list(tmp_path.iterdir()) == []
 
@@ -194,10 +183,7 @@ def test_a_damaged_file_is_refused(
     assert old in lines[line - 1]
     lines[line - 1] = lines[line - 1].replace(old, new, 1)
     (tmp_path / name).write_text("".join(lines))
-    with pytest.raises(SystemExit) as stopped:
-        command.main(["--resume", "--out", str(tmp_path)])
-    assert stopped.value.code == 2
-    shown = " ".join(capsys.readouterr().err.split())
+    shown = refused(["--resume", "--out", str(tmp_path)], capsys)
     where = name if line == 1 else f"{name} line {line}"
     assert f"{where}: {message}" in shown
     assert (tmp_path / name).read_text() == "".join(lines)
@@ -214,9 +200,7 @@ def test_without_the_extras(
 
 
 def test_stopped_by_hand(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def stop(*_: object) -> None:
         raise KeyboardInterrupt

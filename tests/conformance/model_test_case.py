@@ -27,11 +27,7 @@ from botorch.acquisition.multi_objective.logei import (
 )
 from botorch.acquisition.objective import ScalarizedPosteriorTransform
 from botorch.acquisition.utils import prune_inferior_points
-from botorch.cross_validation import (
-    batch_cross_validation,
-    gen_loo_cv_folds,
-    loo_cv,
-)
+from botorch.cross_validation import batch_cross_validation, gen_loo_cv_folds, loo_cv
 from botorch.fit import fit_gpytorch_mll
 from botorch.generation.sampling import MaxPosteriorSampling
 from botorch.models import ModelListGP
@@ -50,6 +46,16 @@ FEW = {"num_restarts": 2, "raw_samples": 8, "options": {"maxiter": 5}}
 
 def sampler(count: int = 16) -> SobolQMCNormalSampler:
     return SobolQMCNormalSampler(torch.Size([count]), seed=0)
+
+
+def fit(model: Any, steps: int) -> Any:
+    mll = ExactMarginalLogLikelihood(model.likelihood, model)
+    fit_gpytorch_mll(mll, optimizer_kwargs={"options": {"maxiter": steps}})
+    return model
+
+
+def close(found: Tensor, expected: Tensor, rtol: float, atol: float) -> None:
+    torch.testing.assert_close(found, expected, rtol=rtol, atol=atol)
 
 
 class PlusMinus(IIDNormalSampler):
@@ -87,10 +93,7 @@ class StructuredModelTestCase:
         return {}
 
     def fitted(self, n: int = 24, **kwargs: Any) -> Any:
-        model = self.make_model(*self.make_data(n), **kwargs)
-        mll = ExactMarginalLogLikelihood(model.likelihood, model)
-        fit_gpytorch_mll(mll, optimizer_kwargs={"options": {"maxiter": 15}})
-        return model
+        return fit(self.make_model(*self.make_data(n), **kwargs), 15)
 
     @property
     def bounds(self) -> Tensor:
@@ -116,13 +119,9 @@ class StructuredModelTestCase:
         # a t-batch is nothing but several posteriors
         for i in range(3):
             one = model.posterior(X[i])
-            torch.testing.assert_close(one.mean, plain.mean[i], rtol=1e-8, atol=1e-8)
-            torch.testing.assert_close(
-                one.distribution.covariance_matrix,
-                plain.distribution.covariance_matrix[i],
-                rtol=1e-8,
-                atol=1e-8,
-            )
+            close(one.mean, plain.mean[i], 1e-8, 1e-8)
+            covariance = one.distribution.covariance_matrix
+            close(covariance, plain.distribution.covariance_matrix[i], 1e-8, 1e-8)
 
     def test_posterior_gradient(self) -> None:
         model, X = self.fitted(), self.points(2, 2)
@@ -138,9 +137,7 @@ class StructuredModelTestCase:
             step = torch.zeros_like(X)
             step[0, 0, column] = 1e-5
             slope = (value(X + step) - value(X - step)) / 2e-5
-            torch.testing.assert_close(
-                gradient[0, 0, column], slope.detach(), rtol=1e-4, atol=1e-5
-            )
+            close(gradient[0, 0, column], slope.detach(), 1e-4, 1e-5)
 
     def test_fit_improves_the_objective(self) -> None:
         model = self.make_model(*self.make_data(24))
@@ -166,8 +163,8 @@ class StructuredModelTestCase:
         self.load(refit, model)
         refit.eval()
         a, b = updated.posterior(X), refit.posterior(X)
-        torch.testing.assert_close(a.mean, b.mean, rtol=1e-6, atol=1e-6)
-        torch.testing.assert_close(a.variance, b.variance, rtol=1e-5, atol=1e-7)
+        close(a.mean, b.mean, 1e-6, 1e-6)
+        close(a.variance, b.variance, 1e-5, 1e-7)
 
     def test_fantasies(self) -> None:
         model = self.fitted()
@@ -184,13 +181,10 @@ class StructuredModelTestCase:
         before = model.posterior(X_test)
         after = model.fantasize(X, PlusMinus()).posterior(X_test)
         assert after.mean.shape == (2, 12, 32, 1)
-        mean, variance = after.mean.mean(0), after.variance.mean(0)
-        spread = before.variance.max().sqrt()
-        gap = (mean - before.mean).abs().max()
-        assert gap < 1e-7 * spread
-        total = variance + (after.mean - mean).square().mean(0)
-        error = (total - before.variance).abs().max()
-        assert error < 1e-7 * spread.square()
+        mean, spread = after.mean.mean(0), before.variance.max().sqrt()
+        assert (mean - before.mean).abs().max() < 1e-7 * spread
+        total = after.variance.mean(0) + (after.mean - mean).square().mean(0)
+        assert (total - before.variance).abs().max() < 1e-7 * spread.square()
 
     def test_knowledge_gradient(self) -> None:
         kg = qKnowledgeGradient(self.fitted(), num_fantasies=4)
@@ -204,13 +198,8 @@ class StructuredModelTestCase:
         X = self.make_data(24)[0]
         values = []
         for cache_root in (True, False):
-            acquisition = qLogNoisyExpectedImprovement(
-                model,
-                X_baseline=X,
-                sampler=sampler(),
-                prune_baseline=True,
-                cache_root=cache_root,
-            )
+            options = {"prune_baseline": True, "cache_root": cache_root}
+            acquisition = qLogNoisyExpectedImprovement(model, X, sampler(), **options)
             values.append(acquisition(self.points(3, 2)))
             acquisition.set_X_pending(self.points(2))
             assert torch.isfinite(acquisition(self.points(3, 2))).all()
@@ -220,15 +209,10 @@ class StructuredModelTestCase:
         model = self.fitted()
         Y = self.make_data(24)[1]
         acquisition = qLogExpectedImprovement(model, Y.max(), sampler())
-        X, _ = optimize_acqf(
-            acquisition, self.bounds, q=2, fixed_features=self.path_fixed_features[0],
-            **FEW,
-        )  # fmt: skip
+        paths, given = self.path_fixed_features, (acquisition, self.bounds)
+        X, _ = optimize_acqf(*given, q=2, fixed_features=paths[0], **FEW)
         assert X.shape == (2, self.dim)
-        X, _ = optimize_acqf_mixed(
-            acquisition, self.bounds, q=2,
-            fixed_features_list=self.path_fixed_features, **FEW,
-        )  # fmt: skip
+        X, _ = optimize_acqf_mixed(*given, q=2, fixed_features_list=paths, **FEW)
         assert X.shape == (2, self.dim)
         analytic = LogExpectedImprovement(model, Y.max())
         assert analytic(self.points(5, 1)).shape == (5,)
@@ -272,8 +256,7 @@ class StructuredModelTestCase:
     def test_float32(self) -> None:
         X, Y = (t.float() for t in self.make_data(24))
         model = self.make_model(X, Y)
-        mll = ExactMarginalLogLikelihood(model.likelihood, model)
-        fit_gpytorch_mll(mll, optimizer_kwargs=QUICK)
+        fit(model, 3)
         assert model.posterior(X[:3]).mean.dtype == torch.float32
         cast = self.fitted().to(torch.float32).posterior(X[:3])
         assert cast.mean.dtype == torch.float32 and torch.isfinite(cast.mean).all()
@@ -281,8 +264,7 @@ class StructuredModelTestCase:
     def test_device(self, device: torch.device) -> None:
         X, Y = (t.to(device) for t in self.make_data(24))
         model = self.make_model(X, Y)
-        mll = ExactMarginalLogLikelihood(model.likelihood, model)
-        fit_gpytorch_mll(mll, optimizer_kwargs=QUICK)
+        fit(model, 3)
         posterior = model.posterior(self.points(3, 2).to(device))
         assert posterior.mean.device.type == posterior.variance.device.type
         assert posterior.mean.device.type == device.type
@@ -302,9 +284,7 @@ class StructuredModelTestCase:
 
         expected = predictions(model, "cpu")
         with RehearsedDevice():
-            made = self.make_model(*(t.to("meta") for t in self.make_data(24)))
-            mll = ExactMarginalLogLikelihood(made.likelihood, made)
-            fit_gpytorch_mll(mll, optimizer_kwargs={"options": {"maxiter": 1}})
+            made = fit(self.make_model(*(t.to("meta") for t in self.make_data(24))), 1)
             made.load_state_dict(model.state_dict())
             for there in (made, copy.deepcopy(model).to("meta")):
                 found = predictions(there, "meta")
@@ -318,24 +298,14 @@ class StructuredModelTestCase:
 
         def make(X: Tensor, Y: Tensor, **kwargs: Any) -> Any:
             torch.manual_seed(0)
-            return self.make_model(
-                X,
-                Y,
-                **kwargs,
-                input_transform=Normalize(self.dim, indices=self.free_columns),
-                outcome_transform=Standardize(m=1),
-            )
+            kwargs["input_transform"] = Normalize(self.dim, indices=self.free_columns)
+            return self.make_model(X, Y, outcome_transform=Standardize(m=1), **kwargs)
 
         model = make(X * scale, 3.0 * Y + 5.0, **self.arguments_at(scale))
         plain = make(X, Y)
-        found = model.posterior(X * scale)
-        expected = plain.posterior(X)
-        torch.testing.assert_close(
-            found.mean, 3.0 * expected.mean + 5.0, rtol=1e-6, atol=1e-6
-        )
-        torch.testing.assert_close(
-            found.variance, 9.0 * expected.variance, rtol=1e-5, atol=1e-7
-        )
+        found, expected = model.posterior(X * scale), plain.posterior(X)
+        close(found.mean, 3.0 * expected.mean + 5.0, 1e-6, 1e-6)
+        close(found.variance, 9.0 * expected.variance, 1e-5, 1e-7)
         fit_gpytorch_mll(ExactMarginalLogLikelihood(plain.likelihood, plain))
         error = (plain.posterior(X).mean - Y).abs().mean()
         assert error < 0.5 * (Y - Y.mean()).abs().mean()
@@ -347,19 +317,16 @@ class StructuredModelTestCase:
     def test_fixed_noise(self) -> None:
         X, Y = self.make_data(24)
         model = self.make_model(X, Y, train_Yvar=torch.full_like(Y, 0.01))
-        mll = ExactMarginalLogLikelihood(model.likelihood, model)
-        fit_gpytorch_mll(mll, optimizer_kwargs=QUICK)
+        fit(model, 3)
         fantasy = model.fantasize(self.points(3, 2), sampler(2))
         assert fantasy.posterior(self.points(1, 2)).mean.shape == (2, 3, 2, 1)
         noise = model.posterior(X, observation_noise=True).variance
-        expected = model.posterior(X).variance + 0.01
-        torch.testing.assert_close(noise, expected, rtol=1e-5, atol=1e-6)
+        close(noise, model.posterior(X).variance + 0.01, 1e-5, 1e-6)
 
     def test_several_outputs(self) -> None:
         X, Y = self.make_data(24)
         model = self.make_model(X, torch.cat([Y, Y.square()], -1))
-        mll = ExactMarginalLogLikelihood(model.likelihood, model)
-        fit_gpytorch_mll(mll, optimizer_kwargs=QUICK)
+        fit(model, 3)
         both = model.posterior(self.points(3, 2))
         assert both.mean.shape == (3, 2, 2)
         for i in range(2):
@@ -383,10 +350,8 @@ class StructuredModelTestCase:
         batched = model.posterior(points.expand(2, 5, self.dim))
         assert batched.mean.shape == (2, 5, 1)
         # the second data set is on other paths: the batch elements are independent
-        single = self.make_model(X2, Y2)
-        torch.testing.assert_close(
-            batched.mean[1], single.posterior(points).mean, rtol=1e-6, atol=1e-6
-        )
+        single = self.make_model(X2, Y2).posterior(points)
+        close(batched.mean[1], single.mean, 1e-6, 1e-6)
 
     def test_cross_validation(self) -> None:
         X, Y = self.make_data(10)
@@ -411,21 +376,18 @@ class StructuredModelTestCase:
             other = self.make_model(X[keep], Y[keep], outcome_transform=None)
             self.load(other, model)
             expected = other.posterior(X[i : i + 1]).mean
-            actual = result.posterior.mean.reshape(10)[i]
-            torch.testing.assert_close(actual, expected.squeeze(), rtol=1e-5, atol=1e-6)
+            found = result.posterior.mean.reshape(10)[i]
+            close(found, expected.squeeze(), 1e-5, 1e-6)
 
     def test_construct_inputs(self) -> None:
         X, Y = self.make_data(10)
-        data = SupervisedDataset(
-            X, Y, feature_names=[f"x{i}" for i in range(self.dim)], outcome_names=["y"]
-        )
+        names = [f"x{i}" for i in range(self.dim)]
+        data = SupervisedDataset(X, Y, feature_names=names, outcome_names=["y"])
         model = self.make_model(X, Y)
         inputs = type(model).construct_inputs(data, **self.model_kwargs)
         assert type(model)(**inputs).posterior(X).mean.shape == (10, 1)
 
     def test_seeds(self) -> None:
-        a, b = self.fitted(), self.fitted()
-        for (name, p), (_, q) in zip(
-            a.named_parameters(), b.named_parameters(), strict=True
-        ):
-            assert torch.equal(p, q), name
+        a, b = (dict(self.fitted().named_parameters()) for _ in range(2))
+        for name, parameter in a.items():
+            assert torch.equal(parameter, b[name]), name

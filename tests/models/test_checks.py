@@ -432,17 +432,6 @@ def test_values_of_a_category_that_data_have() -> None:
     assert TreeStructuredGP(X, Y, {}, categorical_features={0: [0, 1, 5]})
 
 
-def test_normalize_leaves_categories_alone_without_decisions() -> None:
-    codes = X.clone()
-    codes[:, 0] = torch.arange(N) % 3 * 2.0
-    outcomes = torch.tensor([0.0, 5.0, 1.0])[torch.arange(N) % 3].unsqueeze(-1) + Y
-    given = (codes, outcomes, {})
-    raw = TreeStructuredGP(*given, categorical_features=[0]).posterior(codes)
-    unit = Normalize(3, bounds=torch.tensor([[0.0] * 3, [4.0, 1.0, 1.0]]))
-    model = TreeStructuredGP(*given, categorical_features=[0], input_transform=unit)
-    assert torch.allclose(raw.mean, model.posterior(codes).mean, atol=1e-8)
-
-
 @models
 def test_infinite_outcomes_are_a_matter_of_the_transform(make: Maker) -> None:
     """``ClipTail`` takes them for failures; what is still infinite then is refused."""

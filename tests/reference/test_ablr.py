@@ -72,10 +72,9 @@ def test_evidence_and_gradient(
     rho = -value - 0.5 * case["N"] * math.log(2.0 * math.pi)
     assert relative_error(value, case["log_evidence"]) < TOLERANCE
     assert relative_error(rho, case["rho"]) < TOLERANCE
-    d_alpha_expected = case["grad_log_evidence_wrt_log_alpha"]
-    assert relative_error(d_alpha, d_alpha_expected) < GRADIENT_TOLERANCE
-    d_beta_expected = case["grad_log_evidence_wrt_log_beta"]
-    assert relative_error(d_beta, d_beta_expected) < GRADIENT_TOLERANCE
+    for name, slope in (("alpha", d_alpha), ("beta", d_beta)):
+        expected = case[f"grad_log_evidence_wrt_log_{name}"]
+        assert relative_error(slope, expected) < GRADIENT_TOLERANCE
 
 
 def test_known_noise(case: dict[str, Any], device: torch.device) -> None:

@@ -80,13 +80,17 @@ class WeightPath(SamplePath):
         transform = getattr(model, "outcome_transform", None)
         if transform is None:
             return values
+        which = [model._index_of(t) for t in outputs]
+        scales = model._scales()
+        if scales is not None:  # of tasks, whatever a transform does to inputs
+            shift, scale = (s[which].unsqueeze(-1) for s in scales)
+            return shift + scale * values
         if model.tasks is not None:  # one by one: it may look at the task
             parts = []
             for v, t in zip(values.unbind(-2), outputs, strict=True):
                 rows = model.tasks.insert(x, t)
                 parts.append(transform.untransform(v.unsqueeze(-1), X=rows)[0].mT)
             return torch.cat(parts, dim=-2)
-        which = [model._index_of(t) for t in outputs]
         if which != list(range(model.num_tasks)):
             transform = transform.subset_output(which)
         return transform.untransform(values.mT, X=x)[0].mT
