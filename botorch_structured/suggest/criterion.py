@@ -204,16 +204,22 @@ def _improvement(
     space: SearchSpace, objective: Mixture, known: Tensor
 ) -> tuple[AcquisitionFunction, Tensor]:
     """Of one objective, over the best mean at known points that are feasible."""
-    with torch.no_grad():
-        means = torch.stack(
-            [m.posterior(known.unsqueeze(-2)).mean.flatten() for m in objective.models]
-        )
+    means = torch.stack([_means(model, known) for model in objective.models])
     # With noise the best outcome is not the best point; without, both are the same.
     best_f = means.amax(-1)
     return (
         AveragedLogExpectedImprovement(objective.models, best_f, objective.weights),
         best_of_paths(space.tree, known, objective.weights @ means),
     )
+
+
+def _means(model: LeafModel, X: Tensor) -> Tensor:
+    """``n`` posterior means at ``n x d`` points."""
+    found = model.point_moments(X)
+    if found is not None:
+        return found.mean
+    with torch.no_grad():
+        return model.posterior(X.unsqueeze(-2)).mean.flatten()
 
 
 def _hypervolume(
