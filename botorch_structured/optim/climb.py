@@ -151,7 +151,7 @@ def maximize_in_unit_box(
     evaluate: Callable[[Array, Array], Answer],
     U: Array,
     valid: Array,
-    patience: float = _PATIENCE,
+    patience: float = math.inf,
 ) -> tuple[Array, Array]:
     """Climb from every start to a local maximum in ``[0, 1]^k``, all of them together.
 

@@ -61,4 +61,5 @@ def test_the_same_candidate(name: str) -> None:
 
     expected = candidate("cpu")
     with RehearsedDevice():
-        torch.testing.assert_close(candidate("meta"), expected)
+        # climbs end at a gain of 1e-7, after other roundings
+        torch.testing.assert_close(candidate("meta"), expected, rtol=1e-5, atol=1e-5)
