@@ -104,12 +104,12 @@ def _make_learners(seed: int, dataset: Any) -> Problem:
 
     def suggest(trial: optuna.Trial, learner: str) -> dict[str, Any]:
         values: dict[str, Any] = {}
-        for name, lower, upper, log in LEARNERS[learner].tuned:
+        for name, (lower, upper, *log) in LEARNERS[learner].tuned:
             full = f"{learner}:{name}"
             if log:
                 values[full] = trial.suggest_float(full, lower, upper, log=True)
             else:
-                values[full] = trial.suggest_int(full, int(lower), int(upper))
+                values[full] = trial.suggest_int(full, lower, upper)
         return values
 
     def ask(trial: optuna.Trial) -> dict[str, Any]:

@@ -82,27 +82,6 @@ def plot_tree(
             lengths do not fit.
         ImportError: Without matplotlib.
     """
-    drawing = _drawing(tree, names, labels, X, Y, minimize, value_format, max_paths)
-    return drawing.draw(ax)
-
-
-def tree_size(
-    space: SearchSpace, X: Tensor, Y: Tensor, minimize: bool
-) -> tuple[float, float]:
-    """Inches that `plot_tree` takes with these arguments where nothing shrinks."""
-    return _drawing(space, X=X, Y=Y, minimize=minimize).size
-
-
-def _drawing(
-    tree: ParameterTree | SearchSpace,
-    names: Sequence[str] | None = None,
-    labels: Mapping[int, Sequence[str]] | None = None,
-    X: Tensor | None = None,
-    Y: Tensor | None = None,
-    minimize: bool = True,
-    value_format: str = ".4g",
-    max_paths: int = 64,
-) -> Drawing:
     tree, names, written = _with_names(tree, names, labels)
     if tree.num_paths > max_paths:
         raise ValueError(
@@ -112,7 +91,16 @@ def _drawing(
     if X is None and Y is not None:
         raise ValueError("Y: expected X, the points that it belongs to, got Y alone.")
     data = None if X is None else PathData(tree, X, Y, minimize)
-    return Drawing(layout(tree), names, written, data, value_format)
+    return Drawing(layout(tree), names, written, data, value_format).draw(ax)
+
+
+def tree_size(
+    space: SearchSpace, X: Tensor, Y: Tensor, minimize: bool
+) -> tuple[float, float]:
+    """Inches that `plot_tree` takes with these arguments where nothing shrinks."""
+    tree, names, written = _with_names(space, None, None)
+    data = PathData(tree, X, Y, minimize)
+    return Drawing(layout(tree), names, written, data, ".4g").size
 
 
 def _with_names(

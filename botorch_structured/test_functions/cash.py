@@ -30,14 +30,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from botorch_structured.spaces import Equals, ParameterTree, SearchSpace
+from botorch_structured.spaces import SearchSpace
 from botorch_structured.spaces.arguments import check_count, check_number
-from botorch_structured.spaces.columns import (
-    CategoricalColumn,
-    Column,
-    FloatColumn,
-    IntegerColumn,
-)
 from botorch_structured.test_functions import learners
 from botorch_structured.test_functions.base import (
     ConditionalTestFunction,
@@ -241,11 +235,18 @@ class ScikitLearnCASH(ConditionalTestFunction):
             raise ValueError(f"timeout: expected a positive number, got {timeout}.")
         if max_rows is not None and max_rows < 10:
             raise ValueError(f"max_rows: expected at least 10, got {max_rows}.")
+        space = SearchSpace.from_dictionaries(
+            [
+                {"learner": [name]}
+                | {f"{name}:{r.name}": r.values for r in entry.tuned}
+                for name, entry in LEARNERS.items()
+            ]
+        )
         features, labels = _load(dataset, seed)
         if max_rows is not None and max_rows < len(labels):
             keep = np.random.default_rng(seed).permutation(len(labels))[:max_rows]
             features, labels = features[keep], labels[keep]
-        super().__init__(_space(), noise_std=noise_std, negate=negate, dtype=dtype)
+        super().__init__(space, noise_std=noise_std, negate=negate, dtype=dtype)
         self.seed = seed
         self.timeout = timeout
         self.evaluations: list[tuple[dict[str, Any], Evaluation]] = []
@@ -325,24 +326,6 @@ error = 1 - cross_val_score(model, X, y, cv=folds).mean()
         """End the process that evaluates, if there is one; it restarts when needed."""
         if self._worker is not None:
             self._worker.close()
-
-
-def _space() -> SearchSpace:
-    """The learner, then the hyperparameters of each in the paper's order."""
-    columns: list[Column] = [CategoricalColumn("learner", list(LEARNERS))]
-    conditions = {}
-    for k, (learner, entry) in enumerate(LEARNERS.items()):
-        for name, lower, upper, log in entry.tuned:
-            conditions[len(columns)] = Equals(0, k)
-            name = f"{learner}:{name}"
-            columns.append(
-                FloatColumn(name, lower, upper, log)
-                if log
-                else IntegerColumn(name, int(lower), int(upper))
-            )
-    codes = [float(k) for k in range(len(LEARNERS))]
-    tree = ParameterTree(len(columns), conditions=conditions, values={0: codes})
-    return SearchSpace.from_columns(columns, tree)
 
 
 def _load(dataset: str | tuple[Any, Any], seed: int) -> tuple[np.ndarray, np.ndarray]:

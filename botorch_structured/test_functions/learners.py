@@ -25,12 +25,10 @@ from typing import Any, NamedTuple
 
 
 class Range(NamedTuple):
-    """Whole numbers; with ``log`` floats, spread evenly in the logarithm."""
+    """Values as `SearchSpace.from_dictionaries` takes them."""
 
     name: str
-    lower: float
-    upper: float
-    log: bool = False
+    values: tuple[Any, ...]
 
 
 class Learner(NamedTuple):
@@ -43,12 +41,12 @@ class Learner(NamedTuple):
 
 
 _TREE = [
-    Range("max_depth", 1, 10),
-    Range("min_samples_split", 2, 100),
-    Range("min_samples_leaf", 2, 100),
+    Range("max_depth", (1, 10)),
+    Range("min_samples_split", (2, 100)),
+    Range("min_samples_leaf", (2, 100)),
 ]
-_C, _GAMMA = Range("C", 1e-5, 1e5, log=True), Range("gamma", 1e-5, 1e5, log=True)
-_ROUNDS, _NEIGHBOURS = Range("n_estimators", 1, 30), Range("n_neighbors", 1, 30)
+_C, _GAMMA = Range("C", (1e-5, 1e5, "log")), Range("gamma", (1e-5, 1e5, "log"))
+_ROUNDS, _NEIGHBOURS = Range("n_estimators", (1, 30)), Range("n_neighbors", (1, 30))
 _SEED = {"random_state": 0}
 _ENSEMBLE, _LINEAR = "sklearn.ensemble", "sklearn.discriminant_analysis"
 
@@ -68,7 +66,7 @@ LEARNERS: dict[str, Learner] = {
     "qda": Learner(
         _LINEAR,
         "QuadraticDiscriminantAnalysis",
-        [Range("reg_param", 1e-3, 1.0, log=True)],
+        [Range("reg_param", (1e-3, 1.0, "log"))],
     ),
 }
 

@@ -186,25 +186,13 @@ def _make_space(P: int, shared: bool, balanced: bool) -> SearchSpace:
     return SearchSpace(list(sits_at), bounds, tree)
 
 
-# (width, ((centre, weight), ...)) of the two sums of squared exponentials.
-_WIDE = (0.1, ((0.1, 4), (0.15, -1), (0.08, 2), (0.3, -2), (0.4, 1)))
-_NARROW = (
-    0.01,
+# Widths, centres in hundredths, and weights of the two sums of squared exponentials.
+_BUMPS = (
+    (0.1, (10, 15, 8, 30, 40), (4, -1, 2, -2, 1)),
     (
-        (0.8, 3),
-        (0.85, 4),
-        (0.9, 2),
-        (0.95, 1),
-        (0.92, -1),
-        (0.74, 2),
-        (0.91, 2),
-        (0.89, 3),
-        (0.79, 3),
-        (0.88, 2),
-        (0.86, -1),
-        (0.96, -2),
-        (0.99, 4),
-        (0.82, -3),
+        0.01,
+        (80, 85, 90, 95, 92, 74, 91, 89, 79, 88, 86, 96, 99, 82),
+        (3, 4, 2, 1, -1, 2, 2, 3, 3, 2, -1, -2, 4, -3),
     ),
 )
 
@@ -240,9 +228,10 @@ class RKHS1D(BoxTestFunction):
 
     def _evaluate_true(self, X: Tensor) -> Tensor:
         total = X.new_zeros(X.shape[:-1])
-        for width, bumps in (_WIDE, _NARROW):
-            centres, weights = X.new_tensor(bumps).T
-            total = total + ((X - centres) / width).square().mul(-0.5).exp() @ weights
+        for width, hundredths, weights in _BUMPS:
+            steps = (X - X.new_tensor(hundredths) / 100) / width
+            bumps = steps.square().mul(-0.5).exp()
+            total = total + bumps @ X.new_tensor(weights)
         return -total
 
 

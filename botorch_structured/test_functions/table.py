@@ -42,12 +42,7 @@ from torch import Tensor
 
 from botorch_structured.spaces import ParameterTree, SearchSpace
 from botorch_structured.spaces.arguments import check_columns, check_count
-from botorch_structured.spaces.columns import (
-    CategoricalColumn,
-    Column,
-    FloatColumn,
-    IntegerColumn,
-)
+from botorch_structured.spaces.columns import FloatColumn
 from botorch_structured.test_functions.base import (
     ConditionalTestFunction,
     default_num_starts,
@@ -659,26 +654,31 @@ def random_forest_tables(path: str | Path) -> TransferTables:
         FileNotFoundError: There is no such file.
         ValueError: It lacks a column, or holds something unknown.
     """
-    forest, imputer = "randomforestclassifier__", "columntransformer__numeric__"
-    columns: dict[str, Column] = {  # by their names in the file
-        forest + "bootstrap": CategoricalColumn("bootstrap", [False, True]),
-        forest + "criterion": CategoricalColumn("criterion", ["entropy", "gini"]),
-        forest + "max_features": FloatColumn("max_features", 0.1, 0.9),
-        forest + "min_samples_leaf": IntegerColumn("min_samples_leaf", 1, 20),
-        forest + "min_samples_split": IntegerColumn("min_samples_split", 2, 20),
-        imputer + "imputer__strategy": CategoricalColumn(
-            "strategy", ["mean", "median", "most_frequent"]
-        ),
-    }
-    tree = ParameterTree(len(columns))
-    space = SearchSpace.from_columns(list(columns.values()), tree)
+    space = SearchSpace.from_dictionaries(
+        {
+            "bootstrap": [False, True],
+            "criterion": ["entropy", "gini"],
+            "max_features": (0.1, 0.9),
+            "min_samples_leaf": (1, 20),
+            "min_samples_split": (2, 20),
+            "strategy": ["mean", "median", "most_frequent"],
+        }
+    )
+    prefixes = ["randomforestclassifier__"] * 5 + [
+        "columntransformer__numeric__imputer__"
+    ]
+    in_file = [
+        p + column.name for p, column in zip(prefixes, space.columns, strict=True)
+    ]
     X: list[list[float]] = []
     y: list[float] = []
     tasks: list[str] = []
-    required = [*columns, "predictive_accuracy", "task_id"]
+    required = [*in_file, "predictive_accuracy", "task_id"]
     for where, row in read_rows(Path(path), required):
         try:
-            X.append([column.encode(row[name]) for name, column in columns.items()])
+            cells = [row[name] for name in in_file]
+            pairs = zip(space.columns, cells, strict=True)
+            X.append([column.encode(cell) for column, cell in pairs])
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from None
         y.append(-number(where, row["predictive_accuracy"]))

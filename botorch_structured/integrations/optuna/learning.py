@@ -29,7 +29,6 @@ from botorch_structured.integrations.optuna.trial_space import (
 )
 from botorch_structured.spaces import (
     Between,
-    Equals,
     In,
     ParameterTree,
     SearchSpace,
@@ -340,27 +339,22 @@ class LearntSpace:
             for i in used
             if self.parameters[i].is_choice
         }
-        columns = [
-            parameter.column(name)
-            for parameter, name in zip(self.parameters, self.names, strict=True)
-        ]
+        named = zip(self.parameters, self.names, strict=True)
+        columns = [parameter.column(name) for parameter, name in named]
         tree = ParameterTree(len(columns), conditions=conditions, values=values)
         return SearchSpace.from_columns(columns, tree)
 
     def _condition(self, ways: Sequence[_Where]) -> Condition:
         """One of several settings of decisions."""
-        return reduce(
-            or_,
-            (
-                reduce(and_, (self._atom(i, spans) for i, spans in sorted(way.items())))
-                for way in _joined(ways)
-            ),
-        )
+        settings = [
+            reduce(and_, (self._atom(i, spans) for i, spans in sorted(way.items())))
+            for way in _joined(ways)
+        ]
+        return reduce(or_, settings)
 
     def _atom(self, i: int, spans: Sequence[_Span]) -> Condition:
         if self.parameters[i].is_choice:
-            values = [value for value, _ in spans]
-            return Equals(i, values[0]) if len(values) == 1 else In(i, values)
+            return In(i, [value for value, _ in spans])
         return reduce(or_, (Between(i, *span) for span in spans))
 
     # -- what nobody has tried ---------------------------------------------------------
@@ -389,7 +383,7 @@ class LearntSpace:
         for i, number, _ in new if worth_it else ():
             if i in chosen or i in fixed:
                 continue
-            for row in self._rows_with(i):
+            for row in (row for row in self._rows if i in row):
                 way = {j: row[j] for j in self._above(i) if j in row}
                 both = chosen | fixed
                 if all(both.get(j, v) == v for j, v in way.items()):
@@ -415,9 +409,6 @@ class LearntSpace:
                 above.add(j)
                 stack += self._parents.get(j, ())
         return above
-
-    def _rows_with(self, i: int) -> Iterator[dict[int, float]]:
-        return (row for row in self._rows if i in row)
 
     def _new_numbers(self) -> Iterator[tuple[int, float, bool]]:
         """Numbers of decisions that no trial has, at most one for each, and whether
@@ -473,9 +464,9 @@ class LearntSpace:
             for number, trials in self._at[q].items()
             if trials & self._complete and not trials & self._asked[i]
         ]
-        for row in self._rows_with(i):
-            above = self._above(p) | self._above(q)
-            if lacking and q in row and p in row and q not in self._above(p):
+        above = self._above(p) | self._above(q)
+        for row in self._rows if lacking and q not in self._above(p) else ():
+            if i in row and q in row and p in row:
                 way = {j: row[j] for j in above if j in row}
                 return {**way, p: row[p], q: lacking[0]}
         return {}
