@@ -42,17 +42,6 @@ class TestMixture:
             assert parts == pytest.approx([f1, f2], abs=1e-14)
             assert MonotoneMixture1D()(X).item() == pytest.approx(-f, abs=1e-14)
 
-    def test_optimum(self) -> None:
-        problem = MonotoneMixture1D()
-        X = problem.optimizers.clone().requires_grad_(True)
-        value = problem(X)
-        assert value.item() == pytest.approx(problem.optimal_value, abs=1e-14)
-        (gradient,) = torch.autograd.grad(value.sum(), X)
-        assert gradient.abs().max() < 1e-9
-        grid = torch.linspace(0, 1, 100_001, dtype=torch.double).unsqueeze(-1)
-        assert problem(grid).min() >= problem.optimal_value
-        assert MonotoneMixture1D(negate=True).optimal_value == -problem.optimal_value
-
     @pytest.mark.parametrize("negate", [False, True])
     def test_its_parts_are_monotone(self, negate: bool) -> None:
         problem = MonotoneMixture1D(negate=negate)

