@@ -5,7 +5,7 @@ import math
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -178,10 +178,15 @@ def next_of(client: Client) -> dict[str, Any]:
     return dict(next(iter(client.get_next_trials(max_trials=1).values())))
 
 
-def expected(
-    told: list[tuple[dict[str, Any], float | None]], pending: Any = ()
+def asked(
+    client: Client,
+    told: Sequence[tuple[dict[str, Any], Any]],
+    objectives: Any = "minimize",
+    constraints: Sequence[str] = (),
+    pending: Sequence[dict[str, Any]] = (),
 ) -> dict[str, Any]:
-    study = Study(space_of(make_client()), seed=0)
+    """The suggestion of a `Study` with these trials."""
+    study = Study(space_of(client), objectives, constraints, seed=0)
     for config, value in told:
         study.tell(config, value)
     return study.ask(pending=pending)[0]
@@ -190,53 +195,39 @@ def expected(
 KNOWN = [(config, error(config)) for config in (A, B, C)]
 
 
-def test_attached_trials_are_observations() -> None:
-    assert next_of(with_data()) == expected(KNOWN)
-
-
-def test_running_trials_are_pending_also_with_data() -> None:
-    client = with_data()
-    trial = attach(client, D)
-    without = next_of(client)
-    assert without == expected(KNOWN, [D]) != expected(KNOWN)
-    client = with_data()
-    trial = attach(client, D)
-    client.attach_data(trial, {"error": 5.0}, progression=1)
-    assert next_of(client) == without
-    client.complete_trial(trial, {"error": error(D)}, progression=2)
-    # what was just suggested is pending
-    assert next_of(client) == expected([*KNOWN, (D, error(D))], [without])
-
-
-def test_failed_and_infinite_trials_are_failures() -> None:
-    client = with_data()
-    client.mark_trial_failed(attach(client, D))
-    failed = next_of(client)
-    assert failed == expected([*KNOWN, (D, None)])
-    client = with_data()
-    attach(client, D, error=math.inf)
-    assert next_of(client) == failed
-
-
-def test_abandoned_trials_are_not_proposed_again() -> None:
-    client = with_data()
-    client.mark_trial_abandoned(attach(client, D))
-    assert next_of(client) == expected(KNOWN, [D])
-
-
-def test_trials_that_stopped_early_are_observations() -> None:
-    client = with_data()
+def stop_early(client: Client) -> None:
     trial = attach(client, D)
     client.attach_data(trial, {"error": 5.0}, progression=1)
     client.attach_data(trial, {"error": 0.4}, progression=2)
     client.mark_trial_early_stopped(trial)
-    assert next_of(client) == expected([*KNOWN, (D, 0.4)])
 
 
-def test_completed_trials_without_the_metric_are_pending() -> None:
+@pytest.mark.parametrize(
+    ("happens", "told", "pending"),
+    [
+        (lambda c: None, [], []),
+        (lambda c: attach(c, D, error=0.4), [(D, 0.4)], []),
+        (stop_early, [(D, 0.4)], []),
+        (lambda c: c.mark_trial_failed(attach(c, D)), [(D, None)], []),
+        (lambda c: attach(c, D, error=math.inf), [(D, None)], []),
+        (lambda c: attach(c, D), [], [D]),
+        (
+            lambda c: c.attach_data(attach(c, D), {"error": 5.0}, progression=1),
+            [],
+            [D],
+        ),
+        (lambda c: c.mark_trial_abandoned(attach(c, D)), [], [D]),
+        (lambda c: attach(c, D, other=1.0), [], [D]),
+    ],
+)
+def test_trials_in_every_state(happens: Any, told: Any, pending: Any) -> None:
     client = with_data()
-    attach(client, D, other=1.0)
-    assert next_of(client) == expected(KNOWN, [D])
+    happens(client)
+    suggested = next_of(client)
+    assert suggested == asked(client, [*KNOWN, *told], pending=pending)
+    # what was just suggested is pending
+    pending = [*pending, suggested]
+    assert next_of(client) == asked(client, [*KNOWN, *told], pending=pending)
 
 
 def test_trials_outside_of_the_space_are_named() -> None:
@@ -245,7 +236,7 @@ def test_trials_outside_of_the_space_are_named() -> None:
         warnings.simplefilter("ignore")  # Ax's
         attach(client, B | {"penalty": 1e3}, error=0.0)
     with pytest.warns(UserWarning, match=r"Trials \[3\] lie outside"):
-        assert next_of(client) == expected(KNOWN)
+        assert next_of(client) == asked(client, KNOWN)
 
 
 def test_an_exhausted_space_is_said_to_be() -> None:
@@ -396,10 +387,8 @@ def test_parameters_added_later_have_their_backfill_value() -> None:
     client = with_data()
     width = RangeParameter("w", ParameterType.FLOAT, 0.0, 1.0, backfill_value=0.5)
     client._experiment.search_space.add_parameter(width)
-    study = Study(space_of(client), seed=0)
-    for config, value in KNOWN:
-        study.tell(config | {"w": 0.5}, value)
-    assert next_of(client) == study.ask()[0]
+    told = [(config | {"w": 0.5}, value) for config, value in KNOWN]
+    assert next_of(client) == asked(client, told)
 
 
 # -- one parameter with two names ---------------------------------------------------
@@ -522,10 +511,7 @@ def test_small_outcomes_keep_their_digits() -> None:
     tiny = make_client()
     for config in (A, B, C):
         attach(tiny, config, error=1e-12 * error(config))
-    study = Study(space_of(tiny), seed=0)
-    for config in (A, B, C):
-        study.tell(config, 1e-12 * error(config))
-    assert next_of(tiny) == study.ask()[0]
+    assert next_of(tiny) == asked(tiny, [(c, 1e-12 * value) for c, value in KNOWN])
 
 
 def test_a_metric_beside_it_does_not_round_one_away() -> None:
@@ -568,41 +554,53 @@ def client_with_outcomes(**kwargs: Any) -> Client:
     return client
 
 
-def test_several_objectives() -> None:
-    client = client_with_outcomes(objective="-error, -cost")
-    study = Study(space_of(client), {"a": "maximize", "b": "maximize"}, seed=0)
-    for config in (A, B, C):
-        o = outcomes(config)
-        study.tell(config, {"a": -o["error"], "b": -o["cost"]})
-    assert next_of(client) == study.ask()[0]
-    search(client, outcomes, 2)
-    front = client.get_pareto_frontier(use_model_predictions=False)
-    assert len(front) > 1
-
-
-def test_thresholds_of_objectives_are_constraints() -> None:
-    client = client_with_outcomes(
-        objective="-error, -cost", constraints=["error <= 0.5"]
-    )
-    directions = {"a": "maximize", "b": "maximize"}
-    study = Study(space_of(client), directions, ["c <= 0.5"], seed=0)
-    for config in (A, B, C):
-        o = outcomes(config)
-        study.tell(config, {"a": -o["error"], "b": -o["cost"], "c": o["error"]})
-    assert next_of(client) == study.ask()[0]
+BOTH = {"a": "maximize", "b": "maximize"}
 
 
 @pytest.mark.parametrize(
-    "given, bound", [("cost <= 1.5", "<= 1.5"), ("2 * cost >= 2", ">= 2.0")]
+    ("asked_for", "constraints", "objectives", "limits", "values"),
+    [
+        ("-error, -cost", None, BOTH, [], lambda e, c: {"a": -e, "b": -c}),
+        (
+            "-error, -cost",
+            ["error <= 0.5"],
+            BOTH,
+            ["c <= 0.5"],
+            lambda e, c: {"a": -e, "b": -c, "c": e},
+        ),
+        (
+            "-error",
+            ["cost <= 1.5"],
+            {"a": "maximize"},
+            ["c <= 1.5"],
+            lambda e, c: {"a": -e, "c": c},
+        ),
+        (
+            "-error",
+            ["2 * cost >= 2"],
+            {"a": "maximize"},
+            ["c >= 2.0"],
+            lambda e, c: {"a": -e, "c": 2.0 * c},
+        ),
+    ],
 )
-def test_outcome_constraints(given: str, bound: str) -> None:
-    client = client_with_outcomes(constraints=[given])
-    study = Study(space_of(client), {"a": "maximize"}, [f"c {bound}"], seed=0)
-    weight = 2.0 if "2 *" in given else 1.0
-    for config in (A, B, C):
-        o = outcomes(config)
-        study.tell(config, {"a": -o["error"], "c": weight * o["cost"]})
-    assert next_of(client) == study.ask()[0]
+def test_several_objectives_and_constraints(
+    asked_for: str, constraints: Any, objectives: Any, limits: Any, values: Any
+) -> None:
+    client = client_with_outcomes(objective=asked_for, constraints=constraints)
+    told = [(c, values(*outcomes(c).values())) for c in (A, B, C)]
+    first = next_of(client)
+    assert first == asked(client, told, objectives, limits)
+    if limits:  # without one of the metrics a trial is pending
+        attach(client, D, error=0.0)
+        pending = [first, D]
+        assert next_of(client) == asked(client, told, objectives, limits, pending)
+
+
+def test_a_pareto_front() -> None:
+    client = client_with_outcomes(objective="-error, -cost")
+    search(client, outcomes, 2)
+    assert len(client.get_pareto_frontier(use_model_predictions=False)) > 1
 
 
 def test_constraints_relative_to_a_baseline() -> None:
@@ -613,30 +611,19 @@ def test_constraints_relative_to_a_baseline() -> None:
     def evaluate(c: dict[str, Any]) -> dict[str, float]:
         return {"error": (c["x"] - 0.5) ** 2 + c["y"], "cost": c["x"] + 1}
 
-    def expected(constraints: list[str], told: Any, pending: Any) -> dict[str, Any]:
-        study = Study(space_of(client), {"a": "maximize"}, constraints, seed=0)
-        for config in told:
-            o = evaluate(config)
-            c = {"c": o["cost"]} if constraints else {}
-            study.tell(config, {"a": -o["error"], **c})
-        return study.ask(pending=pending)[0]
-
     client = make_client(numbers, constraints=["cost <= 0.9 * baseline"])
     baseline = client.attach_baseline(points[0])
     for config in points[1:]:
         attach(client, config, **evaluate(config))
     # without data of the baseline the constraint says nothing
     first = next_of(client)
-    assert first == expected([], points[1:], points[:1])
+    goal = {"a": "maximize"}
+    told = [(c, {"a": -evaluate(c)["error"]}) for c in points[1:]]
+    assert first == asked(client, told, goal, [], points[:1])
     client.complete_trial(baseline, evaluate(points[0]))
-    assert next_of(client) == expected(["c <= 1.35"], points, [first])
-
-
-def test_completed_trials_without_a_constraint_are_pending() -> None:
-    client = client_with_outcomes(constraints=["cost <= 1.5"])
-    attach(client, D, error=0.0)
-    study = Study(space_of(client), {"a": "maximize"}, ["c <= 1.5"], seed=0)
-    for config in (A, B, C):
-        o = outcomes(config)
-        study.tell(config, {"a": -o["error"], "c": o["cost"]})
-    assert next_of(client) == study.ask(pending=[D])[0]
+    values = [evaluate(c) for c in points]
+    told = [
+        (c, {"a": -v["error"], "c": v["cost"]})
+        for c, v in zip(points, values, strict=True)
+    ]
+    assert next_of(client) == asked(client, told, goal, ["c <= 1.35"], [first])

@@ -97,11 +97,6 @@ def test_paths_are_complete_after_the_start(
     assert len(set(ends)) == branches
 
 
-def test_the_optimum_is_found() -> None:
-    study = ended(make_study(StructuredSampler(seed=1)), classifier, 18)
-    assert study.best_value < 1e-3
-
-
 def test_maximisation_is_minimisation_of_the_negative() -> None:
     low = ended(make_study(StructuredSampler(seed=0)), classifier, 8)
     study = make_study(StructuredSampler(seed=0), direction="maximize")
@@ -607,25 +602,17 @@ def test_a_small_space_may_be_exhausted() -> None:
     assert {t.params["x"] for t in study.trials[:3]} == {0, 1, 2}
 
 
-def test_constraints() -> None:
+@pytest.mark.parametrize("of_a_function", [False, True])
+def test_constraints(of_a_function: bool) -> None:
     def objective(trial: optuna.Trial) -> float:
         x = trial.suggest_float("x", 0, 1)
-        trial.set_constraint("x is large", 0.6 - x)
+        if not of_a_function:
+            trial.set_constraint("x is large", 0.6 - x)
         return x
 
-    study = ended(make_study(StructuredSampler(seed=0)), objective, 14)
-    assert study.best_value == pytest.approx(0.6, abs=0.05)
-
-
-def test_constraints_of_a_function() -> None:
-    def constraints(trial: optuna.trial.FrozenTrial) -> list[float]:
-        return [0.6 - trial.params["x"]]
-
-    def objective(trial: optuna.Trial) -> float:
-        return trial.suggest_float("x", 0, 1)
-
-    study = make_study(StructuredSampler(seed=0, constraints_func=constraints))
-    ended(study, objective, 14)
+    function = (lambda t: [0.6 - t.params["x"]]) if of_a_function else None
+    sampler = StructuredSampler(seed=0, constraints_func=function)
+    study = ended(make_study(sampler), objective, 14)
     assert all(len(trial.constraints) == 1 for trial in study.trials)
     assert study.best_value == pytest.approx(0.6, abs=0.05)
 

@@ -20,7 +20,6 @@ from sklearn.feature_selection import SelectKBest
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.metrics import accuracy_score
 from sklearn.model_selection import (
-    GroupKFold,
     KFold,
     RandomizedSearchCV,
     ShuffleSplit,
@@ -527,14 +526,6 @@ def test_copies_and_pickles() -> None:
     restored = pickle.loads(pickle.dumps(copied))
     assert (restored.predict(X) == copied.predict(X)).all()
     assert restored.study_.best[1] == copied.study_.best[1]
-
-
-def test_weights_and_groups_are_passed_on() -> None:
-    groups = np.arange(len(X)) % 5
-    space = {"C": (1e-3, 1e3, "log")}
-    fitted = search(LogisticRegression(), space, 3, cv=GroupKFold(5))
-    fitted.fit(X, y, groups=groups, sample_weight=np.ones(len(X)))
-    assert fitted.n_splits_ == 5
 
 
 def test_without_scikit_learn_it_says_what_to_install(

@@ -1,18 +1,10 @@
 from __future__ import annotations
 
 import copy
-import pickle
 
 import pytest
 import torch
-from botorch.acquisition import LogExpectedImprovement
-from botorch.fit import fit_gpytorch_mll
-from botorch.models import SingleTaskGP
-from botorch.optim import optimize_acqf
-from gpytorch.constraints import GreaterThan
-from gpytorch.kernels import MaternKernel, ScaleKernel
-from gpytorch.mlls import ExactMarginalLogLikelihood
-from gpytorch.priors import LogNormalPrior
+from gpytorch.kernels import MaternKernel
 from torch import Tensor
 
 from botorch_structured.kernels.mondrian import LaplaceKernel
@@ -90,13 +82,6 @@ class TestValues:
         torch.testing.assert_close(each.prod(-3), dense(kernel, a, b))
         assert kernel(a, diag=True, last_dim_is_batch=True).shape == (2, 3, 5)
 
-    def test_active_dims(self) -> None:
-        kernel = LaplaceKernel(ard_num_dims=2, active_dims=(0, 2)).double()
-        a = points(5, 3)
-        other = a.clone()
-        other[:, 1] = 7.0
-        assert torch.equal(dense(kernel, a), dense(kernel, other))
-
     def test_float32(self) -> None:
         kernel = LaplaceKernel(ard_num_dims=3)
         a = points(5, 3)
@@ -154,31 +139,3 @@ class TestGradients:
         assert torch.equal(x.grad[:, 1], torch.zeros(5, dtype=DTYPE))
         assert x.grad[2:, 0].abs().min() > 0
         assert kernel.raw_lengthscale.grad[0, 1] == 0
-
-
-class TestInAModel:
-    def test_fit_and_acquisition(self) -> None:
-        torch.manual_seed(0)
-        X = points(20, 2)
-        Y = (X[:, :1] > 0.5).double() + 0.3 * X[:, 1:]
-        kernel = LaplaceKernel(
-            ard_num_dims=2,
-            lengthscale_prior=LogNormalPrior(0.0, 1.0),
-            lengthscale_constraint=GreaterThan(1e-3),
-        ).double()
-        before = kernel.lengthscale.detach().clone()
-        model = SingleTaskGP(X, Y, covar_module=ScaleKernel(kernel))
-        mll = ExactMarginalLogLikelihood(model.likelihood, model)
-        fit_gpytorch_mll(mll)
-        assert (kernel.lengthscale - before).abs().min() > 1e-3
-        mll.zero_grad()
-        mll.train()
-        (-mll(model(*model.train_inputs), model.train_targets)).backward()
-        assert kernel.raw_lengthscale.grad.abs().max() < 1e-2
-        model.eval()
-        acqf = LogExpectedImprovement(model, best_f=Y.max())
-        bounds = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=DTYPE)
-        x, value = optimize_acqf(acqf, bounds, q=1, num_restarts=2, raw_samples=16)
-        assert torch.isfinite(x).all() and torch.isfinite(value)
-        again = pickle.loads(pickle.dumps(model))
-        torch.testing.assert_close(again.posterior(x).mean, model.posterior(x).mean)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -236,14 +237,6 @@ class TestKernel:
             kernel(a, b, diag=True), dense(kernel, a, b).diagonal(dim1=-1, dim2=-2)
         )
 
-    def test_active_dims(self) -> None:
-        kernel = mondrian(2.0, 20, ard_num_dims=2, active_dims=(0, 2))
-        a = points(5, 3)
-        b = a.clone()
-        b[:, 1] = 0.1
-        assert torch.equal(dense(kernel, a), dense(kernel, b))
-        assert torch.equal(kernel.features(a), kernel.features(b))
-
     def test_device(self, device: torch.device) -> None:
         kernel = mondrian(2.0, 50)
         X = points(20, 2, high=1.5)
@@ -338,27 +331,44 @@ def test_lengthscales_start_at_one() -> None:
     assert other.lengthscale.item() == pytest.approx(3.0)
 
 
-def test_wrong_arguments() -> None:
-    for lifetime in (0.0, -1.0, math.inf, math.nan):
-        with pytest.raises(ValueError, match="lifetime: expected a positive number"):
-            MondrianKernel(lifetime, 10)
-    with pytest.raises(
-        ValueError, match="num_trees: expected a positive integer, got 0"
-    ):
-        MondrianKernel(1.0, 0)
-    with pytest.raises(ValueError, match="num_trees.*got 2.5"):
-        MondrianKernel(1.0, 2.5)
-    with pytest.raises(ValueError, match="features_per_tree: expected a positive"):
-        MondrianKernel(1.0, 10, features_per_tree=0)
-    with pytest.raises(ValueError, match=r"expected ``2 x 3``, got \(2, 2\)"):
-        MondrianKernel(1.0, 10, ard_num_dims=3, bounds=torch.zeros(2, 2))
-    with pytest.raises(ValueError, match="finite low < high"):
-        MondrianKernel(1.0, 10, bounds=torch.zeros(2, 2))
-    kernel = mondrian(1.0, 10, bounds=torch.tensor([[0.0], [1.0]]))
-    with pytest.raises(ValueError, match="``2 x 3`` for inputs with 3 columns"):
-        dense(kernel, points(2, 3))
-    for bad in (math.nan, math.inf, 1e12):
-        with pytest.raises(ValueError, match="finite inputs within"):
-            dense(mondrian(1.0, 10), torch.tensor([[0.5], [bad]], dtype=DTYPE))
-    with pytest.raises(ValueError, match="last_dim_is_batch: expected False"):
-        mondrian(1.0, 10)(points(3, 2), last_dim_is_batch=True).to_dense()
+UNIT = torch.tensor([[0.0], [1.0]])
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        *[
+            (lambda t=t: MondrianKernel(t, 10), "lifetime: expected a positive number")
+            for t in (0.0, -1.0, math.inf, math.nan)
+        ],
+        (lambda: MondrianKernel(1.0, 0), "num_trees: expected a positive int.* got 0"),
+        (lambda: MondrianKernel(1.0, 2.5), "num_trees.*got 2.5"),
+        (
+            lambda: MondrianKernel(1.0, 10, features_per_tree=0),
+            "features_per_tree: expected a positive",
+        ),
+        (
+            lambda: MondrianKernel(1.0, 10, ard_num_dims=3, bounds=torch.zeros(2, 2)),
+            r"expected ``2 x 3``, got \(2, 2\)",
+        ),
+        (
+            lambda: MondrianKernel(1.0, 10, bounds=torch.zeros(2, 2)),
+            "finite low < high",
+        ),
+        (
+            lambda: dense(mondrian(1.0, 10, bounds=UNIT), points(2, 3)),
+            "``2 x 3`` for inputs with 3 columns",
+        ),
+        *[
+            (lambda x=x: dense(mondrian(1.0, 10), x * UNIT.double()), "finite inputs")
+            for x in (math.nan, math.inf, 1e12)
+        ],
+        (
+            lambda: mondrian(1.0, 10)(points(3, 2), last_dim_is_batch=True).to_dense(),
+            "last_dim_is_batch: expected False",
+        ),
+    ],
+)
+def test_wrong_arguments(make: Callable[[], object], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        make()
