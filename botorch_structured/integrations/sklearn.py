@@ -409,7 +409,8 @@ def _read_space(space: Any) -> SearchSpace:
     # unlike those of a study, dictionaries of a grid may have no name in common
     grid = isinstance(space, (list, tuple))
     found = SearchSpace.from_dictionaries(space) if grid else read_space(space)
-    for column in (*found.columns, *found.constants):
+    every: list[Any] = [*found.columns, *found.constants]
+    for column in every:
         for value in getattr(column, "choices", ()):
             if isinstance(value, type) and hasattr(value, "get_params"):
                 raise ValueError(

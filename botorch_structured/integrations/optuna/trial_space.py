@@ -312,7 +312,8 @@ def check_declared(
     name, lacking, expected = parameter.name, [], []
     others = {k: value for k, (_, value) in asked.items() if k != name}
     held = _encoded(space, others)
-    for c, column in enumerate([*space.columns, *space.constants]):
+    every: list[Column | Constant] = [*space.columns, *space.constants]
+    for c, column in enumerate(every):
         if space._shown(column.name) == name and (
             missing := _not_taken(column, parameter)
         ):
