@@ -104,15 +104,15 @@ def _by_block(
         factors = _Factors(block.covariance)
         logdet += factors.logdet
         right = residual[block.rows][..., None]
-        half = block.features
+        half, pair = block.features, block.pairs(width)
         if num_weights:
             half = factors.half(half)
             turned = half.swapaxes(1, 2)
             grams.append((turned @ half).ravel())
-            pairs.append(block.pairs(width).ravel())
+            pairs.append(pair.ravel())
             sums.append((turned @ factors.half(right)).ravel())
             places.append(block.weights.ravel())
-        parts.append((factors, half, right))
+        parts.append((factors, half, right, pair))
     mean, covariance = np.zeros(width), np.zeros((width, width))
     quad = 0.0
     if num_weights:
@@ -126,14 +126,14 @@ def _by_block(
         mean[:-1] = root[0].T @ (root[0] @ total[:-1])
         quad = float(mean @ mean)
     derivatives = []
-    for block, (factors, half, right) in zip(blocks, parts, strict=True):
+    for block, (factors, half, right, pair) in zip(blocks, parts, strict=True):
         # residuals from the posterior mean of the weights: r'A^-1 r - u'mu is the
         # same, but loses digits by cancellation when the noise is small
         mine = mean[block.weights][..., None]
         rest = factors.half(right - block.features @ mine)
         both = factors.back(np.concatenate([rest, half], axis=-1))
         alpha = both[..., :1]
-        spread = both[..., 1:] @ covariance.take(block.pairs(width))
+        spread = both[..., 1:] @ covariance.take(pair)
         d_features = alpha * mine.swapaxes(1, 2) - spread
         left = 0.5 * np.concatenate([alpha, spread], axis=-1)
         g = left @ both.swapaxes(1, 2)

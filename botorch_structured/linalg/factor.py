@@ -25,19 +25,22 @@ Array = NDArray[np.float64]
 _SMALL = 8
 
 
-def cholesky(covariance: Array, jitters: Sequence[float] | None = None) -> Array:
-    """The lower factor L of A = L L', in the order of Fortran; NaN where A has NaN.
+def cholesky(
+    covariance: Array, jitters: Sequence[float] | None = None, lower: bool = True
+) -> Array:
+    """The factor L of A = L L', in the order of Fortran; NaN where A has NaN.
 
     Args:
         covariance: A, ``N x N``; it is not changed.
         jitters: Numbers that are added to the diagonal, one after the other, until
             there is a factor. Default: those of ``psd_safe_cholesky``.
+        lower: L; else L'.
 
     Raises:
         NotPSDError: If there is none with the last one either.
     """
     # LAPACK reads by columns: of a symmetric array the transpose needs no copy
-    factor, info = lapack.dpotrf(covariance.T, lower=1, clean=1)
+    factor, info = lapack.dpotrf(covariance.T, lower=lower, clean=1)
     if info == 0:
         return factor
     if np.isnan(covariance).any():
@@ -48,7 +51,7 @@ def cholesky(covariance: Array, jitters: Sequence[float] | None = None) -> Array
     for jitter in jitters:
         shifted = covariance.copy()
         shifted.flat[:: len(covariance) + 1] += jitter
-        factor, info = lapack.dpotrf(shifted.T, lower=1, clean=1, overwrite_a=1)
+        factor, info = lapack.dpotrf(shifted.T, lower=lower, clean=1, overwrite_a=1)
         if info == 0:
             return factor
     raise NotPSDError(
@@ -78,7 +81,7 @@ def inverse_factors(covariance: Array) -> tuple[Array, float]:
             return np.linalg.inv(factors), total
     inverse, total = np.empty_like(covariance), 0.0
     for one, out in zip(covariance, inverse, strict=True):
-        factor = cholesky(one)
+        factor = cholesky(one, lower=False)  # the transpose of its inverse is in rows
         total += 2.0 * float(np.add.reduce(np.log(factor.diagonal())))
-        out[:] = lapack.dtrtri(factor, lower=1, overwrite_c=1)[0]
+        out[:] = lapack.dtrtri(factor, lower=0, overwrite_c=1)[0].T
     return inverse, total

@@ -26,6 +26,7 @@ import torch
 from botorch.exceptions.errors import ModelFittingError
 from botorch.models.transforms.input import InputTransform
 from botorch.models.utils import check_min_max_scaling
+from botorch.posteriors import GPyTorchPosterior
 from botorch.settings import propagate_grads, validate_input_scaling
 from botorch.utils.datasets import SupervisedDataset
 from gpytorch import settings
@@ -71,6 +72,7 @@ from botorch_structured.models.tree.point_moments import (
     is_mean_of_paths,
     moments_near,
     point_moments,
+    point_posterior,
 )
 from botorch_structured.models.tree.tree_structured_kernel import (
     TreeStructuredKernel,
@@ -330,6 +332,11 @@ class LeafModel(FastSingleTaskGP):
         if not self._use_predictor():
             return None
         return posterior_of_elements(self, self._elements(), X)
+
+    def _point_posterior(self, X: Tensor) -> GPyTorchPosterior | None:
+        """See ``FastSingleTaskGP._point_posterior``."""
+        own = has_methods_of(LeafModel, self, *_WAY_OF_A_POSTERIOR[1:])
+        return point_posterior(self, X) if own else None
 
     def point_moments(
         self, X: Tensor, gradient: bool = False, path: bool = False

@@ -52,6 +52,8 @@ Array = NDArray[Any]
 # Numbers of the tables of paths that are looked at together (32 MiB), and of those that
 # ``near`` has for its rows.
 _MAX_NUMBERS, _MAX_NEAR = 1 << 22, 1 << 18
+# Decisions whose paths are known.
+_MAX_KNOWN = 4096
 # Of more weights, the covariance is computed path by path.
 _MANY_WEIGHTS = 1024
 
@@ -239,6 +241,7 @@ class LeafMoments:
         self._paths = PathTables(self.kernel, places, self._X)
         self._data = self.extend(self._X).numpy()
         self._of_bucket: dict[int, dict[str, Array]] = {}
+        self._known: dict[bytes, int] = {}  # keys of paths by decisions
         # paths of the rows of the last call, and their moments
         self._last: tuple[Any, list[tuple[Array, PathMoments]]] = None, []
 
@@ -326,7 +329,14 @@ class LeafMoments:
         decisions = X.numpy()[:, self.kernel.tree.decision_columns]
         new = np.ones(len(X), dtype=bool)
         np.any(decisions[1:] != decisions[:-1], axis=-1, out=new[1:])
-        keys = self.kernel.tree.locate(X[torch.from_numpy(new)])[2].numpy()
+        names, known = [row.tobytes() for row in decisions[new]], self._known
+        if not all(name in known for name in names):
+            keys = self.kernel.tree.locate(X[torch.from_numpy(new)])[2].tolist()
+            # a search asks for the same paths again and again
+            known = {} if len(known) > _MAX_KNOWN else known
+            known.update(zip(names, keys, strict=True))
+            self._known = known
+        keys = np.array([known[name] for name in names])
         return keys[new.cumsum() - 1]
 
     def _find(self, keys: Array, path: bool) -> tuple[Array, Array]:
