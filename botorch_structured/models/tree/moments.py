@@ -331,10 +331,10 @@ class LeafMoments:
         np.any(decisions[1:] != decisions[:-1], axis=-1, out=new[1:])
         names, known = [row.tobytes() for row in decisions[new]], self._known
         if not all(name in known for name in names):
-            keys = self.kernel.tree.locate(X[torch.from_numpy(new)])[2].tolist()
+            found = self.kernel.tree.locate(X[torch.from_numpy(new)])[2].tolist()
             # a search asks for the same paths again and again
             known = {} if len(known) > _MAX_KNOWN else known
-            known.update(zip(names, keys, strict=True))
+            known.update(zip(names, found, strict=True))
             self._known = known
         keys = np.array([known[name] for name in names])
         return keys[new.cumsum() - 1]
