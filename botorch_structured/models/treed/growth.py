@@ -170,11 +170,9 @@ def grow_trees(
             fit = root.fit or _fit_root(evidence, thinned(root.home))
             for node in root.walk():
                 node.fit = node.fit or fit
-        elif kernel != "evidence":
-            fit_nodes(root, evidence)
         else:
             fit_nodes(root, evidence)
-            if one_leaf or not single:
+            if kernel == "evidence" and (one_leaf or not single):
                 try_rbf(root, evidence)
     rbf = [evidence.rbf for evidence in evidences]
     return GrownTrees(roots, data, scales, rbf)

@@ -1,7 +1,10 @@
-"""Means and noise that have hyperparameters for each leaf of a partition.
+"""Kernels, means and noise that have hyperparameters for each leaf of a partition.
 
 They are GPyTorch modules for points in any leaves, with methods for given leaves that
-inference uses; see ``TreedKernel``.
+inference uses: ``leaf_covariance`` of a ``TreedKernel`` is its covariance within given
+leaves. Parameters have shape ``batch_shape x L ...``; where the trees of a batch differ
+in size, the last leaves of the smaller ones are not used and stay at the modes of their
+priors.
 """
 
 from __future__ import annotations
@@ -9,35 +12,308 @@ from __future__ import annotations
 __all__ = [
     "LeafNoise",
     "LeafNoiseLikelihood",
+    "TreedCopies",
+    "TreedKernel",
     "TreedMean",
     "TreedMeanCopies",
+    "TreedStationary",
     "shared_noise_likelihood",
 ]
 
 import math
+from abc import abstractmethod
+from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any
 
 import torch
+from botorch.exceptions.errors import UnsupportedError
+from botorch.models.transforms.utils import kumaraswamy_warp
+from botorch.sampling.pathwise.features.generators import GenKernelFeatures
+from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.likelihoods.noise_models import Noise
 from gpytorch.means import Mean
 from gpytorch.priors import NormalPrior
+from linear_operator import to_dense
 from linear_operator.operators import DiagLinearOperator, LinearOperator
 from torch import Tensor
 
 from botorch_structured._botorch_names import GaussianLikelihoodBase
+from botorch_structured.linalg.batch_kernel import BatchKernel, take_batch
+from botorch_structured.linalg.correlations import (
+    CORRELATIONS,
+    Correlation,
+    squared_distance,
+)
 from botorch_structured.linalg.hyperparameter import (
     Hyperparameter,
     LogInterval,
     log_gaussian_prior,
     reads,
 )
-from botorch_structured.models.treed.kernel import element_of, place_of
 from botorch_structured.models.treed.tree_partition import TreePartition
 
+_LENGTHSCALES = (1e-2, 50.0)
+_VARIANCES = (1e-5, 1e2)
+_CONCENTRATIONS = (1e-1, 1e1)
+_WARP_EPS = 1e-7  # BoTorch's own, of ``Warp``
 _MAX_NOISE = 1e1
 _NOISE_MODE, _NOISE_SCALE = math.exp(-9.0), 3.0
+
+
+def element_of(values: Tensor, element: int, own: int) -> Tensor:
+    """One element of a batch, for values with so many dimensions of their own."""
+    if values.ndim == own:
+        return values
+    return values.reshape(-1, *values.shape[-own:])[element]
+
+
+# -- kernels -----------------------------------------------------------------------
+
+
+class TreedKernel(BatchKernel):
+    r"""A kernel of its own within each leaf, and zero covariance between leaves.
+
+    .. math:: k(x, x') = 1[j(x) = j(x')] k_{j(x)}(x, x')
+
+    This is an approximation where leaves meet, and what BoTorch sees as the prior.
+
+    Args:
+        partition: The leaves; shared with the model.
+    """
+
+    has_lengthscale = False
+    is_stationary = False
+
+    def __init__(self, partition: TreePartition) -> None:
+        super().__init__()
+        # in a tuple, as the module is a child of the model and not of the kernel
+        self._partition = (partition,)
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """That of the trees."""
+        return self._partition[0].tree_shape
+
+    @batch_shape.setter
+    def batch_shape(self, value: torch.Size) -> None:
+        """Nothing: the partition knows."""
+
+    def _take(self, where: Tensor) -> Kernel:
+        taken = take_batch(self, self.batch_shape, where)
+        taken._partition = (self._partition[0].take(where),)
+        return taken
+
+    @abstractmethod
+    def leaf_covariance(
+        self,
+        element: int,
+        leaves: Tensor,
+        a: Tensor,
+        b: Tensor | None = None,
+    ) -> Tensor:
+        """Covariances under the hyperparameters of given leaves.
+
+        Args:
+            element: Element of the (flattened) batch of trees.
+            leaves: ``B``.
+            a: ``B x m x d``.
+            b: ``B x q x d``; the same points if None.
+
+        Returns:
+            ``B x m x m`` or ``B x m x q``.
+        """
+
+    @abstractmethod
+    def leaf_variance(self, element: int, leaves: Tensor, a: Tensor) -> Tensor:
+        """Prior variances ``B x m`` of points ``B x m x d``, see above."""
+
+    def _covariance(self, x1: Tensor, x2: Tensor, diag: bool, **params: Any) -> Tensor:
+        """The dense definition."""
+        (partition,) = self._partition
+        trees = partition.tree_shape
+        shape = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2], trees)
+        count = trees.numel()
+        x1, x2 = (x.expand(*shape, *x.shape[-2:]) for x in (x1, x2))
+        leaf1, leaf2 = partition.leaf_index(x1), partition.leaf_index(x2)
+        # the batch of trees is the end of the batch: one column for each tree
+        x1, x2, leaf1, leaf2 = (
+            t.reshape(-1, count, *t.shape[len(shape) :]) for t in (x1, x2, leaf1, leaf2)
+        )
+        found = []
+        for e in range(count):
+            a, b = x1[:, e], x2[:, e]
+            total = a.new_zeros(a.shape[:-1] if diag else (*a.shape[:-1], b.shape[-2]))
+            for leaf in range(partition.num_leaves):
+                leaves = torch.full((len(a),), leaf, device=a.device)
+                mine1, mine2 = leaf1[:, e] == leaf, leaf2[:, e] == leaf
+                if diag:
+                    part, mask = self.leaf_variance(e, leaves, a), mine1
+                else:
+                    part = self.leaf_covariance(e, leaves, a, b)
+                    mask = mine1.unsqueeze(-1) & mine2.unsqueeze(-2)
+                total = torch.where(mask, part, total)
+            found.append(total)
+        stacked = torch.stack(found, dim=1)
+        return stacked.reshape(*shape, *stacked.shape[2:])
+
+
+class TreedStationary(TreedKernel):
+    """Matern-5/2 or RBF with a lengthscale per column, times a variance, in each leaf.
+
+    Args:
+        partition: The leaves.
+        dim: d.
+        categorical: Columns whose values are equal or not.
+        warp: Whether inputs pass through a Kumaraswamy distribution function first
+            (BoTorch's ``Warp``), with concentrations for each leaf and column.
+    """
+
+    def __init__(
+        self,
+        partition: TreePartition,
+        dim: int,
+        categorical: Sequence[int] = (),
+        warp: bool = False,
+    ) -> None:
+        super().__init__(partition)
+        leaves, batch_shape = partition.num_leaves, partition.tree_shape
+        # the place in CORRELATIONS of each tree's correlation; part of the state
+        self.register_buffer("kind", torch.zeros(batch_shape, dtype=torch.long))
+        self.lengthscale_of_leaf = Hyperparameter(
+            (leaves, dim),
+            mode=0.4 * math.sqrt(dim),
+            scale=1.0,
+            bounds=_LENGTHSCALES,
+            batch_shape=batch_shape,
+        )
+        self.variance_of_leaf = Hyperparameter(
+            (leaves,), mode=1.0, scale=1.5, bounds=_VARIANCES, batch_shape=batch_shape
+        )
+        self.categorical = sorted(categorical)
+        self.numeric = [j for j in range(dim) if j not in self.categorical]
+        self.warp = warp
+        if warp:
+            for name in ("concentration0", "concentration1"):
+                # the mode is the identity; the prior of BoTorch's tutorials
+                concentration = Hyperparameter(
+                    (leaves, len(self.numeric)),
+                    mode=1.0,
+                    scale=math.sqrt(0.75),
+                    bounds=_CONCENTRATIONS,
+                    batch_shape=batch_shape,
+                )
+                setattr(self, name, concentration)
+
+    def correlation(self, element: int) -> Correlation:
+        """The correlation function of an element of the batch."""
+        return CORRELATIONS[int(self.kind.reshape(-1)[element])]
+
+    def variance_of(self, element: int, leaves: Tensor) -> Tensor:
+        """Variances of given leaves, ``B``."""
+        return element_of(self.variance_of_leaf.value, element, 1)[leaves]
+
+    def _scaled(self, element: int, leaves: Tensor, X: Tensor) -> tuple[Tensor, Tensor]:
+        """Warped inputs over lengthscales, and lengthscales ``B x 1 x d``."""
+        scale = element_of(self.lengthscale_of_leaf.value, element, 2)[leaves]
+        scale = scale.unsqueeze(-2)
+        if not self.warp and not self.categorical:
+            return X / scale, scale
+        x = X[..., self.numeric]
+        if self.warp:
+            c0, c1 = (
+                element_of(c.value, element, 2)[leaves].unsqueeze(-2)
+                for c in (self.concentration0, self.concentration1)
+            )
+            x = kumaraswamy_warp(x, c0=c0, c1=c1, eps=_WARP_EPS)
+        return x / scale[..., self.numeric], scale
+
+    def leaf_covariance(
+        self,
+        element: int,
+        leaves: Tensor,
+        a: Tensor,
+        b: Tensor | None = None,
+    ) -> Tensor:
+        """See ``TreedKernel``."""
+        variance = self.variance_of(element, leaves)
+        left, scale = self._scaled(element, leaves, a)
+        other = a if b is None else b
+        right = left if b is None else self._scaled(element, leaves, b)[0]
+        squared = squared_distance(left, right)
+        for j in self.categorical:
+            differ = a[..., :, None, j] != other[..., None, :, j]
+            squared = squared + differ / scale[..., j : j + 1].square()
+        return variance[:, None, None] * self.correlation(element).value(squared)
+
+    def leaf_variance(self, element: int, leaves: Tensor, a: Tensor) -> Tensor:
+        """See ``TreedKernel``."""
+        variance = self.variance_of(element, leaves)
+        return variance.unsqueeze(-1).expand(a.shape[:-1])
+
+
+class TreedCopies(TreedKernel):
+    """A copy of any kernel for each leaf.
+
+    Args:
+        partition: The leaves.
+        kernel: What is copied; with the batch shape of the partition.
+    """
+
+    def __init__(self, partition: TreePartition, kernel: Kernel) -> None:
+        super().__init__(partition)
+        copies = [deepcopy(kernel) for _ in range(partition.num_leaves)]
+        self.copies = torch.nn.ModuleList(copies)
+
+    def _of(self, element: int, leaf: Tensor, *points: Tensor, **kwargs: Any) -> Tensor:
+        """What the copy of a leaf says of points: indexed, it would lose its graph."""
+        kernel: Any = self.copies[int(leaf)]
+        batch = kernel.batch_shape
+        values = kernel(*(x.expand(*batch, *x.shape) for x in points), **kwargs)
+        values = to_dense(values)
+        return element_of(values, element, values.ndim - len(batch))
+
+    def leaf_covariance(
+        self,
+        element: int,
+        leaves: Tensor,
+        a: Tensor,
+        b: Tensor | None = None,
+    ) -> Tensor:
+        """See ``TreedKernel``."""
+        other = a if b is None else b
+        parts = [
+            self._of(element, leaf, x, y)
+            for leaf, x, y in zip(leaves, a, other, strict=True)
+        ]
+        return torch.stack(parts)
+
+    def leaf_variance(self, element: int, leaves: Tensor, a: Tensor) -> Tensor:
+        """See ``TreedKernel``."""
+        parts = [
+            self._of(element, leaf, x, diag=True)
+            for leaf, x in zip(leaves, a, strict=True)
+        ]
+        return torch.stack(parts)
+
+
+@GenKernelFeatures.register(TreedKernel)
+def _no_features(kernel: TreedKernel, **kwargs: Any) -> Any:
+    """BoTorch's hook for whole paths: leaves predict, not a prior and a correction.
+
+    Raises:
+        UnsupportedError: Always.
+    """
+    raise UnsupportedError(
+        "model: expected one with the prior that it predicts from, to draw whole paths "
+        "of, got a TreedGP with more than one leaf (or warp, or categorical_features): "
+        "its posterior is mixed from those of leaves. Draw at a finite set of points "
+        "instead: posterior(X).rsample(), or MaxPosteriorSampling."
+    )
+
+
+# -- means and noise ----------------------------------------------------------------
 
 
 class TreedMean(Mean):
@@ -101,10 +377,9 @@ class TreedMeanCopies(Mean):
     def leaf_mean(self, element: int, leaves: Tensor, X: Tensor) -> Tensor:
         """See ``TreedMean``."""
         (partition,) = self._partition
-        place = place_of(element, partition.tree_shape)
         shape = (*partition.tree_shape, *X.shape[-2:])
         parts = [
-            self.copies[int(leaf)](x.expand(shape))[place]
+            element_of(self.copies[int(leaf)](x.expand(shape)), element, 1)
             for leaf, x in zip(leaves, X, strict=True)
         ]
         return torch.stack(parts)

@@ -54,7 +54,7 @@ from botorch_structured.models.parameters import (
     UnknownFormError,
 )
 from botorch_structured.models.treed.cart import Array
-from botorch_structured.models.treed.leaf_density import (
+from botorch_structured.models.treed.objective import (
     LeafDensity,
     LeafTerm,
     NodeDensities,

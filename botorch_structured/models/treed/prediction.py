@@ -30,8 +30,11 @@ from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
 from botorch_structured.models.treed.cart import TreeNode
-from botorch_structured.models.treed.kernel import TreedKernel
-from botorch_structured.models.treed.leaf_modules import TreedMean, TreedMeanCopies
+from botorch_structured.models.treed.leaf_modules import (
+    TreedKernel,
+    TreedMean,
+    TreedMeanCopies,
+)
 from botorch_structured.models.treed.tree_partition import (
     TreePartition,
     left_probability,
@@ -222,34 +225,32 @@ class TreedPredictor:
         """
         factors = self.factors(leaf)
         count, (batch, q) = len(factors.X), X.shape[:-1]
-        single = count == 1
-        if single and not self.masked and not bool(reached.all()):
+        if count == 1 and not self.masked and not bool(reached.all()):
             # only the points of this leaf, in one matrix for the whole t-batch
             index = reached.reshape(-1).nonzero().squeeze(-1)
             points = X.flatten(0, 1)[index].unsqueeze(0)
-            m, p, v = self._project(leaf, factors, points, None)
-            total = batch * q
-            mean = X.new_zeros(total).index_put((index,), m[0])
-            projected = X.new_zeros(total, p.shape[-1]).index_put((index,), p[0])
-            variance = X.new_zeros(total).index_put((index,), v[0])
+            found = self._project(leaf, factors, points, None)
+            mean, projected, variance = (
+                values.new_zeros(batch * q, *values.shape[2:]).index_put(
+                    (index,), values[0]
+                )
+                for values in found
+            )
             if batch == 1 and q > 1:
                 leaves = torch.full((1,), leaf, device=X.device)
-                own = self.kernel.leaf_covariance(self.element, leaves, points, points)
-                own = own[0] - p[0] @ p[0].mT
-                covariance = X.new_zeros(q, q).index_put(
-                    (index.unsqueeze(-1), index.unsqueeze(0)), own
-                )
+                own = self.kernel.leaf_covariance(self.element, leaves, points)[0]
+                own = own - found[1][0] @ found[1][0].mT
+                pairs = index.unsqueeze(-1), index.unsqueeze(0)
+                covariance = X.new_zeros(q, q).index_put(pairs, own)
                 return mean.view(1, q), covariance.unsqueeze(0)
+        elif count == 1:
+            points = X.flatten(0, 1).unsqueeze(0)
+            mean, projected, variance = self._project(leaf, factors, points, None)
         else:
-            if single:
-                points, rows = X.flatten(0, 1).unsqueeze(0), None
-            else:
-                points = X
-                rows = torch.arange(batch, device=X.device) % count
-            mean, projected, variance = self._project(leaf, factors, points, rows)
-        mean = mean.reshape(batch, q)
+            rows = torch.arange(batch, device=X.device) % count
+            mean, projected, variance = self._project(leaf, factors, X, rows)
+        mean, variance = mean.reshape(batch, q), variance.reshape(batch, q)
         projected = projected.reshape(batch, q, projected.shape[-1])
-        variance = variance.reshape(batch, q)
         if q == 1:
             return mean, variance - projected.square().sum(-1)
         leaves = torch.full((batch,), leaf, device=X.device)

@@ -21,7 +21,6 @@ __all__ = [
     "Point",
     "SCORED_ROWS",
     "climb",
-    "inverse_of_factor",
     "likelihood",
     "thinned",
 ]
@@ -32,7 +31,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import blas, lapack
+from scipy.linalg import lapack
 
 from botorch_structured.linalg.correlations import MATERN52, RBF, Correlation
 from botorch_structured.models.treed.cart import Array, Rows
@@ -41,7 +40,6 @@ _LOG_TWO_PI = math.log(2.0 * math.pi)
 _LARGEST_STEP = 2.0  # of a component of theta
 _MAX_DAMPING = 1e6
 _LARGEST = 15.0  # of the components of theta
-_SMALL_TRIANGLE = 64  # rows up to which LAPACK inverts fastest
 #: Nats: the least gain that a step of a fit has to promise, see `climb`.
 CONVERGED = 1.5e-3
 #: Of a node with more rows, so many are used.
@@ -344,7 +342,7 @@ def likelihood(
     if value <= least:
         return None
     # in rows: the upper triangle is there, and the lower is zero
-    inverse = inverse_of_factor(chol).T
+    inverse = lapack.dpotri(chol, lower=1, overwrite_c=1)[0].T
     inverse += inverse.T.copy()
     diagonal = inverse.ravel()[:: n + 1]
     diagonal *= 0.5
@@ -388,31 +386,6 @@ def likelihood(
     information[k + 2, k] = information[k, k + 2] = half * (total - squares_v)
     information[k + 2, k + 2] = half * free_noise * squares
     return value, gradient, information
-
-
-def inverse_of_factor(chol: Array) -> Array:
-    """The lower triangle of the inverse of ``L L^T``; zero or old values above.
-
-    As LAPACK's ``dpotri``, which spends most of its time on the inverse of L by single
-    columns: of a large one halves are inverted, and what is between them multiplied.
-
-    Args:
-        chol: L, ``n x n`` in the order of Fortran; it may be overwritten.
-    """
-    return lapack.dlauum(_inverse_triangle(chol), lower=1, overwrite_c=1)[0]
-
-
-def _inverse_triangle(L: Array) -> Array:
-    n = len(L)
-    if n <= _SMALL_TRIANGLE:
-        return lapack.dtrtri(L, lower=1, overwrite_c=1)[0]
-    half = n // 16 * 8  # whole cache lines
-    first, last = _inverse_triangle(L[:half, :half]), _inverse_triangle(L[half:, half:])
-    between = blas.dtrmm(-1.0, first, L[half:, :half], side=1, lower=1)
-    found = np.zeros((n, n), order="F")
-    found[:half, :half], found[half:, half:] = first, last
-    found[half:, :half] = blas.dtrmm(1.0, last, between, lower=1, overwrite_b=1)
-    return found
 
 
 def thinned(rows: Rows, most: int = SCORED_ROWS) -> Rows:

@@ -49,53 +49,31 @@ from torch import Tensor
 from botorch_structured._botorch_names import DefaultType
 from botorch_structured.linalg.conditioning import given_last
 from botorch_structured.linalg.correlations import RBF
+from botorch_structured.models import fast_inference, input_transforms
 from botorch_structured.models.checks import check_modules, check_training_data
 from botorch_structured.models.contexts import few_threads
 from botorch_structured.models.fantasy_noise import joined_noise, noise_of_rows
-from botorch_structured.models.fast_inference import (
-    FastSingleTaskGP,
-    check_noise,
-    check_own_objective,
-    has_methods_of,
-    noise_at,
-    training_prior,
-    with_variance_floor,
-)
-from botorch_structured.models.input_transforms import (
-    dataset_task,
-    leaves_alone,
-    refuse_dependencies,
-)
 from botorch_structured.models.map_fit import FIT_OPTIONS, fit_map
 from botorch_structured.models.parameters import UnknownFormError
+from botorch_structured.models.treed import leaf_modules
 from botorch_structured.models.treed.cart import Rows, TreeNode
 from botorch_structured.models.treed.growth import NOISE_FLOOR, GrownTrees, grow_trees
-from botorch_structured.models.treed.kernel import (
-    TreedCopies,
-    TreedKernel,
-    TreedStationary,
-)
-from botorch_structured.models.treed.leaf_density import leaf_terms
-from botorch_structured.models.treed.leaf_modules import (
-    LeafNoise,
-    LeafNoiseLikelihood,
-    TreedMean,
-    TreedMeanCopies,
-    shared_noise_likelihood,
-)
 from botorch_structured.models.treed.maximum import LeafProblem
-from botorch_structured.models.treed.objective import TreeData, path_evidence
+from botorch_structured.models.treed.objective import (
+    TreeData,
+    leaf_terms,
+    path_evidence,
+)
 from botorch_structured.models.treed.prediction import TreedPredictor
 from botorch_structured.models.treed.tree_partition import TreePartition
+from botorch_structured.spaces.arguments import check_columns, check_count
 
 # A leaf's hyperparameters are independent of another leaf's: L-BFGS-B has to learn the
 # curvature of each leaf, for which its default memory of 10 steps is short.
 _FIT_OPTIONS = {**FIT_OPTIONS, "maxcor": 30}
-# Methods that say what the objective is.
-_OWN_METHODS = ("forward", "compute_custom_loss", "_fast_evidence")
 
 
-class TreedGP(FastSingleTaskGP):
+class TreedGP(fast_inference.FastSingleTaskGP):
     r"""A GP with hyperparameters of its own on each leaf of a tree over the inputs.
 
     Choose it when an objective is flat in one region and rough in another, jumps, or
@@ -242,23 +220,39 @@ class TreedGP(FastSingleTaskGP):
                 "min_leaf_size: expected an integer of at least 2, got "
                 f"{min_leaf_size!r}."
             )
-        if max_leaves is not None and (
-            not isinstance(max_leaves, int) or max_leaves < 1
-        ):
-            raise ValueError(
-                f"max_leaves: expected None or a positive integer, got {max_leaves!r}."
-            )
-        categorical = _columns(categorical_features, train_X.shape[-1])
+        if max_leaves is not None:
+            check_count("max_leaves", max_leaves)
+        given_columns = categorical_features or ()
+        categorical = sorted(
+            set(check_columns("categorical_features", given_columns, train_X.shape[-1]))
+        )
         if covar_module is not None and (warp or categorical or leaf_kernel):
             raise ValueError(
                 "covar_module: expected None beside warp, categorical_features or "
                 "leaf_kernel, which configure the default kernel (one or the other), "
                 f"got {type(covar_module).__name__}."
             )
-        _check_modules(input_transform, likelihood, one_leaf=max_leaves == 1)
+        if (
+            input_transform is not None
+            and max_leaves != 1
+            and any(p.requires_grad for p in input_transform.parameters())
+        ):
+            raise ValueError(
+                "input_transform: expected a transform without parameters, as "
+                f"thresholds are fixed, got {type(input_transform).__name__}; with "
+                "warp=True leaves warp their inputs themselves."
+            )
+        if not isinstance(
+            likelihood, (type(None), GaussianLikelihood, FixedNoiseGaussianLikelihood)
+        ):
+            raise ValueError(
+                "likelihood: expected a GaussianLikelihood or a "
+                "FixedNoiseGaussianLikelihood, whose noise is the same in all leaves, "
+                f"got {type(likelihood).__name__}."
+            )
         with torch.no_grad():
             X = self.transform_inputs(train_X, input_transform=input_transform)
-        if X.shape[-1] != train_X.shape[-1] and not leaves_alone(
+        if X.shape[-1] != train_X.shape[-1] and not input_transforms.leaves_alone(
             categorical, train_X, X
         ):
             raise ValueError(
@@ -294,7 +288,7 @@ class TreedGP(FastSingleTaskGP):
             X = self.transform_inputs(self.train_inputs[0])
         by_evidence = split_criterion == "evidence"
         if likelihood is not None:
-            check_noise(likelihood, X, self.train_targets.shape)
+            fast_inference.check_noise(likelihood, X, self.train_targets.shape)
         known = isinstance(self.likelihood, FixedNoiseGaussianLikelihood)
         with few_threads(X.shape[-2]):
             grown = grow_trees(
@@ -390,9 +384,11 @@ class TreedGP(FastSingleTaskGP):
         Raises:
             ValueError: If a column depends on another.
         """
-        refuse_dependencies(cls, training_data, hierarchical_dependencies)
+        input_transforms.refuse_dependencies(
+            cls, training_data, hierarchical_dependencies
+        )
         categorical = list(categorical_features or [])
-        task = dataset_task(training_data, task_feature)
+        task = input_transforms.dataset_task(training_data, task_feature)
         if task is not None:
             categorical.append(task)
         inputs = super().construct_inputs(training_data=training_data)
@@ -407,20 +403,22 @@ class TreedGP(FastSingleTaskGP):
         partition = self.partition
         covar_module, mean_module = deepcopy(self._given)
         if covar_module is None:
-            self.covar_module = TreedStationary(
+            self.covar_module = leaf_modules.TreedStationary(
                 partition, dim, categorical=self._categorical, warp=self._warp
             )
         else:
-            self.covar_module = TreedCopies(partition, covar_module)
+            self.covar_module = leaf_modules.TreedCopies(partition, covar_module)
         if mean_module is None:
-            self.mean_module = TreedMean(partition)
+            self.mean_module = leaf_modules.TreedMean(partition)
         else:
-            self.mean_module = TreedMeanCopies(partition, mean_module)
+            self.mean_module = leaf_modules.TreedMeanCopies(partition, mean_module)
         if self._own_noise and self._leaf_noise:
-            noise = LeafNoise(partition, NOISE_FLOOR, blend=self._lend)
-            self.likelihood = LeafNoiseLikelihood(noise)
+            noise = leaf_modules.LeafNoise(partition, NOISE_FLOOR, blend=self._lend)
+            self.likelihood = leaf_modules.LeafNoiseLikelihood(noise)
         elif self._own_noise:
-            self.likelihood = shared_noise_likelihood(NOISE_FLOOR, partition.tree_shape)
+            self.likelihood = leaf_modules.shared_noise_likelihood(
+                NOISE_FLOOR, partition.tree_shape
+            )
         # amplitude, mean and noise variance of each node above the leaves
         shape = (*partition.column.shape, 3)
         self.register_buffer("levels", torch.ones(shape, dtype=torch.float64))
@@ -472,7 +470,7 @@ class TreedGP(FastSingleTaskGP):
         exists = ~theta[..., 0].isnan()
         kernel, mean, likelihood = self.covar_module, self.mean_module, self.likelihood
         with torch.no_grad():
-            if isinstance(kernel, TreedStationary):
+            if isinstance(kernel, leaf_modules.TreedStationary):
                 kernel.kind.copy_(torch.tensor(grown.rbf).reshape(trees))
                 length, variance = kernel.lengthscale_of_leaf, kernel.variance_of_leaf
                 scale = torch.as_tensor(np.stack(grown.scales)).to(theta)
@@ -481,9 +479,9 @@ class TreedGP(FastSingleTaskGP):
                 length.value = torch.where(exists[..., None], start, length.value)
                 start = theta[..., 1].exp()
                 variance.value = torch.where(exists, start, variance.value)
-            if isinstance(mean, TreedMean):
+            if isinstance(mean, leaf_modules.TreedMean):
                 mean.constant.copy_(theta[..., 2].nan_to_num(nan=0.0))
-            if isinstance(likelihood, LeafNoiseLikelihood):
+            if isinstance(likelihood, leaf_modules.LeafNoiseLikelihood):
                 noise = likelihood.noise_covar.noise_of_leaf
                 start = theta[..., 3].exp() + NOISE_FLOOR
                 noise.value = torch.where(exists, start, noise.value)
@@ -532,7 +530,7 @@ class TreedGP(FastSingleTaskGP):
 
     @property
     def _is_treed(self) -> bool:
-        return isinstance(self.covar_module, TreedKernel)
+        return isinstance(self.covar_module, leaf_modules.TreedKernel)
 
     def _elements(self, values: Tensor, own: int) -> Tensor:
         """``... x trees x own`` values as ``R x E x own``, E being the trees."""
@@ -545,7 +543,7 @@ class TreedGP(FastSingleTaskGP):
     ) -> Tensor | None:
         if not self._is_treed:
             return None
-        check_own_objective(self, mll, kwargs)
+        fast_inference.check_own_objective(self, mll, kwargs)
         return self._log_path_evidence()
 
     def custom_fit(self, mll: MarginalLogLikelihood, **kwargs: Any) -> Any:
@@ -572,7 +570,9 @@ class TreedGP(FastSingleTaskGP):
         """
         kernel, mean, likelihood = self.covar_module, self.mean_module, self.likelihood
         if (
-            not has_methods_of(TreedGP, self, *_OWN_METHODS)
+            not fast_inference.has_methods_of(
+                TreedGP, self, "forward", "compute_custom_loss", "_fast_evidence"
+            )
             or any(True for _ in self.added_loss_terms())
             or type(mll) is not ExactMarginalLogLikelihood
             or mll.likelihood is not likelihood
@@ -581,7 +581,9 @@ class TreedGP(FastSingleTaskGP):
         ):
             return None
         own: tuple[Tensor, Tensor | None, Tensor]
-        if isinstance(kernel, TreedStationary) and isinstance(mean, TreedMean):
+        if isinstance(kernel, leaf_modules.TreedStationary) and isinstance(
+            mean, leaf_modules.TreedMean
+        ):
             if kernel.warp or kernel.categorical:
                 return None
             length, variance = kernel.lengthscale_of_leaf, kernel.variance_of_leaf
@@ -594,7 +596,7 @@ class TreedGP(FastSingleTaskGP):
         else:
             return None
         raw_noise = noise = None
-        if isinstance(likelihood, LeafNoiseLikelihood):
+        if isinstance(likelihood, leaf_modules.LeafNoiseLikelihood):
             raw_noise = likelihood.noise_covar.noise_of_leaf.raw_value
         elif isinstance(likelihood, FixedNoiseGaussianLikelihood):
             noise = self._known_noise().detach().cpu().double().numpy()
@@ -647,7 +649,7 @@ class TreedGP(FastSingleTaskGP):
             mean = self.mean_module.leaf_mean(e, leaves, X)
             amplitude, constant, level_noise = (values[e] for values in levels)
             own_noise: Tensor | None = None
-            if isinstance(self.likelihood, LeafNoiseLikelihood):
+            if isinstance(self.likelihood, leaf_modules.LeafNoiseLikelihood):
                 noise = self.likelihood.noise_covar.leaf_noise(e, leaves).unsqueeze(-1)
                 own_noise = level_noise
             else:  # the same in all leaves and nodes
@@ -668,7 +670,7 @@ class TreedGP(FastSingleTaskGP):
         """Noise variances of the training data under a common likelihood."""
         X = self.train_inputs[0]
         X = self.transform_inputs(X) if self.training else X
-        return noise_at(self.likelihood, X, self.train_targets.shape)
+        return fast_inference.noise_at(self.likelihood, X, self.train_targets.shape)
 
     # -- prior and posterior ------------------------------------------------------
 
@@ -684,7 +686,11 @@ class TreedGP(FastSingleTaskGP):
         prior = (
             self._borrowed_prior(x) if x is self.train_inputs[0] else super().forward(x)
         )
-        return training_prior(prior, self._log_density) if self.training else prior
+        return (
+            fast_inference.training_prior(prior, self._log_density)
+            if self.training
+            else prior
+        )
 
     def _log_density(self, targets: Tensor) -> Tensor:
         """Equation (2), in place of the log density of the training outcomes.
@@ -750,7 +756,7 @@ class TreedGP(FastSingleTaskGP):
         self, element: int, shape: torch.Size
     ) -> Callable[[int], Tensor]:
         """Leaves to the noise variances of the data, were they of that leaf."""
-        if isinstance(self.likelihood, LeafNoiseLikelihood):
+        if isinstance(self.likelihood, leaf_modules.LeafNoiseLikelihood):
             values = self.likelihood.noise_covar.leaf_noise(element, slice(None))
             return lambda leaf: values[leaf]
         noise = self._known_noise()
@@ -775,7 +781,7 @@ class TreedGP(FastSingleTaskGP):
         mean = torch.stack([m for m, _ in found], dim=1).reshape(*shape, q)
         covariance = torch.stack([c for _, c in found], dim=1).reshape(*shape, q, q)
         if count:
-            if isinstance(self.likelihood, LeafNoiseLikelihood):
+            if isinstance(self.likelihood, leaf_modules.LeafNoiseLikelihood):
                 noise = self.likelihood.noise_covar.at(imagined)
             else:
                 noise = self._known_noise()[..., -count:]
@@ -785,7 +791,7 @@ class TreedGP(FastSingleTaskGP):
             )
         # linear operators add jitter when they are factorised, tensors do not
         return MultivariateNormal(
-            mean, to_linear_operator(with_variance_floor(covariance))
+            mean, to_linear_operator(fast_inference.with_variance_floor(covariance))
         )
 
     def _borrowed_prior(self, X: Tensor) -> MultivariateNormal:
@@ -801,7 +807,7 @@ class TreedGP(FastSingleTaskGP):
             parts = [p.reshape(-1, *own) for p in parts]
             return torch.stack(parts, dim=1).reshape(*shape, *own)
 
-        if isinstance(self.likelihood, LeafNoiseLikelihood):
+        if isinstance(self.likelihood, leaf_modules.LeafNoiseLikelihood):
             leaves = together([p.leaves for p in priors], n)
             self.likelihood.noise_covar.data_leaves = leaves
         return MultivariateNormal(
@@ -838,19 +844,14 @@ class TreedGP(FastSingleTaskGP):
             both = [t.expand(*shape, *t.shape[t.ndim - own :]) for t in (old, new)]
             return torch.cat(both, dim=-own)
 
-        # tensors with a gradient history cannot be copied; new data replace them
         likelihood = self.likelihood
         noise, before = self._noise_to_keep(kwargs), self._fantasy_noise
         self._drop_caches()
-        try:
-            self.train_inputs = self.train_targets = None
-            self.likelihood = self._fantasy_noise = None
-            new = deepcopy(self)
-        finally:
-            self.train_inputs, self.train_targets = (old_X,), old_y
-            self.likelihood, self._fantasy_noise = likelihood, before
+        # tensors with a gradient history cannot be copied; new data replace them
+        replaced = (old_X, old_y, likelihood, before)
+        new = deepcopy(self, {id(item): None for item in replaced})
         new.likelihood = likelihood.get_fantasy_likelihood(**kwargs)
-        if isinstance(likelihood, LeafNoiseLikelihood):
+        if isinstance(likelihood, leaf_modules.LeafNoiseLikelihood):
             # its leaves are those of the model, of which ``subset_output`` takes some
             new.likelihood.noise_covar.share(new.partition)
         new.train_inputs = (appended(old_X, X, 2),)
@@ -861,38 +862,3 @@ class TreedGP(FastSingleTaskGP):
                 new._real_dims = old_y.ndim - 1 - len(self.partition.tree_shape)
             new._num_fantasies = self._num_fantasies + X.shape[-2]
         return new
-
-
-def _columns(features: Sequence[int] | None, dim: int) -> list[int]:
-    columns = sorted(set(features or ()))
-    if columns and not 0 <= columns[0] <= columns[-1] < dim:
-        raise ValueError(
-            f"categorical_features: expected columns from 0 to {dim - 1}, got "
-            f"{columns}."
-        )
-    return columns
-
-
-def _check_modules(
-    input_transform: InputTransform | None,
-    likelihood: Likelihood | None,
-    one_leaf: bool,
-) -> None:
-    if (
-        input_transform is not None
-        and not one_leaf
-        and any(p.requires_grad for p in input_transform.parameters())
-    ):
-        raise ValueError(
-            "input_transform: expected a transform without parameters, as thresholds "
-            f"are fixed, got {type(input_transform).__name__}; with warp=True leaves "
-            "warp their inputs themselves."
-        )
-    if likelihood is not None and not isinstance(
-        likelihood, (GaussianLikelihood, FixedNoiseGaussianLikelihood)
-    ):
-        raise ValueError(
-            "likelihood: expected a GaussianLikelihood or a "
-            "FixedNoiseGaussianLikelihood, whose noise is the same in all leaves, got "
-            f"{type(likelihood).__name__}."
-        )

@@ -17,8 +17,10 @@ from gpytorch.priors import GammaPrior, NormalPrior
 from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
-from botorch_structured.models.treed.kernel import TreedStationary
-from botorch_structured.models.treed.leaf_modules import LeafNoiseLikelihood
+from botorch_structured.models.treed.leaf_modules import (
+    LeafNoiseLikelihood,
+    TreedStationary,
+)
 from botorch_structured.models.treed.objective import path_evidence
 from botorch_structured.models.treed.treed_gp import TreedGP
 from tests.treed_models import PUBLISHED, randomised, step_data

@@ -17,7 +17,6 @@ from botorch_structured.models.treed.scoring import (
     CONVERGED,
     NodeEvidence,
     NodePrior,
-    inverse_of_factor,
     likelihood,
 )
 
@@ -144,17 +143,6 @@ def test_evidence_of_a_node_is_near_the_integral() -> None:
     peak = max(values)
     integral = peak + math.log(np.mean(np.exp(np.array(values) - peak)))
     assert fit.log_evidence == pytest.approx(integral, abs=0.25)
-
-
-@pytest.mark.parametrize("n", [1, 20, 64, 65, 131, 260])
-def test_the_inverse_of_a_factor(n: int) -> None:
-    """By halves where it is large; what is above the triangle does not matter."""
-    rng = np.random.default_rng(n)
-    A = rng.standard_normal((n, n))
-    A = A @ A.T + n * np.eye(n)
-    chol = np.asfortranarray(np.linalg.cholesky(A) + np.triu(A, 1))
-    found = np.tril(inverse_of_factor(chol))
-    np.testing.assert_allclose(found, np.tril(np.linalg.inv(A)), rtol=1e-9, atol=1e-12)
 
 
 def test_scoring_finds_the_maximum() -> None:

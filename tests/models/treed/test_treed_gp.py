@@ -33,7 +33,7 @@ from treed_models import (
 
 from botorch_structured.fit import fit_slice_sampling
 from botorch_structured.models.treed.cart import TreeNode
-from botorch_structured.models.treed.kernel import TreedStationary
+from botorch_structured.models.treed.leaf_modules import TreedStationary
 from botorch_structured.models.treed.prediction import TreedPredictor
 from botorch_structured.models.treed.treed_gp import TreedGP
 
@@ -200,18 +200,24 @@ def plain_objective(model: TreedGP, share_all: bool, shared: bool) -> Tensor:
     return total
 
 
-@pytest.mark.parametrize("published", [False, True])
-def test_the_objective_is_equation_2(published: bool) -> None:
+@pytest.mark.parametrize("share_all", [False, True])
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_objective_is_equation_2(share_all: bool, shared: bool) -> None:
     """Value and gradient, to 1e-9, through the hook and through the mll itself."""
-    kwargs = PUBLISHED if published else {}
-    for seed in range(3):
+    kwargs: dict[str, Any] = {
+        "path_sharing": "all" if share_all else "lengthscale",
+        "condition_on": "all" if shared else "leaf",
+    }
+    if share_all and shared:
+        kwargs = PUBLISHED
+    for seed in range(2):
         model = TreedGP(*step_data(seed=seed), **kwargs)
-        assert model.partition.num_leaves > (4 if published else 1)
+        assert model.partition.num_leaves > (4 if kwargs is PUBLISHED else 1)
         randomised(model, seed)
         mll = ExactMarginalLogLikelihood(model.likelihood, model)
         mll.train()
         parameters = list(model.parameters())
-        expected = plain_objective(model, share_all=published, shared=published) / 40.0
+        expected = plain_objective(model, share_all, shared) / 40.0
         slopes = torch.autograd.grad(expected, parameters)
         for value in (
             -model.compute_custom_loss(mll),
@@ -221,21 +227,6 @@ def test_the_objective_is_equation_2(published: bool) -> None:
             found = torch.autograd.grad(value, parameters)
             for a, b in zip(found, slopes, strict=True):
                 torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
-
-
-def test_options_of_equation_2_are_independent() -> None:
-    for share_all, shared in ((True, False), (False, True)):
-        model = TreedGP(
-            *step_data(),
-            path_sharing="all" if share_all else "lengthscale",
-            condition_on="all" if shared else "leaf",
-        )
-        mll = ExactMarginalLogLikelihood(model.likelihood, model)
-        mll.train()
-        expected = plain_objective(model, share_all, shared) / 40.0
-        torch.testing.assert_close(
-            -model.compute_custom_loss(mll), expected, rtol=1e-9, atol=1e-9
-        )
 
 
 def test_the_kernel_that_explains_more_is_taken() -> None:
