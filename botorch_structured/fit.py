@@ -38,23 +38,18 @@ from gpytorch.mlls import (
 from gpytorch.models import ExactGP
 from numpy.typing import NDArray
 
-from botorch_structured.models.contexts import (
-    few_threads,
-    progress_bar,
-    quiet,
-    seeded,
-)
+from botorch_structured.models import contexts
 from botorch_structured.models.monotone.decomposed_gp import DecomposedGP
 from botorch_structured.models.sampled.chains import (
     Chains,
     ChainsWarning,
+    Target,
     models_at,
     run_chains,
 )
 from botorch_structured.models.sampled.coordinates import PriorCoordinates
 from botorch_structured.models.sampled.density import ModelDensity, StationaryDensity
 from botorch_structured.models.sampled.sampled_gp import SampledGP
-from botorch_structured.models.sampled.slice_sampling import Target
 from botorch_structured.spaces.arguments import check_count
 
 Vector = NDArray[np.float64]
@@ -158,7 +153,15 @@ def fit_slice_sampling(
     if several:
         members = list(getattr(mll_or_model, "mlls", None) or mll_or_model.models)
         # not seed + i, which is also a seed of member i - 1
-        starts, seeds = _starts(start_from, len(members)), root.spawn(len(members))
+        seeds = root.spawn(len(members))
+        starts = list(getattr(start_from, "models", [start_from] * len(members)))
+        if start_from is not None and (
+            not isinstance(start_from, ModelList) or len(starts) != len(members)
+        ):
+            raise ValueError(
+                f"start_from: expected a ModelList of {len(members)} SampledGPs, as a "
+                f"previous call made it, got {type(start_from).__name__}."
+            )
     # All are checked before any work.
     tasks = [_prepare(*member) for member in zip(members, starts, strict=True)]
     draws = -(-num_samples // num_chains) * thinning
@@ -174,7 +177,11 @@ def fit_slice_sampling(
         sweeps = default if warmup is None else warmup
         total = num_chains * (sweeps + draws)
         rows = mll.model.train_targets.numel()
-        with quiet(), few_threads(rows), progress_bar(total, progress) as advance:
+        with (
+            contexts.quiet(),
+            contexts.few_threads(rows),
+            contexts.progress_bar(total, progress) as advance,
+        ):
             target: Target = StationaryDensity.of(mll, coordinates) or ModelDensity(
                 mll, coordinates
             )
@@ -207,7 +214,26 @@ def _prepare(
     mll_or_model: MarginalLogLikelihood | GPyTorchModel, start_from: Any
 ) -> tuple[MarginalLogLikelihood, PriorCoordinates, Chains | None]:
     """A copy to work on, what is sampled of it, and what its chains go on from."""
-    mll = _own_copy(mll_or_model)
+    mll: Any = mll_or_model
+    if isinstance(mll, ExactGP):
+        mll = ExactMarginalLogLikelihood(mll.likelihood, mll)
+    model = mll.model if isinstance(mll, MarginalLogLikelihood) else None
+    inputs = getattr(model, "train_inputs", None)
+    if not isinstance(model, ExactGP) or not inputs or not inputs[0].numel():
+        raise ValueError(
+            "mll_or_model: expected an exact GP with rows of training data, or its "
+            f"MarginalLogLikelihood, got {type(model or mll).__name__}."
+        )
+    if inputs[0].ndim != 2:
+        raise ValueError(
+            "mll_or_model: expected one output and no batch dimension, got training "
+            f"inputs of shape {tuple(inputs[0].shape)}. Use a ModelListGP with one "
+            "model for each output."
+        )
+    strategy = getattr(model, "prediction_strategy", None)
+    # Errors and interruptions leave the model as it was. Caches of predictions are not
+    # used, and may hold graphs, which cannot be copied.
+    mll = deepcopy(mll, {id(strategy): None})
     coordinates = PriorCoordinates(mll.model)
     if len(coordinates) > _MOST_VALUES:
         raise ValueError(
@@ -217,69 +243,20 @@ def _prepare(
             "fit_gpytorch_mll, or a model with fewer, such as MultiTaskABLR with "
             "RandomFourierFeatures."
         )
-    previous = _previous(start_from, coordinates)
-    # a model that SampledGP refuses is refused before any work
-    _mixture(mll, coordinates, coordinates.read_values()[None])
-    return mll, coordinates, previous
-
-
-def _starts(start_from: Any, count: int) -> list[Any]:
-    """What the members of a list go on from."""
-    if start_from is None:
-        return [None] * count
-    if not isinstance(start_from, ModelList) or len(start_from.models) != count:
-        raise ValueError(
-            f"start_from: expected a ModelList of {count} SampledGPs, as a previous "
-            f"call made it, got {type(start_from).__name__}."
-        )
-    return list(start_from.models)
-
-
-def _own_copy(
-    mll_or_model: MarginalLogLikelihood | GPyTorchModel,
-) -> MarginalLogLikelihood:
-    """A copy to work on, so that errors and interruptions leave the model as it was."""
-    if isinstance(mll_or_model, MarginalLogLikelihood):
-        mll = mll_or_model
-    elif isinstance(mll_or_model, ExactGP):
-        mll = ExactMarginalLogLikelihood(mll_or_model.likelihood, mll_or_model)
-    else:
-        raise ValueError(
-            "mll_or_model: expected a MarginalLogLikelihood or an exact GP, got "
-            f"{type(mll_or_model).__name__}."
-        )
-    inputs = getattr(mll.model, "train_inputs", None)
-    if not isinstance(mll.model, ExactGP) or not inputs or not inputs[0].numel():
-        raise ValueError(
-            "mll_or_model: expected an exact GP with rows of training data, got "
-            f"{type(mll.model).__name__}."
-        )
-    if inputs[0].ndim != 2:
-        raise ValueError(
-            "mll_or_model: expected one output and no batch dimension, got training "
-            f"inputs of shape {tuple(inputs[0].shape)}. Use a ModelListGP with one "
-            "model for each output."
-        )
-    strategy = getattr(mll.model, "prediction_strategy", None)
-    # caches of predictions are not used, and may hold graphs, which cannot be copied
-    return deepcopy(mll, {id(strategy): None})
-
-
-def _previous(start_from: Any, coordinates: PriorCoordinates) -> Chains | None:
-    if start_from is None:
-        return None
-    chains = start_from.chains if isinstance(start_from, SampledGP) else start_from
-    if not isinstance(chains, Chains):
+    previous = start_from.chains if isinstance(start_from, SampledGP) else start_from
+    if start_from is not None and not isinstance(previous, Chains):
         raise ValueError(
             "start_from: expected a SampledGP made by fit_slice_sampling, or its "
             f"chains, got {type(start_from).__name__}."
         )
-    if chains.names != coordinates.names:
+    if previous is not None and previous.names != coordinates.names:
         raise ValueError(
             "start_from: expected chains of the same parameters, "
-            f"{list(coordinates.names)}, got {list(chains.names)}."
+            f"{list(coordinates.names)}, got {list(previous.names)}."
         )
-    return chains
+    # a model that SampledGP refuses is refused before any work
+    _mixture(mll, coordinates, coordinates.read_values()[None])
+    return mll, coordinates, previous
 
 
 def _fit_held(
@@ -312,7 +289,7 @@ def _fit_held(
         for parameter in sampled:
             parameter.requires_grad_(False)
     state = deepcopy(mll.state_dict())
-    with seeded(seed, next(mll.parameters()).device):
+    with contexts.seeded(seed, next(mll.parameters()).device):
         try:
             fit_gpytorch_mll(mll)
         except ValueError:

@@ -32,10 +32,8 @@ from torch import Tensor
 
 from benchmarks.speed.problems import binary_tree, flat_tree, make_data, sizes
 from benchmarks.speed.tree_rows import evaluation, fitted, objective
-from botorch_structured.fit import fit_slice_sampling
 from botorch_structured.linalg.factor import inverse_factors
 from botorch_structured.models import (
-    ConditionalGP,
     MonotoneGP,
     SampledGP,
     TreedGP,
@@ -113,14 +111,6 @@ def _variance(model: Any, x: Tensor) -> Call:
     return predict
 
 
-def _sampled(n: int) -> Call:
-    tree = binary_tree(4)
-    data = make_data(tree, sizes(4, n))
-    return lambda: fit_slice_sampling(
-        ConditionalGP(*data, tree), num_samples=4, warmup=2, thinning=1, seed=0
-    )
-
-
 def _monotone(n: int) -> Call:
     """A model and the first steps of its fit."""
     X, Y = make_data(ParameterTree(2), [n])
@@ -178,7 +168,6 @@ THRESHOLDS = [
         lambda weights: _posterior(200, weights // 4, 64),
         (256, 1024, 4096),
     ),
-    Threshold("models.sampled.density._MANY_ROWS", _sampled, (250, 500, 1000)),
     Threshold("models.sampled.sampled_gp._MANY_ROWS", _mixture, (100, 300, 1000)),
     Threshold(
         "models.monotone.array_evidence._MOST",
@@ -186,7 +175,6 @@ THRESHOLDS = [
         (100, 700, 1400),
         time.perf_counter,
     ),
-    Threshold("models.treed.scoring._SMALL_TRIANGLE", _treed, (60, 150, 400), low=16),
     Threshold(
         "models.treed.maximum._FEW_ROWS",
         partial(_treed, make=TreedGP.as_published),
@@ -210,7 +198,7 @@ WITHOUT_A_ROW = {
         "models.ablr.rows._KEPT_ROWS",
         "models.sampled.folded_prediction._CHUNK",
         "models.sampled.folded_prediction._DEVICE_CHUNK",
-        "models.treed.leaf_density._BLOCK",
+        "models.treed.objective._BLOCK",
         "models.tree.moments._MAX_NUMBERS",
     ],
     "memory: a climb with more numbers asks for moments at each step": [
@@ -227,7 +215,7 @@ WITHOUT_A_ROW = {
         "models.tree.old_studies._FITTED_ROWS",
         "models.treed.growth._MODE_ROWS",
         "models.treed.growth._SCALE_ROWS",
-        "models.treed.leaf_density._INFORMED_ROWS",
+        "models.treed.objective._INFORMED_ROWS",
         "models.treed.maximum._SMALL_SHARE",
         "models.treed.scoring.SCORED_ROWS",
     ],

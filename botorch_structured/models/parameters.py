@@ -6,7 +6,7 @@ parameters. A log-normal prior is quadratic in u.
 
 from __future__ import annotations
 
-__all__ = ["LogPriors", "RawParameters", "UnknownFormError"]
+__all__ = ["LogPriors", "RawParameters", "UnknownFormError", "known_kind"]
 
 import math
 from typing import Any
@@ -212,7 +212,7 @@ class LogPriors:
         for _, module, prior, closure, _ in model.named_priors():
             function = getattr(closure, "__func__", closure)
             reader = getattr(function, "reads", None) or _READERS.get(function)
-            kind = _kind(prior)
+            kind = known_kind(prior)
             mean = reader is not None and reader[0] in _MEANS
             if reader is None or kind is None or mean != (kind is NormalPrior):
                 if parameters.batch_dims or not by_torch:
@@ -291,7 +291,7 @@ class LogPriors:
         return value.item(), self._parameters.gradient(value)
 
 
-def _kind(prior: Any) -> type | None:
+def known_kind(prior: Any) -> type | None:
     """The class of a prior whose density has a closed form here."""
     if getattr(prior, "_transform", None) is not None:
         return None

@@ -14,14 +14,14 @@ Equation or section                      Function
 [Levesque2017conditional]_, section V:
   hyperparameters by slice sampling      ``botorch_structured.fit.fit_slice_sampling``
   priors on l, sigma_f and sigma_n       ``models.tree.conditional_gp.ConditionalGP``
-  their densities, one number at a time  ``priors.scalar_log_densities``
+  their densities, one number at a time  ``coordinates.scalar_log_densities``
 [Snoek2012practical]_:
   acquisitions averaged over samples     ``sampled_gp.SampledGP``
   posteriors of all samples at once      ``folded_prediction.FoldedPredictor``
 [Neal2003slice]_:
-  figure 3, stepping out                 ``slice_sampling.slice_update``
-  figure 5, shrinkage                    ``slice_sampling.slice_update``
-  one coordinate at a time               ``slice_sampling.SliceSampler``
+  figure 3, stepping out                 ``chains.slice_update``
+  figure 5, shrinkage                    ``chains.slice_update``
+  one coordinate at a time               ``chains.SliceSampler``
   figure 4, doubling                     not used: stepping out with tuned widths takes
                                          five evaluations an update
 [Murray2010slice]_:

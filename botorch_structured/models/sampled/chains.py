@@ -1,4 +1,16 @@
-"""Markov chains over the hyperparameters of a GP: starts, draws, diagnostics.
+"""Markov chains over the hyperparameters of a GP: slice sampling and diagnostics.
+
+Univariate slice sampling with step-out and shrinkage (Neal 2003) is for up to a few
+dozen parameters whose density is fast to evaluate and whose gradient takes much longer.
+It has no step size to choose: an interval of the wrong width only takes more
+evaluations, and every update ends with an accepted point. Murray and Adams (2010) and
+Levesque et al. (2017, section V) sample the hyperparameters of a GP with it.
+
+Updates change one coordinate at a time, so that the density can be evaluated
+incrementally. Updates along differences of earlier positions, which adapt to
+correlations and move between modes, were measured on six problems with 3 to 16
+hyperparameters: per CPU second they gave fewer effective samples, on average and for
+the parameter with the fewest.
 
 Split R-hat and the effective sample size are those of Vehtari et al. (2021), without
 the rank normalisation: values are on the scale on which they were sampled (logarithms
@@ -6,6 +18,11 @@ of positive parameters), where tails are light.
 
 References:
 
+.. [Neal2003slice]
+    R. M. Neal. Slice Sampling. Annals of Statistics 31(3), 2003.
+.. [Murray2010slice]
+    I. Murray and R. P. Adams. Slice Sampling Covariance Hyperparameters of Latent
+    Gaussian Models. NeurIPS 2010.
 .. [Vehtari2021rank]
     A. Vehtari, A. Gelman, D. Simpson, B. Carpenter and P.-C. Buerkner. Rank-
     Normalization, Folding, and Localization: An Improved R-hat for Assessing
@@ -17,17 +34,21 @@ from __future__ import annotations
 __all__ = [
     "Chains",
     "ChainsWarning",
+    "SliceSampler",
+    "Target",
     "effective_sample_size",
     "models_at",
     "run_chains",
+    "slice_update",
     "split_r_hat",
 ]
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from botorch.exceptions import UnsupportedError
@@ -36,29 +57,25 @@ from botorch.models.gpytorch import GPyTorchModel
 from numpy.typing import NDArray
 
 from botorch_structured.models.sampled.coordinates import PriorCoordinates
-from botorch_structured.models.sampled.slice_sampling import (
-    SliceSampler,
-    Target,
-    first_widths,
-)
 
 Array = NDArray[np.float64]
 
 # Each half of a chain needs two draws for a variance.
 _MIN_DRAWS = 4
-# The fields of ``Chains`` that are arrays.
-_ARRAYS: dict[str, type] = {
-    "samples": np.float64,
-    "log_density": np.float64,
-    "positive": np.bool_,
-    "last": np.float64,
-    "widths": np.float64,
-}
 # Standard deviation of starting points, in logarithms: about that of the posterior of a
 # lengthscale on which the outcome depends. Wider ones start chains in the mode in which
 # all outcomes are noise, and a chain leaves that mode slowly.
 _DISPERSION = 0.5
 _MAX_TRIES = 20
+# Width of each coordinate before tuning: a factor of seven on a logarithmic scale.
+_FIRST_WIDTH = 2.0
+# Width divided by the mean distance moved. In a slice of length L a point moves by L /
+# 3 on average; intervals of 4 L / 3 took the fewest evaluations on normal, Laplace and
+# log-gamma densities: 4.7 to 5.0 an update, and little more from half to twice that
+# width.
+_MOVES_PER_WIDTH = 4.0
+# No width is learnt from fewer updates than this.
+_MIN_UPDATES = 4
 
 
 class ChainsWarning(BotorchWarning):
@@ -208,44 +225,6 @@ class Chains:
             return np.zeros(len(self.names))
         return effective_sample_size(self.coordinates)
 
-    def to_dict(self) -> dict[str, Any]:
-        """The chains as lists, strings and numbers for JSON; see ``from_dict``."""
-        arrays = {name: getattr(self, name).tolist() for name in _ARRAYS}
-        return {"names": list(self.names), "evaluations": self.evaluations, **arrays}
-
-    @classmethod
-    def from_dict(cls, state: Mapping[str, Any]) -> Chains:
-        """The inverse of ``to_dict``.
-
-        Raises:
-            ValueError: If an entry is missing, or shapes do not fit together.
-        """
-        missing = {"names", *_ARRAYS} - set(state)
-        if missing:
-            raise ValueError(
-                f"state: expected the keys of to_dict, lacks {sorted(missing)}."
-            )
-        chains = cls(
-            names=tuple(state["names"]),
-            evaluations=int(state.get("evaluations", 0)),
-            **{name: np.asarray(state[name], kind) for name, kind in _ARRAYS.items()},
-        )
-        k = len(chains.names)
-        shape = chains.samples.shape
-        fits = (
-            chains.samples.ndim == 3
-            and shape[2] == k
-            and chains.log_density.shape == shape[:2]
-            and chains.positive.shape == chains.widths.shape == (k,)
-            and chains.last.shape == (shape[0], k)
-        )
-        if not fits:
-            raise ValueError(
-                f"state: expected arrays of {k} parameters as to_dict made them, got "
-                f"samples of shape {shape} and last of shape {chains.last.shape}."
-            )
-        return chains
-
     def __repr__(self) -> str:
         """A table: one line a parameter."""
         flat = self.samples.reshape(-1, len(self.names))
@@ -266,52 +245,215 @@ class Chains:
         return "\n".join(lines)
 
 
-# -- sampling ---------------------------------------------------------------------
+# -- slice sampling ---------------------------------------------------------------
 
 
-def _settable(coordinates: PriorCoordinates, values: Array) -> Array:
-    """The values that a model has after setting ``values``, moved into the bounds.
+class Target(Protocol):
+    """A log density on R^k, evaluated along one coordinate at a time.
+
+    An implementation may keep what it has computed at the current position, to evaluate
+    the density at neighbouring positions incrementally.
+    """
+
+    @property
+    def dim(self) -> int:
+        """Number of coordinates, k."""
+
+    def move_to(self, position: Array) -> float:
+        """Make ``position`` current, if its log density, returned, is finite.
+
+        Otherwise (``-inf``, outside the support) nothing changes.
+        """
+
+    def along(self, axis: int) -> Callable[[float], float]:
+        """The log density as a function of one coordinate of the current position."""
+
+    def accept(self) -> None:
+        """Make the last point evaluated by what ``along`` returned current."""
+
+
+class Update(NamedTuple):
+    """Result of one update of one coordinate.
+
+    Attributes:
+        value: The new value.
+        log_density: The log density at ``value``.
+        length: Length of the interval that the value was finally drawn from.
+        evaluations: How often the density was evaluated.
+        moved: Whether ``value`` is a new point. It is the old one where rounding has
+            made the slice empty; the last evaluation was then at another point.
+    """
+
+    value: float
+    log_density: float
+    length: float
+    evaluations: int
+    moved: bool
+
+
+def slice_update(
+    log_density: Callable[[float], float],
+    value: float,
+    current: float,
+    width: float,
+    rng: np.random.Generator,
+    max_steps: int = 32,
+) -> Update:
+    """One step-out and shrinkage, [Neal2003slice]_ figures 3 and 5.
+
+    Args:
+        log_density: A function of the coordinate; ``-inf`` outside the support.
+        value: The current value of the coordinate.
+        current: The log density at ``value``, finite.
+        width: Length of the first interval.
+        rng: Source of randomness.
+        max_steps: The interval grows to at most this many widths.
+    """
+    height = current - rng.exponential()
+    left = value - width * rng.random()
+    right = left + width
+    steps_left = int(max_steps * rng.random())
+    steps_right = max_steps - 1 - steps_left
+    evaluations = 0
+    while steps_left > 0:
+        evaluations += 1
+        if not log_density(left) > height:
+            break
+        left -= width
+        steps_left -= 1
+    while steps_right > 0:
+        evaluations += 1
+        if not log_density(right) > height:
+            break
+        right += width
+        steps_right -= 1
+    tiny = 1e-13 * max(1.0, abs(value))
+    while right - left > tiny:
+        proposal = left + (right - left) * rng.random()
+        evaluations += 1
+        log_p = log_density(proposal)
+        if log_p > height:
+            return Update(proposal, log_p, right - left, evaluations, True)
+        if proposal < value:
+            left = proposal
+        else:
+            right = proposal
+    return Update(value, current, right - left, evaluations, False)
+
+
+@dataclass
+class SliceSampler:
+    """A chain: sweeps over all coordinates in random order.
+
+    Attributes:
+        target: The log density.
+        position: Current position of the chain, ``k``.
+        rng: Source of randomness: the same state gives the same chain.
+        widths: Width of the first interval of each coordinate, ``k``.
+        log_density: The log density at ``position``.
+        evaluations: Number of evaluations along a coordinate so far.
+
+    Raises:
+        ValueError: If the log density at ``position`` is not finite.
+    """
+
+    target: Target
+    position: Array
+    rng: np.random.Generator
+    widths: Array
+    log_density: float = field(init=False)
+    evaluations: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        self.position = np.array(self.position, dtype=np.float64)
+        self.widths = np.array(self.widths, dtype=np.float64)
+        self.log_density = self.target.move_to(self.position)
+        if not math.isfinite(self.log_density):
+            raise ValueError(
+                "position: expected a finite log density to start from, got "
+                f"{self.log_density} at {self.position.tolist()}."
+            )
+        self._moves: list[list[float]] = [[] for _ in self.position]
+
+    def sweep(self) -> None:
+        """Update each coordinate once."""
+        for axis in self.rng.permutation(self.target.dim):
+            update = slice_update(
+                self.target.along(int(axis)),
+                float(self.position[axis]),
+                self.log_density,
+                float(self.widths[axis]),
+                self.rng,
+            )
+            self._moves[axis].append(abs(update.value - self.position[axis]))
+            if update.moved:
+                self.target.accept()
+                self.position[axis] = update.value
+                self.log_density = update.log_density
+            self.evaluations += update.evaluations
+        # Evaluated from scratch, so that rounding of incremental evaluations does not
+        # add up. Where the matrix is nearly singular this may fail; the incremental
+        # value then stays.
+        log_density = self.target.move_to(self.position)
+        if math.isfinite(log_density):
+            self.log_density = log_density
+
+    def tune(self) -> None:
+        """Set widths from the distances that updates have moved; for warmup only.
+
+        Only the later half of the updates counts: the first half may still be on the
+        way from the starting point to the region of high density.
+        """
+        for axis, moves in enumerate(self._moves):
+            recent = moves[len(moves) // 2 :]
+            if len(recent) >= _MIN_UPDATES and any(recent):
+                self.widths[axis] = _MOVES_PER_WIDTH * float(np.mean(recent))
+
+    def warm_up(self, sweeps: int, on_sweep: Callable[[], None] | None = None) -> None:
+        """Sweep, and tune the widths meanwhile.
+
+        Args:
+            sweeps: The number of sweeps.
+            on_sweep: Called after each sweep.
+        """
+        for i in range(sweeps):
+            self.sweep()
+            if i + 1 >= 2 * _MIN_UPDATES and (i + 1) % _MIN_UPDATES == 0:
+                self.tune()
+            if on_sweep is not None:
+                on_sweep()
+
+
+# -- chains of a model ------------------------------------------------------------
+
+
+def _starting_point(coordinates: PriorCoordinates, values: Array) -> Array:
+    """The position of a model after setting ``values``, moved into the bounds.
 
     A MAP estimate is often at a bound, and setting closures may keep a distance from
     it.
     """
     inside = coordinates.clip(values)
-    if coordinates.write_values(inside):
-        return inside
-    return coordinates.clip(coordinates.read_values())
+    if not coordinates.write_values(inside):
+        inside = coordinates.clip(coordinates.read_values())
+    return coordinates.to_position(inside)
 
 
-def _starting_points(
-    coordinates: PriorCoordinates, previous: Chains | None, num_chains: int
-) -> list[Array]:
-    """Starting points of chains before they are dispersed, in coordinates.
-
-    Args:
-        coordinates: Coordinates of the model, whose values are set. Without
-            ``previous`` all chains start at its current values.
-        previous: Chains to continue. Further chains start at earlier draws of these.
-        num_chains: The number of points.
-    """
-    if previous is None:
-        start = _settable(coordinates, coordinates.read_values())
-        return [coordinates.to_position(start)] * num_chains
-    starts = []
-    for i in range(num_chains):
-        lap, chain = divmod(i, previous.num_chains)
-        earlier = previous.samples[chain, -1 - lap % previous.num_draws]
-        values = earlier if lap else previous.last[chain]
-        starts.append(coordinates.to_position(_settable(coordinates, values)))
-    return starts
+def _continued(previous: Chains, chain: int) -> Array:
+    """Where a chain goes on: where it was, or further ones at an earlier draw."""
+    lap, place = divmod(chain, previous.num_chains)
+    if lap == 0:
+        return previous.last[place]
+    return previous.samples[place, -1 - lap % previous.num_draws]
 
 
 def _disperse(target: Target, start: Array, rng: np.random.Generator) -> Array:
     """A point of finite density around a starting point."""
-    scale = _DISPERSION
-    for _ in range(_MAX_TRIES):
+    for tries in range(_MAX_TRIES):
+        scale = _DISPERSION * 0.7**tries
         point = start + scale * rng.standard_normal(start.shape)
         if np.isfinite(target.move_to(point)):
             return point
-        scale *= 0.7
     return start
 
 
@@ -336,19 +478,18 @@ def run_chains(
         draws: Sweeps that are kept.
         advance: Called after each sweep.
     """
-    k = len(coordinates)
-    starts = _starting_points(coordinates, previous, len(streams))
-    positions = np.empty((len(starts), draws, k))
-    log_density = np.empty((len(starts), draws))
+    k, count, evaluations = len(coordinates), len(streams), 0
+    positions, log_density = np.empty((count, draws, k)), np.empty((count, draws))
     widths = []
-    evaluations = 0
+    current = coordinates.read_values()
+    values = [_continued(previous, i) if previous else current for i in range(count)]
+    starts = [_starting_point(coordinates, v) for v in values]
     for i, (start, stream) in enumerate(zip(starts, streams, strict=True)):
         rng = np.random.default_rng(stream)
         if previous is None and i > 0:
             start = _disperse(target, start, rng)
-        sampler = SliceSampler(
-            target, start, rng, first_widths(k) if previous is None else previous.widths
-        )
+        first = np.full(k, _FIRST_WIDTH) if previous is None else previous.widths
+        sampler = SliceSampler(target, start, rng, first)
         sampler.warm_up(warmup, advance)
         for t in range(draws):
             sampler.sweep()
@@ -356,13 +497,13 @@ def run_chains(
             advance()
         widths.append(sampler.widths)
         evaluations += sampler.evaluations
-    values = coordinates.to_values(positions)
+    samples = coordinates.to_values(positions)
     return Chains(
         names=coordinates.names,
-        samples=values,
+        samples=samples,
         log_density=log_density,
         positive=coordinates.positive,
-        last=values[:, -1],
+        last=samples[:, -1],
         widths=np.median(widths, axis=0),
         evaluations=evaluations,
     )

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from botorch.models import SingleTaskGP
 from botorch.optim.closures import get_loss_closure
-from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import Kernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import ConstantMean
 from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
@@ -31,7 +31,6 @@ from linear_operator.utils.errors import NanError, NotPSDError
 from numpy.typing import NDArray
 from scipy.linalg import lapack
 
-from botorch_structured.kernels.mondrian import LaplaceKernel
 from botorch_structured.linalg.correlations import ARRAY_VALUES
 from botorch_structured.models.fast_inference import (
     FastInference,
@@ -40,6 +39,7 @@ from botorch_structured.models.fast_inference import (
 )
 from botorch_structured.models.sampled.coordinates import PriorCoordinates
 from botorch_structured.models.tree.conditional_kernel import ConditionalKernel
+from botorch_structured.models.tree.form import UnknownFormError, correlation_of
 from botorch_structured.models.tree.leaf_model import LeafModel
 
 Vector = NDArray[np.float64]
@@ -47,23 +47,12 @@ Correlation = Callable[[Vector, Vector], Vector]
 
 # A distance at which every correlation is exactly zero: exp(-sqrt(1e8)) underflows.
 _APART = 1e8
-# With more rows ``ModelDensity`` is faster for a conditional kernel, whose blocks it
-# factorises one by one, and for a model on a GPU.
-_MANY_ROWS = 500
 # The largest term that is subtracted from a distance: the sum of the others then has
 # about twelve correct decimals. Above it (a very short lengthscale) distances are
 # summed again.
 _MAX_SUBTRACTED = 1e4
 # Jitter as in linear_operator's psd_safe_cholesky in double precision.
 _JITTERS = (0.0, 1e-8, 1e-7, 1e-6)
-# By class and nu.
-_CORRELATIONS: dict[tuple[type[Kernel], float | None], str] = {
-    (RBFKernel, None): "rbf",
-    (MaternKernel, 0.5): "matern12",
-    (MaternKernel, 1.5): "matern32",
-    (MaternKernel, 2.5): "matern52",
-    (LaplaceKernel, None): "laplace",
-}
 # Implementations of the hook that compute the evidence of an exact GP.
 _OWN_EVIDENCE = (None, FastInference._fast_evidence, LeafModel._fast_evidence)
 
@@ -88,10 +77,8 @@ class ModelDensity:
         self.num_data = mll.model.train_targets.numel()
         closed = mll.model.fit_objective(mll) if _has_leaves(mll.model) else None
         self._loss = closed.loss if closed else get_loss_closure(mll)
-        self._position = np.zeros(len(coordinates))
-        self._trial = (0, 0.0)
-        # restores the model after a position that was not accepted
-        self._restore: Callable[[Vector], bool] | None = None
+        self._position = self._trial = np.zeros(len(coordinates))
+        self._written: Vector | None = None  # values that the model has
 
     @property
     def dim(self) -> int:
@@ -104,60 +91,40 @@ class ModelDensity:
         Args:
             position: ``k``.
         """
-        values = self.coordinates.to_values(position)
-        if not self.coordinates.inside(values):
+        c, known = self.coordinates, self._written
+        values = c.to_values(position)
+        if not c.inside(values):
             return -math.inf
-        if not self.coordinates.write_values(values):
+        self._written = values if c.write_values(values, known) else None
+        if self._written is None:
             return -math.inf
-        return self._objective() + self.coordinates.log_jacobian(position)
-
-    def _objective(self) -> float:
         try:
             with torch.no_grad():
                 value = -self.num_data * float(self._loss())
         except (NotPSDError, NanError, torch.linalg.LinAlgError):
             return -math.inf
-        return value if math.isfinite(value) else -math.inf
+        return value + c.log_jacobian(position) if math.isfinite(value) else -math.inf
 
     def move_to(self, position: Vector) -> float:
         """See ``Target.move_to``."""
         value = self.log_density(position)
         if math.isfinite(value):
-            self._position, self._restore = position.copy(), None
-        else:
-            self._restore = self.coordinates.write_values
+            self._position = position.copy()
         return value
 
     def along(self, axis: int) -> Callable[[float], float]:
         """See ``Target.along``."""
-        c, block = self.coordinates, self.coordinates.block_of[axis]
-        values = c.to_values(self._position)
-        if self._restore is not None:
-            self._restore(values)
-        self._restore = block.write_with_followers
-        rest = c.log_jacobian(self._position)
-        to_value = c.scalar_value(axis)
-        if c.positive[axis]:
-            rest -= self._position[axis]
+        self._trial = self._position.copy()
 
         def log_density(coordinate: float) -> float:
-            self._trial = (axis, coordinate)
-            value = to_value(coordinate)
-            if value is None:
-                return -math.inf
-            values[axis] = value
-            if not block.write_with_followers(values):
-                return -math.inf
-            jacobian = coordinate if c.positive[axis] else 0.0
-            return self._objective() + rest + jacobian
+            self._trial[axis] = coordinate
+            return self.log_density(self._trial)
 
         return log_density
 
     def accept(self) -> None:
         """See ``Target.accept``."""
-        axis, coordinate = self._trial
-        self._position[axis] = coordinate
-        self._restore = None
+        self._position = self._trial.copy()
 
 
 def _has_leaves(model: object) -> bool:
@@ -189,11 +156,14 @@ class _PlainKernel:
     scale: ScaleKernel | None
 
 
-def _plain_kernel(model: SingleTaskGP) -> _PlainKernel | None:
-    """That of a model in training mode for which ``_is_plain`` holds; None for others.
+def _plain_kernel(model: SingleTaskGP) -> _PlainKernel:
+    """That of a model in training mode for which ``_is_plain`` holds.
 
     Args:
         model: The model.
+
+    Raises:
+        UnknownFormError: For other kernels than those of ``StationaryDensity.of``.
     """
     with torch.no_grad():
         points = model.transform_inputs(model.train_inputs[0])
@@ -205,14 +175,12 @@ def _plain_kernel(model: SingleTaskGP) -> _PlainKernel | None:
         scale, columns = None, kernel.active_dims
         if isinstance(kernel, ScaleKernel):
             scale, kernel = kernel, kernel.base_kernel
-        # a subclass has a formula of its own: GPyTorch's RBF with gradients is one
-        name = _CORRELATIONS.get((type(kernel), getattr(kernel, "nu", None)))
-        if name is None or kernel.batch_shape or (scale and scale.batch_shape):
-            return None
+        name, exponent, unordered = correlation_of(kernel)
+        if unordered or kernel.batch_shape or (scale and scale.batch_shape):
+            raise UnknownFormError
         if columns is not None:
             points = points[..., columns]
     numbers = points.cpu().double().numpy()
-    exponent = 1.0 if name == "laplace" else 2.0
     return _PlainKernel(ARRAY_VALUES[name], exponent, numbers, key, kernel, scale)
 
 
@@ -260,13 +228,16 @@ class _Role:
 
 def _find_roles(
     mll: MarginalLogLikelihood, coordinates: PriorCoordinates, kernel: _PlainKernel
-) -> list[_Role] | None:
-    """The role of each coordinate; None if one has another role.
+) -> list[_Role]:
+    """The role of each coordinate.
 
     Args:
         mll: The objective.
         coordinates: Of its model.
         kernel: Of its model.
+
+    Raises:
+        UnknownFormError: If one has another role.
     """
     model = mll.model
     names = {kernel.length.raw_lengthscale: "length"}
@@ -282,7 +253,7 @@ def _find_roles(
     for block in coordinates.blocks:
         name = names.get(parameters[block.parameter])
         if block.power is None or name is None or (name != "length" and block.size > 1):
-            return None
+            raise UnknownFormError
         roles += [_Role(name, i, block.power) for i in range(block.size)]
     return roles
 
@@ -322,7 +293,7 @@ class StationaryDensity:
         roles: list[_Role],
     ) -> None:
         self.coordinates, self._kernel, self._roles = coordinates, kernel, roles
-        self.num_data = n = len(kernel.points)
+        n = len(kernel.points)
         numbers = np.arange(n * n, dtype=np.float64).reshape(n, n, order="F")
         packed, _ = lapack.dtrttf(numbers, transr="N", uplo="L")
         index = packed.astype(np.int64)
@@ -380,15 +351,11 @@ class StationaryDensity:
         mll.train()  # in evaluation mode inputs are transformed already
         if coordinates.derived or not _is_plain(mll):
             return None
-        n = mll.model.train_targets.shape[-1]
-        remote = mll.model.train_targets.device.type != "cpu"
-        if n == 0 or (n > _MANY_ROWS and remote):
+        try:
+            kernel = _plain_kernel(mll.model)
+            return cls(mll, coordinates, kernel, _find_roles(mll, coordinates, kernel))
+        except UnknownFormError:
             return None
-        kernel = _plain_kernel(mll.model)
-        if kernel is None or (n > _MANY_ROWS and kernel.key is not None):
-            return None
-        roles = _find_roles(mll, coordinates, kernel)
-        return None if roles is None else cls(mll, coordinates, kernel, roles)
 
     @property
     def dim(self) -> int:
@@ -418,9 +385,9 @@ class StationaryDensity:
         c, role = self.coordinates, self._roles[axis]
         start = float(self._position[axis])
         to_value = c.scalar_value(axis)
-        correlation: Callable[[float], Vector] = lambda _: self._value  # noqa: E731
+        along_length = None
         if role.name == "length":
-            correlation = self._along_length(role.index)
+            along_length = self._along_length(role.index)
         prior = c.log_prior_along(self._position, axis)
         rest = self._log_prior - prior(start, float(c.to_values(self._position)[axis]))
 
@@ -434,7 +401,8 @@ class StationaryDensity:
                 return -math.inf
             trial = self._now.changed(role, natural)
             self._trial = (axis, coordinate, trial, log_prior)
-            return self._evidence(correlation(natural), trial) + log_prior
+            correlation = along_length(natural) if along_length else self._value
+            return self._evidence(correlation, trial) + log_prior
 
         return log_density
 
@@ -490,7 +458,7 @@ class StationaryDensity:
 
     def _evidence(self, value: Vector, natural: _Naturals) -> float:
         """Log N(y; mean, scale * value + noise)."""
-        n = self.num_data
+        n = len(self._targets)
         for jitter in _JITTERS:
             np.multiply(value, natural.scale, out=self._factor)
             self._factor[self._diagonal] += natural.noise + jitter
@@ -502,16 +470,7 @@ class StationaryDensity:
         else:
             return -math.inf
         residual = (self._targets - natural.mean)[:, None]
-        half = lapack.dtfsm(
-            1.0,
-            self._factor,
-            residual,
-            transr="N",
-            side="L",
-            uplo="L",
-            trans="N",
-            diag="N",
-        )[:, 0]
+        half = lapack.dtfsm(1.0, self._factor, residual, uplo="L")[:, 0]
         log_det = 2.0 * float(np.log(self._factor[self._diagonal]).sum())
         constant = -0.5 * n * math.log(2.0 * math.pi)
         result = constant - 0.5 * (float(half @ half) + log_det)

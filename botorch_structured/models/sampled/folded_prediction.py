@@ -29,11 +29,6 @@ from typing import Any
 import torch
 from botorch.models import SingleTaskGP
 from botorch.models.gpytorch import GPyTorchModel
-from botorch.models.transforms.outcome import (
-    ChainedOutcomeTransform,
-    OutcomeTransform,
-    Standardize,
-)
 from botorch.posteriors import GPyTorchPosterior
 from gpytorch import Module, settings
 from gpytorch.distributions import MultivariateNormal
@@ -43,7 +38,6 @@ from gpytorch.models.exact_prediction_strategies import (
     prediction_strategy,
 )
 from linear_operator import to_dense, to_linear_operator
-from linear_operator.operators import ZeroLinearOperator
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor, nn
 
@@ -53,8 +47,6 @@ from botorch_structured.models.fast_inference import (
     noise_is_known,
     with_variance_floor,
 )
-from botorch_structured.models.outcome_scale import AnyScaleStandardize
-from botorch_structured.transforms import ClipTail
 
 Arguments = tuple[tuple[Tensor, ...], dict[str, Any]]
 
@@ -92,10 +84,10 @@ def stack_modules(modules: Sequence[Module]) -> Module | None:
 def _alike(a: Module, b: Module) -> bool:
     """Whether two modules differ at most in the values of their parameters."""
     first, second = (
-        [
+        (
             [(name, type(child)) for name, child in module.named_modules()],
             [(name, p.shape, p.dtype) for name, p in module.named_parameters()],
-        ]
+        )
         for module in (a, b)
     )
     return first == second and _equal(dict(a.named_buffers()), dict(b.named_buffers()))
@@ -171,8 +163,8 @@ def can_fold(models: Sequence[GPyTorchModel]) -> bool:
         models: GPs of one class on the same data, in evaluation mode.
 
     Returns:
-        True for exact GPs without a batch shape and with one output, Gaussian noise and
-        a linear outcome transform, whose class predicts as ``SingleTaskGP`` does.
+        True for exact GPs without a batch shape and with one output and Gaussian noise,
+        whose class predicts as ``SingleTaskGP`` does.
     """
     first = models[0]
     kind = type(first)
@@ -183,7 +175,6 @@ def can_fold(models: Sequence[GPyTorchModel]) -> bool:
         and kind.__call__ in (SingleTaskGP.__call__, FastInference.__call__)
         and all(_is_plain(model) for model in models)
         and _same(models, "outcome_transform")
-        and _is_affine(getattr(first, "outcome_transform", None))
     ):
         return False
     # some kernels have their own prediction strategy (inducing points, features)
@@ -200,8 +191,6 @@ def _is_plain(model: GPyTorchModel) -> bool:
     return (
         noise_is_known(model.likelihood)
         and getattr(model, "_fantasy_noise", None) is None
-        and inputs is not None
-        and len(inputs) == 1
         and inputs[0].ndim == 2
         and targets.ndim == 1
         and not (inputs[0].requires_grad or targets.requires_grad)
@@ -210,24 +199,8 @@ def _is_plain(model: GPyTorchModel) -> bool:
 
 def _same(models: Sequence[nn.Module], name: str) -> bool:
     """Whether a submodule has the same state in all models, or is missing in all."""
-    modules = [getattr(model, name, None) for model in models]
-    states = [module.state_dict() for module in modules if module is not None]
-    if len(states) < len(modules):
-        return not states
+    states = [getattr(model, name, nn.Module()).state_dict() for model in models]
     return all(_equal(states[0], state) for state in states[1:])
-
-
-def _is_affine(transform: OutcomeTransform | None) -> bool:
-    """Whether a transform applies to a batch of samples as to a single posterior."""
-    if transform is None or type(transform) in (
-        Standardize,
-        AnyScaleStandardize,
-        ClipTail,
-    ):
-        return True
-    return isinstance(transform, ChainedOutcomeTransform) and all(
-        _is_affine(part) for part in transform.values()
-    )
 
 
 class FoldedPredictor:
@@ -275,14 +248,11 @@ class FoldedPredictor:
             self.inverse_transposed = inverse.mT.contiguous()
             self.half = inverse @ (targets - mean).unsqueeze(-1)
 
-    def __call__(
-        self, X: Tensor, observation_noise: bool | list[Tensor] = False
-    ) -> GPyTorchPosterior:
-        """The posteriors of all models, a batch of Gaussians.
+    def __call__(self, X: Tensor) -> GPyTorchPosterior:
+        """The posteriors of all models without observation noise, a batch of Gaussians.
 
         Args:
             X: ``batch_shape x q x d``, not transformed.
-            observation_noise: As in ``Model.posterior``; tensors one for each model.
 
         Returns:
             A posterior over ``batch_shape x S x q x 1``.
@@ -295,9 +265,6 @@ class FoldedPredictor:
                 f"got {points.shape[-1]}."
             )
         mean, covariance = self._moments(points)
-        if observation_noise is not False:
-            noise = self._noise(points, observation_noise)
-            covariance = covariance + torch.diag_embed(noise)
         # a plain tensor would get no jitter when it is factorised for sampling
         mvn = MultivariateNormal(mean, to_linear_operator(covariance))
         posterior = GPyTorchPosterior(mvn)
@@ -331,20 +298,3 @@ class FoldedPredictor:
             reduction = torch.cat(explained, dim=1).view(num_samples, *batch, q, q)
             covariance = self.kernel(points) - reduction.movedim(0, -3)
         return mean.movedim(0, -2), with_variance_floor(covariance)
-
-    def _noise(self, points: Tensor, observation_noise: bool | list[Tensor]) -> Tensor:
-        """Noise variances as each model adds them, ``batch_shape x S x q``."""
-        parts = []
-        for s, model in enumerate(self.models):
-            x = points.select(-3, s if points.shape[-3] > 1 else 0)
-            shape = x.shape[:-1]
-            zero = ZeroLinearOperator(*shape, shape[-1], dtype=x.dtype, device=x.device)
-            noisy = model._apply_noise(
-                x,
-                MultivariateNormal(x.new_zeros(shape), zero),
-                observation_noise[s]
-                if isinstance(observation_noise, list)
-                else observation_noise,
-            )
-            parts.append(noisy.lazy_covariance_matrix.diagonal(dim1=-1, dim2=-2))
-        return torch.stack(parts, dim=-2)

@@ -68,8 +68,8 @@ class SampledGP(GPyTorchModel, FantasizeMixin):
 
     The posteriors of all samples of a plain GP (tree-structured ones up to 300 points)
     are computed as one batch, at about the cost of one posterior by GPyTorch; those of
-    other models one after the other. As in GPyTorch, hyperparameters that are changed
-    by hand take effect with the next ``train()``.
+    other models, and those with observation noise, one after the other. As in GPyTorch,
+    hyperparameters that are changed by hand take effect with the next ``train()``.
 
     Args:
         models: ``S`` BoTorch GPs of one class, with the same data and transforms and
@@ -94,8 +94,6 @@ class SampledGP(GPyTorchModel, FantasizeMixin):
 
     # the data of all models, and their cached factors
     _predictor: tuple[list[Tensor], FoldedPredictor | None] | None = None
-    # one tensor for each pair of dtype and device that the models have
-    _probes: dict[tuple[torch.dtype, torch.device], Tensor] | None = None
 
     def __init__(self, models: Sequence[GPyTorchModel], chains: Any = None) -> None:
         models = list(models)
@@ -196,13 +194,9 @@ class SampledGP(GPyTorchModel, FantasizeMixin):
 
     # -- caches and state ---------------------------------------------------------
 
-    def _drop_caches(self) -> None:
-        """Called wherever hyperparameters or data may have changed."""
-        self._probes = self._predictor = None
-
     def __getstate__(self) -> dict[str, Any]:
         # caches are fast to rebuild and large to store
-        return {**self.__dict__, "_predictor": None, "_probes": None}
+        return {**self.__dict__, "_predictor": None}
 
     def train(self, mode: bool = True, reset: bool = False) -> SampledGP:
         """Training mode of all models: drops caches; there is nothing to be fitted.
@@ -215,30 +209,24 @@ class SampledGP(GPyTorchModel, FantasizeMixin):
         if reset:
             raise UnsupportedError("reset: expected False, samples are not refitted.")
         if mode:
-            self._drop_caches()
+            self._predictor = None
         return super().train(mode)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> SampledGP:
         # BoTorch's analytic acquisitions call ``.to(X)`` on each evaluation. For S
         # models of some thirty tensors that costs more than the prediction, so a
-        # conversion that leaves each kind of tensor alone is not carried out.
-        probes = self._probes
-        data = [t for m in self.models for t in (*m.train_inputs, m.train_targets)]
-        if probes is None or any((t.dtype, t.device) not in probes for t in data):
-            kinds = {(t.dtype, t.device) for t in (*data, *self.parameters())}
-            kinds |= {(t.dtype, t.device) for t in self.buffers()}
-            probes = {k: torch.empty(0, dtype=k[0], device=k[1]) for k in kinds}
-            self._probes = probes
-        # ``share_memory`` works in place
-        if all(
-            fn(p) is p and (p.is_cuda or not p.is_shared()) for p in probes.values()
-        ):
-            return self
-        self._drop_caches()
-        return super()._apply(fn, recurse)
+        # conversion that leaves the first model alone is not carried out.
+        first = self.models[0]
+        data = (*first.train_inputs, first.train_targets)
+        for t in (*data, *first.parameters(), *first.buffers()):
+            # ``share_memory`` works in place
+            if fn(t) is not t or (t.is_shared() and not t.is_cuda):
+                self._predictor = None
+                return super()._apply(fn, recurse)
+        return self
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        self._drop_caches()
+        self._predictor = None
         super()._load_from_state_dict(*args, **kwargs)
 
     def load_state_dict(
@@ -265,7 +253,7 @@ class SampledGP(GPyTorchModel, FantasizeMixin):
                 f"{prefixes[0]}* to {prefixes[-1]}*, got "
                 f"{sum(map(bool, states))} of them and {others} other keys."
             )
-        self._drop_caches()
+        self._predictor = None
         for model, state in zip(self.models, states, strict=True):
             model.load_state_dict(
                 state, strict=strict, keep_transforms=keep_transforms, assign=assign
@@ -285,19 +273,13 @@ class SampledGP(GPyTorchModel, FantasizeMixin):
             or len(cache[0]) != len(data)
             or any(a is not b for a, b in zip(cache[0], data, strict=True))
         ):
-            predictor = FoldedPredictor(self.models) if self._should_fold() else None
+            first = self.models[0]
+            by_leaf = isinstance(first, LeafModel) and first._use_predictor()
+            by_leaf = by_leaf and len(first.train_targets) > _MANY_ROWS
+            fold = not by_leaf and can_fold(self.models)
+            predictor = FoldedPredictor(self.models) if fold else None
             self._predictor = cache = (data, predictor)
         return cache[1]
-
-    def _should_fold(self) -> bool:
-        first = self.models[0]
-        if (
-            isinstance(first, LeafModel)
-            and len(first.train_targets) > _MANY_ROWS
-            and first._use_predictor()
-        ):
-            return False
-        return can_fold(self.models)
 
     def forward(self, X: Tensor) -> MultivariateNormal:
         """The priors of all samples, as of a GPyTorch model with batch shape ``S``.
@@ -360,19 +342,17 @@ class SampledGP(GPyTorchModel, FantasizeMixin):
             check_finite_points(X, dtype)
         else:
             check_points(X, self._columns, dtype)
-        noise: bool | list[Tensor] = (
-            self._samples_of(
-                "observation_noise", observation_noise, observation_noise.ndim <= X.ndim
-            )
-            if isinstance(observation_noise, Tensor)
-            else observation_noise
-        )
+        noises: Sequence[Any] = [observation_noise] * self.num_samples
+        if isinstance(observation_noise, Tensor):
+            shared = observation_noise.ndim <= X.ndim
+            noises = self._samples_of("observation_noise", observation_noise, shared)
         with gradients_in_data(*self.models), gpt_posterior_settings():
-            folded = self._folded() if X.shape[-2] else None
+            plain = observation_noise is False and X.shape[-2] > 0
+            folded = self._folded() if plain else None
             if folded is not None:
-                posterior = folded(X, noise)
+                posterior = folded(X)
             else:
-                posterior = self._one_by_one(X, output_indices, noise)
+                posterior = self._one_by_one(X, output_indices, noises)
         if posterior_transform is not None:
             posterior = posterior_transform(
                 posterior=posterior, X=X.unsqueeze(MCMC_DIM)
@@ -395,19 +375,13 @@ class SampledGP(GPyTorchModel, FantasizeMixin):
         self,
         X: Tensor,
         output_indices: list[int] | None,
-        observation_noise: bool | list[Tensor],
+        noises: Sequence[Any],
     ) -> GPyTorchPosterior:
         """Posteriors of the samples one after the other, for any model."""
         kwargs = {} if output_indices is None else {"output_indices": output_indices}
         distributions = []
-        for s, model in enumerate(self.models):
-            posterior = model.posterior(
-                X,
-                observation_noise=observation_noise[s]
-                if isinstance(observation_noise, list)
-                else observation_noise,
-                **kwargs,
-            )
+        for model, noise in zip(self.models, noises, strict=True):
+            posterior = model.posterior(X, observation_noise=noise, **kwargs)
             if not isinstance(posterior, GPyTorchPosterior):
                 raise UnsupportedError(
                     "models: expected Gaussian posteriors, got a "
@@ -519,18 +493,12 @@ class SampledGP(GPyTorchModel, FantasizeMixin):
 
 
 def _check_models(models: list[GPyTorchModel]) -> None:
-    if not models or not all(isinstance(m, GPyTorchModel) for m in models):
+    first = models[0] if models else None
+    if not isinstance(first, GPyTorchModel) or len({type(m) for m in models}) > 1:
         raise ValueError(
-            "models: expected at least one GPyTorchModel, got "
+            "models: expected GPyTorchModels of one class, at least one, got "
             f"{[type(m).__name__ for m in models]}."
         )
-    first = models[0]
-    for model in models[1:]:
-        if type(model) is not type(first):
-            raise ValueError(
-                "models: expected models of one class, got "
-                f"{type(first).__name__} and {type(model).__name__}."
-            )
     shapes = {
         (tuple(m.train_targets.shape), *(tuple(t.shape) for t in m.train_inputs))
         for m in models
@@ -572,9 +540,18 @@ def stack_distributions(
         One distribution over ``batch_shape x S x q`` or ``batch_shape x S x q x m``.
         Independent outputs stay a block diagonal.
     """
-    covariance = _stack_covariances([d.lazy_covariance_matrix for d in distributions])
-    means = [d.mean for d in distributions]
-    first = distributions[0]
+    first, means = distributions[0], [d.mean for d in distributions]
+    parts = [d.lazy_covariance_matrix for d in distributions]
+    covariance: LinearOperator
+    if all(isinstance(part, BlockDiagLinearOperator) for part in parts):
+        # BoTorch's cached roots and hypervolumes need the block structure
+        blocks = [part.base_linear_op.to_dense() for part in parts]
+        stacked = to_linear_operator(torch.stack(blocks, dim=MCMC_DIM - 1))
+        covariance = BlockDiagLinearOperator(stacked)
+    else:
+        # a plain tensor would get no jitter when it is factorised for sampling
+        dense = [part.to_dense() for part in parts]
+        covariance = to_linear_operator(torch.stack(dense, dim=MCMC_DIM))
     if isinstance(first, MultitaskMultivariateNormal):
         return MultitaskMultivariateNormal(
             torch.stack(means, dim=MCMC_DIM),
@@ -582,15 +559,3 @@ def stack_distributions(
             interleaved=first._interleaved,
         )
     return MultivariateNormal(torch.stack(means, dim=MCMC_DIM + 1), covariance)
-
-
-def _stack_covariances(parts: list[LinearOperator]) -> LinearOperator:
-    if all(isinstance(part, BlockDiagLinearOperator) for part in parts):
-        # BoTorch's cached roots and hypervolumes need the block structure
-        blocks = [part.base_linear_op.to_dense() for part in parts]
-        stacked = torch.stack(blocks, dim=MCMC_DIM - 1)
-        return BlockDiagLinearOperator(to_linear_operator(stacked))
-    # a plain tensor would get no jitter when it is factorised for sampling
-    return to_linear_operator(
-        torch.stack([part.to_dense() for part in parts], dim=MCMC_DIM)
-    )

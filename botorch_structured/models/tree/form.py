@@ -32,7 +32,7 @@ places in ``form.weights(which)`` that a path does not use.
 
 from __future__ import annotations
 
-__all__ = ["Factor", "Form", "PresentValues", "UnknownFormError"]
+__all__ = ["Factor", "Form", "PresentValues", "UnknownFormError", "correlation_of"]
 
 import math
 from collections.abc import Callable
@@ -352,7 +352,7 @@ class Form:
         bases = list(base.kernels) if computes_as(base, ProductKernel) else [base]
         for one in bases:
             mine = columns if one is base else _selected(one, columns)
-            name, exponent, unordered = _correlation(one)
+            name, exponent, unordered = correlation_of(one)
             if one.ard_num_dims not in (None, len(mine)):
                 raise UnknownFormError
             raw = read(one, "raw_lengthscale")
@@ -378,7 +378,7 @@ def _selected(kernel: Kernel, columns: Indices) -> Indices:
     return columns if dims is None else columns[dims.numpy()]
 
 
-def _correlation(kernel: Kernel) -> tuple[str, float, bool]:
+def correlation_of(kernel: Kernel) -> tuple[str, float, bool]:
     """Its name, the e of W = 1 / l^e, and whether D = 1[x != x']."""
     if computes_as(kernel, RBFKernel):
         return "rbf", 2.0, False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -87,23 +86,6 @@ def test_an_odd_number_of_draws() -> None:
     even = np.delete(x, 5, axis=1)
     np.testing.assert_allclose(split_r_hat(x), split_r_hat(even))
     np.testing.assert_allclose(effective_sample_size(x), effective_sample_size(even))
-
-
-def test_chains_survive_json() -> None:
-    chains = some_chains()
-    again = Chains.from_dict(json.loads(json.dumps(chains.to_dict())))
-    assert again.names == chains.names
-    assert again.evaluations == 7
-    for name in ("samples", "log_density", "positive", "last", "widths", "r_hat"):
-        np.testing.assert_array_equal(getattr(again, name), getattr(chains, name))
-
-
-def test_from_dict_refuses_what_does_not_fit() -> None:
-    state = some_chains().to_dict()
-    with pytest.raises(ValueError, match="lacks.*widths"):
-        Chains.from_dict({k: v for k, v in state.items() if k != "widths"})
-    with pytest.raises(ValueError, match="3 parameters"):
-        Chains.from_dict({**state, "last": [[1.0, 2.0]]})
 
 
 def test_diagnostics_are_of_coordinates() -> None:

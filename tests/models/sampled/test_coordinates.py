@@ -26,8 +26,10 @@ from gpytorch.priors import (
 from torch import Tensor
 
 from botorch_structured.models import ConditionalGP, TreeStructuredGP
-from botorch_structured.models.sampled.coordinates import PriorCoordinates
-from botorch_structured.models.sampled.priors import scalar_log_densities
+from botorch_structured.models.sampled.coordinates import (
+    PriorCoordinates,
+    scalar_log_densities,
+)
 
 
 def data(n: int = 8, d: int = 2) -> tuple[Tensor, Tensor]:
@@ -50,7 +52,7 @@ def test_single_task_gp() -> None:
     assert c.held == ["mean_module.raw_constant"] and c.derived == []
     assert c.positive.all()
     np.testing.assert_allclose(c.lower, [1e-4, 0.025, 0.025], rtol=1e-6)
-    assert np.isinf(c.upper).all()
+    assert (c.upper == 1e30).all()
 
 
 def test_values_and_coordinates_are_inverse() -> None:
@@ -242,7 +244,7 @@ def tensor(*values: float) -> Tensor:
 )
 def test_scalar_densities_are_those_of_the_priors(prior: Prior) -> None:
     value = tensor(0.2, 0.7, 2.5)
-    densities = scalar_log_densities(prior, value)
+    densities = scalar_log_densities(prior, value.shape)
     assert densities is not None
     for x in (value, 0.1 * value, 1.9 * value):
         ours = tensor(*(f(v) for f, v in zip(densities, x.tolist(), strict=True)))
@@ -253,7 +255,7 @@ def test_scalar_densities_are_those_of_the_priors(prior: Prior) -> None:
 
 def test_scalar_densities_outside_the_support() -> None:
     for prior in (LogNormalPrior(0.0, 1.0), GammaPrior(2.0, 2.0)):
-        (density,) = scalar_log_densities(prior, tensor(1.0))
+        (density,) = scalar_log_densities(prior, torch.Size([1]))
         assert density(-1.0) == -math.inf
 
 
@@ -270,4 +272,4 @@ def test_scalar_densities_outside_the_support() -> None:
 )
 def test_other_priors_are_left_to_torch(prior: Prior) -> None:
     value = torch.tensor([0.3, 0.4])
-    assert scalar_log_densities(prior, value) is None
+    assert scalar_log_densities(prior, value.shape) is None

@@ -24,10 +24,12 @@ from torch import Tensor
 
 from botorch_structured.kernels.mondrian import LaplaceKernel
 from botorch_structured.models import ConditionalGP, TreeStructuredGP
-from botorch_structured.models.sampled.chains import effective_sample_size
+from botorch_structured.models.sampled.chains import (
+    SliceSampler,
+    effective_sample_size,
+)
 from botorch_structured.models.sampled.coordinates import PriorCoordinates
 from botorch_structured.models.sampled.density import ModelDensity, StationaryDensity
-from botorch_structured.models.sampled.slice_sampling import SliceSampler, first_widths
 
 pytestmark = pytest.mark.usefixtures("double")
 
@@ -174,35 +176,6 @@ def test_other_models_use_the_definition(make) -> None:
         assert value == pytest.approx(slow.log_density(z), rel=1e-9)
         assert slow.move_to(z) == pytest.approx(value, rel=1e-9)
     assert slow.log_density(z) != start
-
-
-@pytest.mark.parametrize("bounds", [None, [[0.0] * 4, [60.0] * 4]])
-@pytest.mark.parametrize(
-    "make", [SingleTaskGP, lambda *a, **k: ConditionalGP(*a, TREE, **k)]
-)
-def test_evaluation_mode_does_not_transform_inputs_twice(make, bounds) -> None:
-    """Inputs far from the unit cube: a second transformation moves them out of it."""
-    X, Y = data()
-    X[:, 1:] = 20.0 + 30.0 * X[:, 1:]
-    limits = None if bounds is None else torch.tensor(bounds, dtype=torch.float64)
-    if limits is not None:
-        limits[1, 0] = 1.0  # the decision stays as it is
-
-    def transformed() -> SingleTaskGP:
-        return make(X, Y, input_transform=Normalize(4, bounds=limits))
-
-    model = transformed()
-    model.eval().posterior(X)
-    assert not torch.equal(model.train_inputs[0], X)
-    coordinates = PriorCoordinates(model)
-    fast = StationaryDensity.of(
-        ExactMarginalLogLikelihood(model.likelihood, model), coordinates
-    )
-    slow, _ = densities(transformed())
-    assert fast is not None
-    z = coordinates.to_position(coordinates.read_values()) - 0.5
-    z = np.maximum(z, coordinates.to_position(coordinates.lower.clip(1e-300)))
-    assert fast.move_to(z) == pytest.approx(slow.move_to(z), rel=1e-8)
 
 
 def test_the_definition_is_the_objective_of_a_fit() -> None:
@@ -461,7 +434,7 @@ def test_getting_it_right(fast: bool) -> None:
             else ModelDensity(mll, coordinates)
         )
         sampler = SliceSampler(
-            target, coordinates.to_position(values), rng, first_widths(4)
+            target, coordinates.to_position(values), rng, np.full(4, 2.0)
         )
         sampler.sweep()
         values = coordinates.to_values(sampler.position)

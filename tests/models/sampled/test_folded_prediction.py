@@ -18,6 +18,7 @@ from gpytorch import settings
 from gpytorch.constraints import GreaterThan
 from gpytorch.kernels import (
     InducingPointKernel,
+    Kernel,
     LinearKernel,
     MaternKernel,
     RBFKernel,
@@ -28,6 +29,7 @@ from gpytorch.means import LinearMean, ZeroMean
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from linear_operator import to_dense
 from sampled_models import (
     D,
     N,
@@ -46,6 +48,7 @@ from strategies import random_points, random_tree, seeds
 from torch import Tensor
 
 from botorch_structured.models import TreeStructuredGP
+from botorch_structured.models.sampled.folded_prediction import stack_modules
 from botorch_structured.models.sampled.sampled_gp import SampledGP
 from botorch_structured.transforms import ClipTail
 
@@ -112,12 +115,31 @@ class OneByOne(ScaleKernel):
         return super().forward(x1, x2, **params)
 
 
-def test_kernels_without_batches_are_called_one_by_one() -> None:
+class Silent(ScaleKernel):
+    """Gives numbers of the wrong samples when it has a batch."""
+
+    def forward(self, *args: Tensor, **kwargs: Any) -> Any:
+        result = super().forward(*args, **kwargs)
+        return to_dense(result).flip(0) if self.batch_shape else result
+
+
+@pytest.mark.parametrize("kernel", [OneByOne(RBFKernel()), Silent(RBFKernel())])
+def test_kernels_without_batches_are_called_one_by_one(kernel: Kernel) -> None:
     X, Y = data()
-    model = SampledGP(samples(SingleTaskGP(X, Y, covar_module=OneByOne(RBFKernel()))))
+    model = SampledGP(samples(SingleTaskGP(X, Y, covar_module=kernel)))
     assert folds(model)
     assert model._predictor[1].kernel.stacked is None  # type: ignore[index,union-attr]
     assert_is_definition(model, points(3, 2))
+
+
+def test_modules_that_differ_in_more_than_parameters_are_not_stacked() -> None:
+    assert (
+        stack_modules([ScaleKernel(MaternKernel()), ScaleKernel(RBFKernel())]) is None
+    )
+    assert stack_modules([RBFKernel(ard_num_dims=2), RBFKernel()]) is None
+    columns = [torch.tensor([0, 1]), torch.tensor([1, 2])]
+    assert stack_modules([RBFKernel(active_dims=c) for c in columns]) is None
+    assert stack_modules([RBFKernel().double(), RBFKernel()]) is None
 
 
 def test_learned_input_transforms_differ_between_samples() -> None:
@@ -167,8 +189,7 @@ def test_tree_structured_models(options: dict[str, Any]) -> None:
 def test_many_rows_are_left_to_the_leaves() -> None:
     model = SampledGP(samples(tree_model(n=320), num=2))
     assert not folds(model)
-    X = on_tree(points(5, 1))
-    assert_is_definition(model, X)
+    assert_is_definition(model, on_tree(points(5, 1)))
 
 
 def test_gradients_are_those_of_the_definition() -> None:

@@ -13,7 +13,6 @@ import pytest
 import torch
 from botorch.acquisition import (
     AcquisitionFunction,
-    qKnowledgeGradient,
     qLogExpectedImprovement,
     qLogNoisyExpectedImprovement,
 )
@@ -23,10 +22,6 @@ from botorch.acquisition.analytic import (
     ProbabilityOfImprovement,
     UpperConfidenceBound,
 )
-from botorch.acquisition.bayesian_active_learning import (
-    qBayesianActiveLearningByDisagreement,
-)
-from botorch.acquisition.max_value_entropy_search import qLowerBoundMaxValueEntropy
 from botorch.acquisition.multi_objective.logei import (
     qLogNoisyExpectedHypervolumeImprovement,
 )
@@ -47,7 +42,6 @@ from botorch.posteriors import Posterior, TransformedPosterior
 from botorch.posteriors.fully_bayesian import GaussianMixturePosterior
 from botorch.sampling import SobolQMCNormalSampler
 from botorch.utils.evaluation import compute_in_sample_model_fit_metric
-from botorch.utils.sampling import manual_seed
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from sampled_models import (
     D,
@@ -240,23 +234,6 @@ def test_path_expected_improvement() -> None:
     torch.testing.assert_close(found, logmeanexp(torch.stack(each)))
     with pytest.raises(ValueError, match="path_posterior"):
         PathLogExpectedImprovement(sampled(), 0.8)
-
-
-def test_disagreement_is_seen() -> None:
-    with manual_seed(0):
-        acqf = qBayesianActiveLearningByDisagreement(
-            sampled(), sampler=SobolQMCNormalSampler(torch.Size([64]), seed=0)
-        )
-        values = acqf(points(6, 1))
-    assert values.shape == (6,) and (values > 0).all()
-
-
-def test_what_botorch_refuses_for_its_own_ensembles() -> None:
-    with pytest.raises(NotImplementedError, match="Batched GP models"):
-        qLowerBoundMaxValueEntropy(sampled(), candidate_set=points(10))
-    acqf = qKnowledgeGradient(sampled(), num_fantasies=2)
-    with pytest.raises(AssertionError, match="output shape"):
-        acqf(points(3, 3))
 
 
 # -- more data --------------------------------------------------------------------
@@ -507,12 +484,11 @@ class Exponential(PosteriorTransform):
 def test_errors() -> None:
     X, Y = data()
     single = SingleTaskGP(X, Y)
-    with pytest.raises(ValueError, match="at least one GPyTorchModel, got \\[\\]"):
-        SampledGP([])
-    with pytest.raises(ValueError, match="got \\['SingleTaskGP', 'Linear'\\]"):
-        SampledGP([single, torch.nn.Linear(1, 1)])
-    with pytest.raises(ValueError, match="SingleTaskGP and TreeStructuredGP"):
-        SampledGP([single, tree_model()])
+    linear = torch.nn.Linear(1, 1)
+    for models in ([], [linear], [single, linear], [single, tree_model()]):
+        names = ", ".join(repr(type(m).__name__) for m in models)
+        with pytest.raises(ValueError, match=f"of one class.* got \\[{names}\\]"):
+            SampledGP(models)
     with pytest.raises(ValueError, match="the same data"):
         SampledGP([single, SingleTaskGP(X[:5], Y[:5])])
     logs = SingleTaskGP(X, Y.exp(), outcome_transform=Log())
