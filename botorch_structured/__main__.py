@@ -159,9 +159,8 @@ def _latest(settings: Path) -> float:
 
 def _new_folder(settings: Settings) -> Path:
     name = f"{settings.dataset}-seed{settings.seed}"
-    numbered = (_FOLDER / f"{name}-{k}" for k in itertools.count(2))
-    folders = itertools.chain([_FOLDER / name], numbered)
-    return next(folder for folder in folders if not folder.exists())
+    names = itertools.chain([name], (f"{name}-{k}" for k in itertools.count(2)))
+    return next(_FOLDER / one for one in names if not (_FOLDER / one).exists())
 
 
 def _run(comparison: Comparison, settings: Settings, folder: Path) -> None:

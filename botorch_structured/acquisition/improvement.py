@@ -127,17 +127,14 @@ class _PathImprovement(AnalyticAcquisitionFunction):
             posterior = self.posterior_transform(posterior=posterior, X=X)
         mean = posterior.mean.squeeze(-2)
         try:
-            shape = torch.broadcast_shapes(self.best_f.shape, mean.shape[:-1])
+            best_f = self.best_f.expand(mean.shape[:-1]).unsqueeze(-1)
         except RuntimeError:
-            shape = None
-        if shape != mean.shape[:-1]:
             raise ValueError(
                 "best_f: expected a number, or as many as X has batches, "
                 f"{tuple(mean.shape[:-1])}, got shape {tuple(self.best_f.shape)}."
-            )
+            ) from None
         floor = least_sigma(mean.dtype) ** 2
         sigma = posterior.variance.clamp_min(floor).sqrt().view(mean.shape)
-        best_f = self.best_f.unsqueeze(-1) if self.best_f.dim() else self.best_f
         u = scaled_improvement(mean, sigma, best_f, self.maximize)
         sigma, u = sigma.squeeze(-1), u.squeeze(-1)
         if self._log:
