@@ -52,8 +52,8 @@ _ROUNDS = 3
 # improvement itself, without the logarithm, may be small everywhere.
 _LEAST_GAIN, _LEAST_SLOPE = 1e-7, 1e-8
 # After so many calls of a climb, or steps of a walk, a start ends, too, if it is behind
-# the best one by more than so many times its last gain. The same maxima were found, with
-# a third fewer calls of half as many points.
+# the best one by more than so many times its last gain. The same maxima were found,
+# with a third fewer calls of half as many points.
 _PATIENCE, _OPTIMISM = 3, 10.0
 # The largest and smallest step of real columns beside a border, in widths of the box.
 _STEPS = (0.2, 1e-5)
