@@ -35,6 +35,7 @@ __all__ = [
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -78,7 +79,6 @@ class Correlation:
         name: "matern" (5/2) or "rbf".
         value: s to k, differentiable.
         slope_and_curvature: s to -dk/ds and d^2k/ds^2, differentiable.
-        array_value: s to k, written into the second array.
         array_value_and_slope: s to k and -dk/ds.
         array_derivatives: s to -dk/ds, d^2k/ds^2 and -d^3k/ds^3.
         spectral_quantile: Quantile function of the spectral density in one dimension,
@@ -88,7 +88,6 @@ class Correlation:
     name: str
     value: Callable[[Tensor], Tensor]
     slope_and_curvature: Callable[[Tensor], tuple[Tensor, Tensor]]
-    array_value: Callable[[Array, Array], Array]
     array_value_and_slope: Callable[[Array], tuple[Array, Array]]
     array_derivatives: Callable[[Array], tuple[Array, Array, Array]]
     spectral_quantile: Callable[[float], float]
@@ -200,32 +199,22 @@ def _array_laplace_slope(distance: Array) -> tuple[Array, Array]:
     return k, k.copy()
 
 
-def _student_quantile(p: float) -> float:
-    # the Matern-nu spectral density in 1-D is a Student t with 2 nu degrees of freedom
-    return float(stdtrit(5, p))
-
-
-def _normal_quantile(p: float) -> float:
-    return float(ndtri(p))
-
-
 MATERN52 = Correlation(
     "matern",
     _matern52,
     _matern52_curvature,
-    _array_matern52,
     _array_matern52_slope,
     _array_matern52_derivatives,
-    _student_quantile,
+    # the Matern-nu spectral density in 1-D is a Student t with 2 nu degrees of freedom
+    partial(stdtrit, 5),
 )
 RBF = Correlation(
     "rbf",
     _rbf,
     _rbf_curvature,
-    _array_rbf,
     _array_rbf_slope,
     _array_rbf_derivatives,
-    _normal_quantile,
+    ndtri,
 )
 
 #: Those that a leaf can have.

@@ -1,4 +1,4 @@
-"""Cholesky factors of NumPy arrays, with jitter where there is none without.
+"""Cholesky factors with jitter where there is none without, and conditioning.
 
 Torch's ``psd_safe_cholesky`` takes ten times as long as LAPACK for matrices of a few
 rows, which a fit factorises some hundred times.
@@ -6,17 +6,19 @@ rows, which a fit factorises some hundred times.
 
 from __future__ import annotations
 
-__all__ = ["cholesky", "inverse_factors"]
+__all__ = ["cholesky", "given_last", "inverse_factors"]
 
 import math
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 from linear_operator import settings
+from linear_operator.utils.cholesky import psd_safe_cholesky
 from linear_operator.utils.errors import NotPSDError
 from numpy.typing import NDArray
 from scipy.linalg import lapack
-from torch import float64
+from torch import Tensor
 
 Array = NDArray[np.float64]
 
@@ -46,7 +48,7 @@ def cholesky(
     if np.isnan(covariance).any():
         return np.full_like(covariance, math.nan)
     if jitters is None:
-        least = settings.cholesky_jitter.value(float64)
+        least = settings.cholesky_jitter.value(torch.float64)
         jitters = [least * 10.0**i for i in range(settings.cholesky_max_tries.value())]
     for jitter in jitters:
         shifted = covariance.copy()
@@ -85,3 +87,34 @@ def inverse_factors(covariance: Array) -> tuple[Array, float]:
         total += 2.0 * float(np.add.reduce(np.log(factor.diagonal())))
         out[:] = lapack.dtrtri(factor, lower=0, overwrite_c=1)[0].T
     return inverse, total
+
+
+def given_last(
+    mean: Tensor, covariance: Tensor, noise: Tensor, targets: Tensor
+) -> tuple[Tensor, Tensor]:
+    """A joint Gaussian given noisy observations of its last points.
+
+    With (m, C) those of all points, f the last ones and s the noise variances,
+
+        S = C_ff + diag(s),   m_x + C_xf S^-1 (y - m_f),   C_xx - C_xf S^-1 C_fx.
+
+    Batch shapes broadcast: outcomes of many fantasies share S.
+
+    Args:
+        mean: ``batch_shape x (q + f)``.
+        covariance: ``batch_shape x (q + f) x (q + f)``.
+        noise: Noise variances of the observations, broadcastable to ``targets``.
+        targets: The observations, ``batch_shape x f``.
+
+    Raises:
+        NotPSDError: If the covariance of the outcomes is not positive definite even
+            with jitter.
+    """
+    q = mean.shape[-1] - targets.shape[-1]
+    noise = noise.expand(*noise.shape[:-1], targets.shape[-1])
+    root = psd_safe_cholesky(covariance[..., q:, q:] + torch.diag_embed(noise))
+    gain = torch.linalg.solve_triangular(root, covariance[..., q:, :q], upper=False)
+    residual = (targets - mean[..., q:]).unsqueeze(-1)
+    residual = torch.linalg.solve_triangular(root, residual, upper=False)
+    mean = mean[..., :q] + (gain.mT @ residual).squeeze(-1)
+    return mean, covariance[..., :q, :q] - gain.mT @ gain

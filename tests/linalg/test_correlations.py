@@ -55,9 +55,6 @@ class TestCorrelations:
         _, bend = correlation.slope_and_curvature(apart)
         (gradient,) = torch.autograd.grad(bend.sum(), apart)
         np.testing.assert_allclose(jerk[1:], -gradient, rtol=1e-9)
-        out = np.empty_like(array)
-        assert correlation.array_value(array, out) is out
-        np.testing.assert_allclose(out, value, rtol=1e-12)
         np.testing.assert_array_equal(array, d)
 
     def test_finite_at_zero_distance(self, correlation: Correlation) -> None:

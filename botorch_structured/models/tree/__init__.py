@@ -13,7 +13,7 @@ Jenatton, Archambeau, Gonzalez and Seeger (ICML 2017)
 equation, section   where
 ==================  ====================================================================
 (1), 2.1            ``tree_structured_gp.TreeStructuredGP``; the free b_p are
-                    ``path_mean.PathMean``
+                    ``tree_structured_kernel.PathMean``
 (2), 2.2            not computed: (3) and (4) are this joint density with g and c
                     integrated out
 p(c | y), 2.2       ``linalg.block_low_rank.factorise`` (Lambda_c in units of the
@@ -22,7 +22,7 @@ p(g | c, y), 2.2    ``leaf_inference.LeafPredictor``, with c integrated out as i
 (3), 2.3            ``leaf_inference.log_evidence``, with its gradient; in fits
                     ``objective.LeafObjective``, log priors included
 (4), 2.3            ``tree_structured_kernel.TreeStructuredKernel.forward``
-z_p with r_v, 2.4   ``weight_features.WeightFeatures.forward``
+z_p with r_v, 2.4   ``tree_structured_kernel.WeightFeatures.forward``
 naive, 3.1          ``optim.optimize_acqf_paths``: the best over all paths
 two steps, 3.1      ``optim.optimize_acqf_two_step``
 (5), 3.2            ``botorch.acquisition.ExpectedImprovement`` of the model
@@ -36,7 +36,7 @@ independent, 4      options in the docstring of ``TreeStructuredGP``
 marginal, 4         ``TreeStructuredKernel`` in a ``SingleTaskGP``
 Figure 1, 4.1       ``test_functions.JenattonTree``
 basis, 4.3          ``shared_features="fourier"``: stratified frequencies
-                    (``weight_features.WeightFeatures``) in place of random ones
+                    (``tree_structured_kernel.WeightFeatures``) in place of random ones
 K~_p, 5             ``context_features`` of ``TreeStructuredGP``:
                     ``tree_structured_kernel.TreeStructuredKernel.leaf_covariance``
 alpha / cost, 5     ``acquisition.ContextLogExpectedImprovement``

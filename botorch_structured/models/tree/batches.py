@@ -6,7 +6,7 @@ a model without a batch is one element.
 
 Rows that are added later as fantasies have batch dimensions in front of those of the
 elements, which hold the rows before. The posterior given both is that of the elements,
-conditioned once more (``linalg.conditioning``). It is differentiable in the points and
+conditioned once more (``linalg.factor``). It is differentiable in the points and
 in the rows and outcomes of the fantasies.
 """
 
@@ -35,7 +35,7 @@ from linear_operator import to_linear_operator
 from torch import Tensor
 
 from botorch_structured._botorch_names import functorch_is_active
-from botorch_structured.linalg.conditioning import given_last
+from botorch_structured.linalg.factor import given_last
 from botorch_structured.models.fantasy_noise import noise_of_rows
 from botorch_structured.models.fast_inference import with_gradient, with_variance_floor
 from botorch_structured.models.tree.leaf_inference import (

@@ -140,8 +140,20 @@ class ConditionalGP(LeafModel):
             mean_module=mean_module,
             outcome_transform=outcome_transform,
         )
-        categorical = _categorical(categorical_features, tree)
-        _check_covar_module(covar_module, tree, categorical)
+        columns = check_columns(
+            "categorical_features", categorical_features or (), tree.dim
+        )
+        categorical = sorted({*columns} - {*tree.decision_columns})
+        if covar_module is not None and categorical:
+            raise ValueError(
+                "covar_module: expected None beside categorical_features, which "
+                "configure the base kernel that it replaces, got both."
+            )
+        if isinstance(covar_module, ConditionalKernel) and covar_module.tree != tree:
+            raise ValueError(
+                "covar_module: expected a ConditionalKernel of the same tree as "
+                f"hierarchical_dependencies, got one of {covar_module.tree!r}."
+            )
         input_transform = protect_decisions(input_transform, tree, train_X, categorical)
         _, aug_batch_shape = self.get_batch_dimensions(train_X, train_Y)
         own_likelihood = own_kernel = False
@@ -174,27 +186,6 @@ class ConditionalGP(LeafModel):
             set_noise_floor(self.likelihood, self.train_targets)
         if own_kernel:
             self._subset_batch_dict = output_dimensions(self)
-
-
-def _categorical(features: Sequence[int] | None, tree: ParameterTree) -> list[int]:
-    """Categorical columns besides the decisions, ascending."""
-    columns = check_columns("categorical_features", features or (), tree.dim)
-    return sorted(set(columns) - set(tree.decision_columns))
-
-
-def _check_covar_module(
-    covar_module: Kernel | None, tree: ParameterTree, categorical: list[int]
-) -> None:
-    if covar_module is not None and categorical:
-        raise ValueError(
-            "covar_module: expected None beside categorical_features, which configure "
-            "the base kernel that it replaces, got both."
-        )
-    if isinstance(covar_module, ConditionalKernel) and covar_module.tree != tree:
-        raise ValueError(
-            "covar_module: expected a ConditionalKernel of the same tree as "
-            f"hierarchical_dependencies, got one of {covar_module.tree!r}."
-        )
 
 
 def _base_kernel(

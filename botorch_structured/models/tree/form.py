@@ -273,7 +273,7 @@ class Form:
             raw = self._read(hyper.context_lengthscale, "raw_value")
             q.depend(of_context[:-1], raw, -2.0)
             lengths = np.broadcast_to(of_context, (len(seen), len(of_context)))
-            seen, plain = places.seen[:, width:], unordered[:0]
+            seen = places.seen[:, width:]
             plain = np.zeros(len(of_context), dtype=bool)
             context = Factor("", columns[width:], lengths, seen, plain)
             self.factors.append(context)

@@ -14,11 +14,12 @@ __all__ = [
     "LeafModel",
     "output_dimensions",
     "read_arguments",
+    "take_values",
 ]
 
 import math
 import operator
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, NamedTuple, Self
 
@@ -67,9 +68,7 @@ from botorch_structured.models.tree.moments import (
 )
 from botorch_structured.models.tree.objective import LeafObjective
 from botorch_structured.models.tree.point_moments import (
-    ColumnScales,
     MomentsNear,
-    is_mean_of_paths,
     moments_near,
     point_moments,
     point_posterior,
@@ -77,7 +76,6 @@ from botorch_structured.models.tree.point_moments import (
 from botorch_structured.models.tree.tree_structured_kernel import (
     TreeStructuredKernel,
 )
-from botorch_structured.models.tree.warm_start import FitRecord, take_values
 from botorch_structured.spaces import ParameterTree, SearchSpace
 
 #: After so many fits that start from an earlier one, a full one is made.
@@ -164,6 +162,18 @@ def output_dimensions(model: FastSingleTaskGP) -> dict[str, int]:
     return {name: batch - 1 - p.ndim for name, p in model.named_parameters()}
 
 
+class _FitRecord(NamedTuple):
+    """What a model remembers of its fits.
+
+    Attributes:
+        short: Fits since the last full one.
+        loss: Minus the objective per data point after the last full one.
+    """
+
+    short: int
+    loss: float
+
+
 class _Fit(NamedTuple):
     """A fit: minus the objective per data point, the kernel, all parameters."""
 
@@ -180,7 +190,7 @@ class LeafModel(FastSingleTaskGP):
     _data_caches = ("_structure_cache",)
     _fit_caches = ("_elements_cache",)
     # state of a fit, not a hyperparameter: copied and pickled, not in ``state_dict``
-    _fit_record: FitRecord | None = None
+    _fit_record: _FitRecord | None = None
     _structure_cache: tuple[Tensor, LeafKernel, Structure] | None = None
     _elements_cache: tuple[list[object], list[Element]] | None = None
     # of a model with fantasies: how many batch dimensions these have in front of those
@@ -351,8 +361,8 @@ class LeafModel(FastSingleTaskGP):
             gradient: Whether gradients are wanted.
             path: Whether those of ``path_posterior`` are wanted.
         """
-        own = has_methods_of(LeafModel, self, *_WAY_OF_A_POSTERIOR)
-        return point_moments(self, X, gradient, path) if own else None
+        known = self._has_own_posterior(path)
+        return point_moments(self, X, gradient, path) if known else None
 
     def moments_near(
         self, X: Tensor, columns: Array, path: bool = False
@@ -371,21 +381,12 @@ class LeafModel(FastSingleTaskGP):
             A function of values of these columns, ``n x w x k``, and of the numbers of
             the ``n`` rows whose columns they are. It keeps the model's present state.
         """
-        own = has_methods_of(LeafModel, self, *_WAY_OF_A_POSTERIOR)
-        return moments_near(self, X, columns, path) if own else None
+        known = self._has_own_posterior(path)
+        return moments_near(self, X, columns, path) if known else None
 
-    @property
-    def path_columns(self) -> list[int]:
-        """The columns, besides decisions, that ``path_posterior`` may depend on."""
-        kernel, tree = self.covar_module, self.tree
-        known = (
-            type(kernel) is TreeStructuredKernel
-            and is_mean_of_paths(self.mean_module)
-            and ColumnScales.of(getattr(self, "input_transform", None), tree.dim)
-        )
-        if not known:
-            return list(range(tree.dim))
-        return sorted(tree.shared_columns)
+    def _has_own_posterior(self, path: bool) -> bool:
+        """Whether no subclass has another posterior, or posterior of paths."""
+        return has_methods_of(LeafModel, self, *_WAY_OF_A_POSTERIOR)
 
     # -- as BoTorch calls it ------------------------------------------------------
 
@@ -452,7 +453,7 @@ class LeafModel(FastSingleTaskGP):
                 if found and last is not None:
                     enough = found[0].loss <= last.loss + MAX_LOSS
                     if enough and last.short < MAX_SHORT_FITS:
-                        record = FitRecord(last.short + 1, last.loss)
+                        record = _FitRecord(last.short + 1, last.loss)
             if record is None:
                 for kernel in self._kernels():
                     take(cold, kernel)
@@ -464,7 +465,7 @@ class LeafModel(FastSingleTaskGP):
             if best is not present:
                 take(best.values, best.kernel)
             mll.eval()
-        self._fit_record = record or FitRecord(0, best.loss)
+        self._fit_record = record or _FitRecord(0, best.loss)
         return mll
 
     def _kernels(self, chosen: bool = False) -> list[str | None]:
@@ -595,3 +596,155 @@ class LeafModel(FastSingleTaskGP):
         if categorical:
             inputs["categorical_features"] = categorical
         return inputs
+
+
+# -- hyperparameters of an earlier fit as the start of the next one ----------------
+#
+# Data and branches may have been added in between. Entries of a parameter are matched
+# by what they belong to: a column (by its name if a ``SearchSpace`` gives one), a value
+# of a decision, a path. New entries keep their start.
+
+
+def take_values(model: Any, earlier: Any) -> None:
+    """Set the parameters of a model, and its choice of a kernel, to an earlier one's.
+
+    Args:
+        model: The model.
+        earlier: A model of the same class and options.
+
+    Raises:
+        ValueError: For a model of another class or other options, and for other columns
+            where values would be taken by position.
+    """
+    if type(earlier) is not type(model):
+        raise ValueError(
+            f"start_from: expected a {type(model).__name__} as is fitted, got "
+            f"{type(earlier).__name__}."
+        )
+    for name, mine, other in _options(model, earlier):
+        if mine != other:
+            raise ValueError(
+                "start_from: expected a model with the same options, got one with "
+                f"another {name} ({other} for {mine})."
+            )
+    values = dict(earlier.named_parameters())
+    to, of = _entries(model), _entries(earlier)
+    alike = _named_columns(model) == _named_columns(earlier)
+    taken: list[tuple[Tensor, Tensor]] = []  # nothing is written before all is checked
+    for name, parameter in model.named_parameters():
+        if name not in values or not parameter.requires_grad:
+            continue  # of branches that are new, or held
+        value = values[name].detach()
+        here, there = to.get(name), of.get(name)
+        if (
+            here is not None
+            and there is not None
+            and parameter.shape[-1:] == (len(here),)
+            and value.shape == (*parameter.shape[:-1], len(there))
+        ):
+            place = {key: i for i, key in enumerate(there)}
+            known = [i for i, key in enumerate(here) if key in place]
+            new = parameter.detach().clone()
+            new[..., known] = value[..., [place[here[i]] for i in known]]
+            value = new
+        # one value for all, or entries by position
+        elif value.shape != parameter.shape:
+            raise ValueError(
+                "start_from: expected a model with the same options, got one with "
+                f"{name} of shape {tuple(value.shape)} for {tuple(parameter.shape)}."
+            )
+        elif not alike and parameter.shape[len(model._aug_batch_shape) :].numel() > 1:
+            raise ValueError(
+                "start_from: expected a model with the same columns and decisions in "
+                f"the same order, as {name} has entries whose columns are not known, "
+                "got one with others."
+            )
+        taken.append((parameter, value))
+    with torch.no_grad():
+        for target, value in taken:
+            target.copy_(value)
+    kernel = model.covar_module
+    if isinstance(kernel, TreeStructuredKernel):
+        kernel.set_correlation(earlier.covar_module.correlation.name)
+
+
+def _options(model: Any, earlier: Any) -> Iterator[tuple[str, object, object]]:
+    """Name, and value of both models, of what may not differ."""
+    for part in ("covar_module", "likelihood", "mean_module"):
+        yield (
+            part,
+            _module_classes(getattr(model, part)),
+            _module_classes(getattr(earlier, part)),
+        )
+    a, b = model.covar_module, earlier.covar_module
+    if isinstance(a, TreeStructuredKernel):
+        yield "leaf_inputs", a.leaf_inputs, b.leaf_inputs
+        yield "context_features", a.context_columns, b.context_columns
+        sharing = a.leaf_hyperparameters.sharing, b.leaf_hyperparameters.sharing
+        yield "leaf_hyperparameters", *sharing
+        yield "leaf_kernel", model._choose_kernel, earlier._choose_kernel
+
+
+def _module_classes(module: torch.nn.Module) -> list[type]:
+    """The classes of a kernel and of what it is made of, of a likelihood or mean."""
+    if isinstance(module, TreeStructuredKernel):
+        return [type(module)]  # its parts depend on the branches
+    return [type(part) for part in module.modules()]
+
+
+def _named_columns(model: Any) -> tuple[object, object]:
+    """Columns in their order, and decisions; of equal ones positions are the same."""
+    tree = model.tree
+    columns = list(range(tree.dim)) if tree.space is None else list(tree.space.names)
+    return columns, tree.decision_values
+
+
+def _entries(model: Any) -> dict[str, Sequence[Hashable]]:
+    """Names of parameters with an entry for each of something, and what these are."""
+    tree, kernel = model.tree, model.covar_module
+    column = int if tree.space is None else tree.space.names.__getitem__
+
+    def paths() -> list[Hashable]:
+        every = (path.decisions.items() for path in tree.paths)
+        return [frozenset((column(c), v) for c, v in items) for items in every]
+
+    out: dict[str, Sequence[Hashable]] = {}
+    if hasattr(model.mean_module, "raw_offset"):
+        out["mean_module.raw_offset"] = paths()
+    if isinstance(kernel, TreeStructuredKernel):
+        edges = [(column(c), v) for c, vs in tree.decision_values.items() for v in vs]
+        leaf, weights = kernel.leaf_hyperparameters, kernel.weights
+        names = "covar_module.leaf_hyperparameters.{}.raw_value".format
+        if leaf.sharing == "independent":
+            out[names("outputscale")] = every = paths()
+            if hasattr(leaf, "lengthscale"):
+                used = leaf.pair < leaf.lengthscale.raw_value.shape[-1]
+                out[names("lengthscale")] = [
+                    (every[p], column(kernel.columns[j]))
+                    for p, j in used.nonzero().tolist()
+                ]
+        else:
+            of_leaves = kernel.columns[: leaf.num_columns]
+            out[names("relative_lengthscale")] = [column(c) for c in of_leaves]
+            out[names("relative_outputscale")] = edges
+        context = [column(c) for c in kernel.context_columns]
+        out[names("context_lengthscale")] = context
+        names = "covar_module.weights.{}.raw_value".format
+        nodes = [([None, *edges])[i] for i in weights.node_columns.tolist()]
+        out[names("node_variance")] = nodes[: weights.num_inner]
+        out[names("offset_variance")] = nodes[weights.num_inner :]
+        for kind, columns in (
+            ("linear", weights.linear_columns),
+            ("onehot", weights.onehot_columns),
+            ("smooth", weights.smooth_columns),
+        ):
+            out[names(f"{kind}_variance")] = [column(c) for c in columns]
+        out[names("smooth_lengthscale")] = out[names("smooth_variance")]
+    else:
+        for name, part in kernel.named_modules(prefix="covar_module"):
+            count = getattr(part, "ard_num_dims", None)
+            dims = getattr(part, "active_dims", None)
+            of_kernel = range(tree.dim) if dims is None else dims.tolist()
+            if len(of_kernel) == count:
+                out[f"{name}.raw_lengthscale"] = [column(c) for c in of_kernel]
+    return out

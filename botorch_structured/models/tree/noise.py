@@ -27,6 +27,7 @@ __all__ = [
 ]
 
 import math
+from functools import partial
 
 import numpy as np
 import torch
@@ -78,29 +79,19 @@ def horseshoe_likelihood(batch_shape: torch.Size) -> GaussianLikelihood:
     return likelihood
 
 
-def repeated_share(targets: Tensor) -> float:
-    """Share of outcomes that another row has exactly; the largest one of a batch.
-
-    Args:
-        targets: ``batch_shape x n``.
-    """
-    ordered = np.sort(targets.detach().cpu().numpy(), axis=-1)
-    equal = ordered[..., 1:] == ordered[..., :-1]
-    if not equal.any():
-        return 0.0
-    repeated = np.zeros(ordered.shape, dtype=bool)
-    repeated[..., 1:] |= equal
-    repeated[..., :-1] |= equal
-    return float(repeated.mean(-1).max())
-
-
 def has_steps(targets: Tensor) -> bool:
     """Whether so many outcomes repeat that they are values of a step function.
 
     Args:
-        targets: ``batch_shape x n``.
+        targets: ``batch_shape x n``; one element of the batch is enough.
     """
-    return targets.shape[-1] >= _FEW_ROWS and repeated_share(targets) > _MANY_REPEATS
+    ordered = np.sort(targets.detach().cpu().numpy(), axis=-1)
+    equal = ordered[..., 1:] == ordered[..., :-1]
+    repeated = np.zeros(ordered.shape, dtype=bool)
+    repeated[..., 1:] |= equal
+    repeated[..., :-1] |= equal
+    many = repeated.mean(-1).max(initial=0.0) > _MANY_REPEATS
+    return bool(many) and targets.shape[-1] >= _FEW_ROWS
 
 
 def set_noise_prior(likelihood: GaussianLikelihood, targets: Tensor) -> None:
@@ -145,7 +136,8 @@ def register_amplitude_prior(kernel: ScaleKernel, prior: Prior) -> None:
         kernel: The kernel with this ``outputscale``.
         prior: The prior of the standard deviation.
     """
-    kernel.register_prior("amplitude_prior", prior, read_amplitude, _set_amplitude)
+    put = partial(_set_root, name="outputscale")
+    kernel.register_prior("amplitude_prior", prior, read_amplitude, put)
 
 
 def register_noise_std_prior(noise: HomoskedasticNoise, prior: Prior) -> None:
@@ -155,7 +147,8 @@ def register_noise_std_prior(noise: HomoskedasticNoise, prior: Prior) -> None:
         noise: ``likelihood.noise_covar``.
         prior: The prior of the standard deviation.
     """
-    noise.register_prior("noise_std_prior", prior, read_noise_std, _set_noise_std)
+    put = partial(_set_root, name="noise")
+    noise.register_prior("noise_std_prior", prior, read_noise_std, put)
 
 
 @reads("raw_outputscale", power=0.5)
@@ -164,22 +157,14 @@ def read_amplitude(module: ScaleKernel) -> Tensor:
     return module.outputscale.sqrt()
 
 
-def _set_amplitude(module: ScaleKernel, value: Tensor | float) -> None:
-    module.outputscale = _inside(module, "raw_outputscale", value)
-
-
 @reads("raw_noise", power=0.5)
 def read_noise_std(module: HomoskedasticNoise) -> Tensor:
     """What a prior of ``register_noise_std_prior`` is on."""
     return module.noise.sqrt()
 
 
-def _set_noise_std(module: HomoskedasticNoise, value: Tensor | float) -> None:
-    module.noise = _inside(module, "raw_noise", value)
-
-
-def _inside(module: Module, name: str, value: Tensor | float) -> Tensor:
+def _set_root(module: Module, value: Tensor | float, name: str) -> None:
     # a retried fit samples the prior, which may be wider than the bounds
-    lower, upper = module.constraint_for_parameter_name(name)
+    lower, upper = module.constraint_for_parameter_name(f"raw_{name}")
     squared = torch.as_tensor(value).to(lower).square()
-    return squared.clamp(lower, upper)
+    setattr(module, name, squared.clamp(lower, upper))

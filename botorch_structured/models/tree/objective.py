@@ -50,7 +50,7 @@ from botorch_structured.models.tree.conditional_kernel import ConditionalKernel
 from botorch_structured.models.tree.form import Factor, Form
 from botorch_structured.models.tree.leaf_inference import LeafKernel, Structure
 from botorch_structured.models.tree.old_studies import OldStudiesMean
-from botorch_structured.models.tree.path_mean import PathMean
+from botorch_structured.models.tree.tree_structured_kernel import PathMean
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]

@@ -29,7 +29,6 @@ __all__ = ["OldStudiesMean", "normal_scores"]
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -42,7 +41,7 @@ from torch import Tensor
 from botorch_structured.linalg.correlations import MATERN52, squared_distance
 from botorch_structured.linalg.hyperparameter import reads
 from botorch_structured.models.checks import check_training_data
-from botorch_structured.spaces import ParameterTree, SearchSpace
+from botorch_structured.spaces import SearchSpace
 from botorch_structured.spaces.arguments import check_count
 
 # What an inactive column holds, in transformed inputs (of the unit interval).
@@ -146,7 +145,7 @@ class OldStudiesMean(Mean):
         """
         super().__init__()
         self.space, self.batch_shape = space, batch_shape
-        self._columns = _Columns.of(space)
+        self._columns = _Columns(space)
         self.register_buffer("points", points)
         self.register_buffer("weights", weights)
         self.register_buffer("inverse_lengthscale", inverse_lengthscale)
@@ -192,7 +191,7 @@ class OldStudiesMean(Mean):
         _check_studies(studies, space)
         given = [X.detach().cpu().double() for X, _ in studies]
         scores = [normal_scores(Y.squeeze(-1)) for _, Y in studies]
-        columns = _Columns.of(space)
+        columns = _Columns(space)
         transform = space.input_transform() if input_transform is None else None
         transform = transform or input_transform
 
@@ -202,7 +201,7 @@ class OldStudiesMean(Mean):
 
         generator = torch.Generator().manual_seed(seed)
         rows = [read(X) for X in given]
-        learnt = _Functions.learn(columns, rows, scores, max_points, generator)
+        learnt = _Functions(columns, rows, scores, max_points, generator)
         pool = torch.cat([space.sample(_POOL, seed=seed), *given]).unique(dim=0)
         pool = pool[space.feasible(pool)]
         starts = pool[learnt.complementary(read(pool))]
@@ -320,7 +319,6 @@ def _check_studies(studies: Any, space: Any) -> None:
 # -- functions of all studies -------------------------------------------------------
 
 
-@dataclass(frozen=True)
 class _Columns:
     """How the kernel reads transformed inputs.
 
@@ -332,24 +330,16 @@ class _Columns:
         scale: Likewise, else 1.
     """
 
-    tree: ParameterTree
-    unordered: list[int]
-    ordered: list[int]
-    shift: Tensor
-    scale: Tensor
-
-    @classmethod
-    def of(cls, space: SearchSpace) -> _Columns:
-        tree = space.tree
-        unordered = sorted({*tree.decisions_by_value, *space.categorical_features})
-        ordered = [c for c in range(space.dim) if c not in unordered]
+    def __init__(self, space: SearchSpace) -> None:
+        self.tree = tree = space.tree
+        self.unordered = sorted({*tree.decisions_by_value, *space.categorical_features})
+        self.ordered = [c for c in range(space.dim) if c not in self.unordered]
         low, high = space.bounds
         left_alone = torch.zeros(space.dim, dtype=torch.bool)
         left_alone[tree.numeric_decisions] = True
         left_alone &= high > low
-        shift = torch.where(left_alone, low, 0.0)
-        scale = torch.where(left_alone, high - low, 1.0)
-        return cls(tree, unordered, ordered, shift, scale)
+        self.shift = torch.where(left_alone, low, 0.0)
+        self.scale = torch.where(left_alone, high - low, 1.0)
 
     def read(self, x: Tensor) -> Tensor:
         """Transformed inputs with one value in all inactive columns."""
@@ -366,12 +356,17 @@ class _Columns:
         return MATERN52.value(squared)
 
 
-@dataclass(frozen=True)
 class _Functions:
-    """mu and the functions of all studies.
+    """mu and the functions of all studies: the posterior means.
+
+    Args:
+        columns: How inputs are read.
+        rows: ``n_t x d`` read points of each study.
+        scores: ``n_t`` scores.
+        max_points: M at most.
+        generator: Of the choices of rows.
 
     Attributes:
-        columns: How inputs are read.
         points: Z, ``M x d``.
         inverse_lengthscale: ``d``.
         weights: Of the kernels at Z in mu, ``M``.
@@ -379,36 +374,18 @@ class _Functions:
         variances: tau_mu, tau_delta and sigma^2.
     """
 
-    columns: _Columns
-    points: Tensor
-    inverse_lengthscale: Tensor
-    weights: Tensor
-    own_weights: Tensor
-    variances: tuple[float, float, float]
-
-    @classmethod
-    def learn(
-        cls,
+    def __init__(
+        self,
         columns: _Columns,
         rows: list[Tensor],
         scores: list[Tensor],
         max_points: int,
         generator: torch.Generator,
-    ) -> _Functions:
-        """The posterior means.
-
-        Args:
-            columns: How inputs are read.
-            rows: ``n_t x d`` read points of each study.
-            scores: ``n_t`` scores.
-            max_points: M at most.
-            generator: Of the choices of rows.
-        """
-        everything = torch.cat(rows)
+    ) -> None:
         found = _fit(columns, rows, scores, generator)
         inverse = (-found[:-3]).exp()
         common, own, noise = found[-3:].exp().tolist()
-        points = everything.unique(dim=0)
+        points = torch.cat(rows).unique(dim=0)
         chosen = torch.randperm(len(points), generator=generator)[:max_points]
         points = points[chosen.sort().values]
         eye = torch.eye(len(points), dtype=points.dtype)
@@ -437,8 +414,9 @@ class _Functions:
         )
         both = torch.cat([mean.unsqueeze(-1), studies], dim=-1)
         both = torch.linalg.solve_triangular(root.mT, both, upper=True)
-        variances = common, own, noise
-        return cls(columns, points, inverse, both[:, 0], both[:, 1:], variances)
+        self.columns, self.points, self.inverse_lengthscale = columns, points, inverse
+        self.weights, self.own_weights = both[:, 0], both[:, 1:]
+        self.variances = common, own, noise
 
     def complementary(self, pool: Tensor) -> Tensor:
         """Which points to begin with, see ``OldStudiesMean.starts``.
@@ -498,10 +476,7 @@ def _fit(
         (gradient,) = torch.autograd.grad(value, u)
         return value.item(), gradient.numpy()
 
-    bounds = [
-        (m - _MOST_SPREADS * s, m + _MOST_SPREADS * s)
-        for m, s in zip(modes, spread, strict=True)
-    ]
+    most = _MOST_SPREADS * scale
     from scipy.optimize import minimize  # see ``_botorch_names``
 
     found = minimize(
@@ -509,7 +484,7 @@ def _fit(
         center.numpy(),
         jac=True,
         method="L-BFGS-B",
-        bounds=bounds,
+        bounds=torch.stack([center - most, center + most], -1).numpy(),
         options={"maxiter": _FIT_STEPS},
     )
     return torch.from_numpy(found.x)

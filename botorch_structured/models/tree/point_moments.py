@@ -42,7 +42,7 @@ from botorch_structured.models.tree.moments import (
     PointMoments,
     differentiable_moments,
 )
-from botorch_structured.models.tree.path_mean import PathMean
+from botorch_structured.models.tree.tree_structured_kernel import PathMean
 from botorch_structured.transforms import ClipTail
 
 #: Means and variances, ``n x w``, and their gradients, ``n x w x k``, as a function of

@@ -49,20 +49,23 @@ from botorch_structured.models.outcome_scale import (
     least_variance,
     with_least_variance,
 )
+from botorch_structured.models.tree.leaf_inference import COVARIANCE
 from botorch_structured.models.tree.leaf_model import (
     Dependencies,
     LeafModel,
     output_dimensions,
     read_arguments,
 )
-from botorch_structured.models.tree.moments import Array, PointMoments
 from botorch_structured.models.tree.noise import (
     default_likelihood,
     set_noise_prior,
 )
-from botorch_structured.models.tree.path_mean import PathMean
-from botorch_structured.models.tree.point_moments import MomentsNear
+from botorch_structured.models.tree.point_moments import (
+    ColumnScales,
+    is_mean_of_paths,
+)
 from botorch_structured.models.tree.tree_structured_kernel import (
+    PathMean,
     TreeStructuredKernel,
     check_choices,
 )
@@ -367,27 +370,21 @@ class TreeStructuredGP(LeafModel):
             posterior = transform.untransform_posterior(posterior, X=X)
         return with_least_variance(posterior, least_variance(transform, X))
 
-    def point_moments(
-        self, X: Tensor, gradient: bool = False, path: bool = False
-    ) -> PointMoments | None:
-        """See ``LeafModel.point_moments``."""
-        if path and not has_methods_of(TreeStructuredGP, self, "path_posterior"):
-            return None
-        return super().point_moments(X, gradient, path)
-
-    def moments_near(
-        self, X: Tensor, columns: Array, path: bool = False
-    ) -> MomentsNear | None:
-        """See ``LeafModel.moments_near``."""
-        if path and not has_methods_of(TreeStructuredGP, self, "path_posterior"):
-            return None
-        return super().moments_near(X, columns, path)
+    def _has_own_posterior(self, path: bool) -> bool:
+        own = not path or has_methods_of(TreeStructuredGP, self, "path_posterior")
+        return own and super()._has_own_posterior(path)
 
     @property
     def path_columns(self) -> list[int]:
         """The columns, besides decisions, that ``path_posterior`` may depend on."""
-        own = has_methods_of(TreeStructuredGP, self, "path_posterior")
-        return super().path_columns if own else list(range(self.tree.dim))
+        tree = self.tree
+        known = (
+            has_methods_of(TreeStructuredGP, self, "path_posterior")
+            and has_methods_of(TreeStructuredKernel, self.covar_module, *COVARIANCE)
+            and is_mean_of_paths(self.mean_module)
+            and ColumnScales.of(getattr(self, "input_transform", None), tree.dim)
+        )
+        return sorted(tree.shared_columns) if known else list(range(tree.dim))
 
     def weight_posterior(self) -> MultivariateNormal:
         r"""Posterior N(Lambda_c^-1 f_c, Lambda_c^-1) of the weights c (section 2.2).

@@ -4,7 +4,7 @@ r"""The covariance of a tree-structured GP: leaf kernels plus weights on the nod
 
 (equation (4) of [Jenatton2017tree]_). ``WeightFeatures`` computes z and Sigma_c,
 ``LeafHyperparameters`` the lengthscales and variances of K_p, and
-``TreeStructuredKernel`` the covariance.
+``TreeStructuredKernel`` the covariance. ``PathMean`` has the free offsets b_p.
 
 References:
 
@@ -16,21 +16,22 @@ References:
 from __future__ import annotations
 
 __all__ = [
-    "MAX_LISTED_PATHS",
     "LeafHyperparameters",
+    "PathMean",
     "TreeStructuredKernel",
     "WeightFeatures",
     "check_choices",
-    "take_of_path",
+    "one_hot_code",
 ]
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Literal, NamedTuple
 
 import torch
 from gpytorch import Module
+from gpytorch.means import Mean
 from torch import Tensor
 from torch.nn.functional import one_hot, pad
 
@@ -45,16 +46,14 @@ from botorch_structured.models.tree.leaf_inference import (
     LeafKernel,
     LeafRows,
 )
-from botorch_structured.models.tree.weight_features import (
-    WeightFeatures,
-    one_hot_code,
-)
 from botorch_structured.spaces import ParameterTree
 from botorch_structured.spaces.arguments import check_columns
 
 _VARIANCES = (1e-4, 1e4)
 _LENGTHSCALES = (2e-2, 2e1)
 _RATIOS = (5e-2, 2e1)
+
+_integers = partial(torch.tensor, dtype=torch.long)
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "shared_features": ("additive", "linear", "fourier", "none"),
@@ -97,6 +96,239 @@ class Places(NamedTuple):
     path: Tensor | None
 
 
+class WeightFeatures(Module):
+    r"""Scaled features F of the weights c, so that z' Sigma_c z' = F F'.
+
+    z_p(x) has, in this order (sections 2.1, 2.4 and 4.3),
+
+    * a one for every node on the path: the root, every value of a decision, and the
+      last of these once more, as an offset of the leaf itself;
+    * the value of every active numeric shared column ("linear");
+    * a one-hot code of every active categorical shared column;
+    * sqrt(v / m) [cos(w_i x / l), sin(w_i x / l)] of every active numeric shared column
+      ("smooth"): a stationary function in a finite Fourier basis.
+
+    Args:
+        tree: The parameter tree.
+        linear_columns: Numeric shared columns with a linear term.
+        smooth_columns: Numeric shared columns with a smooth term.
+        onehot_columns: Categorical shared columns and their known values; an unknown
+            value has a feature of its own, common to all unknown values.
+        node_weights: Whether root and inner nodes carry weights.
+        leaf_offset: Whether the last decision of a path carries one.
+        tied_variances: Whether all weights of one kind share their prior variance.
+        batch_shape: Batch shape of the model.
+    """
+
+    #: Frequencies m of each smooth term (two weights each).
+    num_frequencies = 8
+
+    def __init__(
+        self,
+        tree: ParameterTree,
+        linear_columns: list[int],
+        smooth_columns: list[int],
+        onehot_columns: dict[int, list[float]],
+        node_weights: bool,
+        leaf_offset: bool,
+        tied_variances: bool,
+        batch_shape: torch.Size,
+    ) -> None:
+        super().__init__()
+        self.tree = tree
+        self.linear_columns = linear_columns
+        self.smooth_columns = smooth_columns
+        self.onehot_columns = onehot_columns
+        leaf_edges = tree.leaf_edges
+        inner = (~leaf_edges).nonzero().flatten().tolist() if node_weights else []
+        outer = leaf_edges.nonzero().flatten().tolist() if leaf_offset else []
+        # node 0 is the root, which exists if there are decisions
+        has_root = node_weights and tree.num_edges > 0
+        nodes = ([0] if has_root else []) + [1 + e for e in inner + outer]
+        self.num_offsets = len(outer)
+        self.num_inner = len(nodes) - len(outer)
+
+        # kind of weight: number of priors, and of weights with each of them
+        waves = 2 * self.num_frequencies
+        self.counts = {
+            "node": [1] * self.num_inner,
+            "offset": [1] * len(outer),
+            "linear": [1] * len(linear_columns),
+            "onehot": [len(values) + 1 for values in onehot_columns.values()],
+            "smooth": [waves] * len(smooth_columns),
+        }
+        self.num_weights = sum(map(sum, self.counts.values()))
+        for kind, counts in self.counts.items():
+            if not counts:
+                continue
+            shape = (1, 1 if tied_variances else len(counts))
+            mode = 1.0 if kind == "linear" else 0.5
+            variance = Hyperparameter(shape, mode, 1.0, _VARIANCES, batch_shape)
+            self.add_module(f"{kind}_variance", variance)
+            if kind == "smooth":
+                shape = (1, len(counts))
+                length = Hyperparameter(shape, 1.0, 0.75, _LENGTHSCALES, batch_shape)
+                self.add_module(f"{kind}_lengthscale", length)
+
+        sizes = [len(tree.decision_values[c]) for c in tree.decision_columns]
+        tables = {
+            "node_columns": _integers(nodes),
+            "num_outcomes": _integers(sizes),
+            "edge_offsets": _integers(tree.edge_offsets),
+            # a list as an index would be copied to the device at each call
+            "linear_index": _integers(linear_columns),
+            "smooth_index": _integers(smooth_columns),
+        }
+        for kind, counts in self.counts.items():
+            tables[f"{kind}_counts"] = _integers(counts)
+        for column, values in onehot_columns.items():
+            tables[f"known_{column}"] = torch.tensor(values, dtype=torch.float64)
+        for correlation in CORRELATIONS:
+            name = f"{correlation.name}_frequencies"
+            tables[name] = _frequencies(correlation, self.num_frequencies)
+        for name, table in tables.items():
+            self.register_buffer(name, table, persistent=False)
+
+    def node_indicators(self, codes: Tensor) -> Tensor:
+        """Which nodes are on each row's path: the root, then every edge of the tree.
+
+        Args:
+            codes: Outcomes of the decisions, ``batch_shape x n x num_decisions``.
+
+        Returns:
+            Booleans, ``batch_shape x n x (1 + num_edges)``.
+        """
+        num_edges = self.tree.num_edges
+        shape = (*codes.shape[:-1], num_edges + 2)
+        out = torch.zeros(shape, dtype=torch.bool, device=codes.device)
+        out[..., 0] = True
+        declared = (codes >= 0) & (codes < self.num_outcomes)
+        edge = torch.where(declared, codes + (1 + self.edge_offsets), num_edges + 1)
+        out.scatter_(-1, edge, True)
+        return out[..., : num_edges + 1]
+
+    def forward(
+        self, X: Tensor, active: Tensor, nodes: Tensor, correlation: Correlation
+    ) -> Tensor:
+        """Scaled features.
+
+        Args:
+            X: ``batch_shape x n x d``.
+            active: Active columns, ``batch_shape x n x d``.
+            nodes: ``batch_shape x n x (1 + num_edges)`` from ``node_indicators``.
+            correlation: The correlation function of the smooth terms.
+
+        Returns:
+            ``batch_shape x n x num_weights``.
+        """
+        base = self.still(X, active, nodes)
+        if self.smooth_columns:
+            frequency = getattr(self, f"{correlation.name}_frequencies")
+            value, present = _active_values(X, active, self.smooth_index)
+            phase = (value / self.smooth_lengthscale.value).unsqueeze(-1) * frequency
+            waves = torch.cat([phase.cos(), phase.sin()], dim=-1)
+            waves = (waves * present.unsqueeze(-1)).flatten(-2)
+            base = torch.cat(_expanded(base, waves), dim=-1)
+        return base * self.prior_scale().unsqueeze(-2)
+
+    def still(self, X: Tensor, active: Tensor, nodes: Tensor) -> Tensor:
+        """The first features, those without waves, over their standard deviations.
+
+        Args:
+            X: ``batch_shape x n x d``.
+            active: Active columns, ``batch_shape x n x d``.
+            nodes: ``batch_shape x n x (1 + num_edges)``.
+        """
+        parts = [nodes[..., self.node_columns].to(X)]
+        parts.append(_active_values(X, active, self.linear_index)[0])
+        for column in self.onehot_columns:
+            code = one_hot_code(X[..., column], getattr(self, f"known_{column}"))
+            parts.append(code * active[..., column, None])
+        return torch.cat(parts, dim=-1)
+
+    def active_weights(self, active: Tensor, nodes: Tensor) -> Tensor:
+        """Which weights can differ from zero for each row.
+
+        Args:
+            active: ``n x d``.
+            nodes: ``n x (1 + num_edges)``.
+
+        Returns:
+            Booleans, ``n x num_weights``, in the order of ``forward``.
+        """
+        repeat = 2 * self.num_frequencies
+        parts = [nodes[:, self.node_columns], active[:, self.linear_index]]
+        for column, values in self.onehot_columns.items():
+            parts.append(active[:, column, None].expand(-1, len(values) + 1))
+        parts.append(active[:, self.smooth_index].repeat_interleave(repeat, -1))
+        return torch.cat(parts, dim=-1)
+
+    def prior_scale(self) -> Tensor:
+        """Prior standard deviation of each weight, ``batch_shape x num_weights``."""
+        parts = [self.matern_frequencies.new_zeros(0)]
+        for kind, counts in self.counts.items():
+            if not counts:
+                continue
+            variance = getattr(self, f"{kind}_variance").value.squeeze(-2)
+            if kind == "smooth":
+                variance = variance / self.num_frequencies
+            if variance.shape[-1] == 1:  # tied
+                variance = variance.expand(*variance.shape[:-1], sum(counts))
+            else:
+                times = getattr(self, f"{kind}_counts")
+                variance = variance.repeat_interleave(
+                    times, dim=-1, output_size=sum(counts)
+                )
+            parts.append(variance.sqrt())
+        return torch.cat(parts[1:] or parts, dim=-1)
+
+    def undeclared_variance(self, codes: Tensor) -> Tensor:
+        """Prior variance of the offsets of undeclared decision values.
+
+        An undeclared value has no weight, as weights depend on the tree and not on the
+        data; its offset is part of the covariance within its path.
+
+        Args:
+            codes: ``batch_shape x n x num_decisions``.
+
+        Returns:
+            ``batch_shape x n``.
+        """
+        count = (codes >= self.num_outcomes).sum(-1)
+        if not self.num_offsets:
+            return torch.zeros(count.shape, device=codes.device)
+        return count * self.offset_variance.value.mean(-1)
+
+
+def _active_values(X: Tensor, active: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
+    """Values of some columns, zero where inactive, and where they are active."""
+    present = active.index_select(-1, columns)
+    return torch.where(present, X.index_select(-1, columns), 0.0), present
+
+
+def _expanded(*parts: Tensor) -> list[Tensor]:
+    """Parts with the same dimensions before the last one."""
+    batch = torch.broadcast_shapes(*(part.shape[:-1] for part in parts))
+    return [part.expand(*batch, part.shape[-1]) for part in parts]
+
+
+def one_hot_code(values: Tensor, known: Tensor) -> Tensor:
+    """One-hot code with a last place for unknown values, ``... x (len(known) + 1)``."""
+    code = (values.unsqueeze(-1) == known).to(values)
+    return torch.cat([code, 1.0 - code.sum(-1, keepdim=True)], dim=-1)
+
+
+def _frequencies(correlation: Correlation, count: int) -> Tensor:
+    """Stratified frequencies of a one-dimensional spectrum.
+
+    The quantiles at the middles of ``count`` equal strata of its positive half, in
+    place of random Fourier features.
+    """
+    levels = [0.5 + (i + 0.5) / (2 * count) for i in range(count)]
+    quantiles = [correlation.spectral_quantile(p) for p in levels]
+    return torch.tensor(quantiles, dtype=torch.float64)
+
+
 class LeafHyperparameters(Module):
     r"""Lengthscales and outputscales of the kernels K_p.
 
@@ -134,25 +366,22 @@ class LeafHyperparameters(Module):
         self.num_columns = len(columns)
         self.sharing = sharing
 
-        def parameter(
-            count: int, mode: float, scale: float, bounds: tuple[float, float]
-        ) -> Hyperparameter:
-            return Hyperparameter((1, count), mode, scale, bounds, batch_shape)
+        prior = partial(Hyperparameter, batch_shape=batch_shape)
 
         if num_context:
-            self.context_lengthscale = parameter(num_context, 1.0, 0.75, _LENGTHSCALES)
+            self.context_lengthscale = parameter(
+                (1, num_context), 1.0, 0.75, _LENGTHSCALES
+            )
         # BoTorch's prior mode grows like sqrt(d), as distances do. Here it grows like
         # d: with few data the variance is largest in the 2^d corners of the box.
         # Shorter lengthscales for one column make a search evaluate more than the two
         # ends, and with longer ones for four columns it does not evaluate all 16
         # corners.
-        dimension = [max(len(columns), 1)] * len(columns)
-        if columns_of_path is not None:
-            dimension = [1] * len(columns)
-            for positions in columns_of_path:
-                for j in positions:
-                    dimension[j] = max(dimension[j], len(positions))
-        scale = torch.tensor(dimension, dtype=torch.float64)
+        seen = torch.ones(len(columns_of_path or "1"), len(columns), dtype=torch.bool)
+        for row, positions in zip(seen, columns_of_path or (), strict=False):
+            row[:] = False
+            row[positions] = True
+        scale = (seen * seen.sum(-1, keepdim=True)).amax(0).clamp_min(1).double()
         self.register_buffer("dimension_scale", scale, persistent=False)
         if sharing == "independent":
             if columns_of_path is None:
@@ -162,26 +391,27 @@ class LeafHyperparameters(Module):
                     f"{MAX_LISTED_PATHS} paths, got it for {tree.num_paths}."
                 )
             # the number of the lengthscale of each path and column
-            pair = torch.full((len(columns_of_path), len(columns)), -1)
-            count = 0
-            for p, positions in enumerate(columns_of_path):
-                for j in positions:
-                    pair[p, j] = count
-                    count += 1
-            pair[pair < 0] = count
+            count = int(seen.sum())
+            number = seen.flatten().cumsum(0).view_as(seen) - 1
+            pair = torch.where(seen, number, count)
             self.register_buffer("pair", pair, persistent=False)
+            self.register_buffer("path_keys", _path_keys(tree), persistent=False)
             if count:
-                self.lengthscale = parameter(count, 0.5, 1.0, _LENGTHSCALES)
-            self.outputscale = parameter(len(columns_of_path), 1.0, 1.0, _VARIANCES)
+                self.lengthscale = prior((1, count), 0.5, 1.0, _LENGTHSCALES)
+            self.outputscale = parameter(
+                (1, len(columns_of_path)), 1.0, 1.0, _VARIANCES
+            )
             return
         if columns:
-            self.common_lengthscale = parameter(1, 0.3, 0.5, _LENGTHSCALES)
-        self.common_outputscale = parameter(1, 1.0, 1.0, _VARIANCES)
+            self.common_lengthscale = prior((1, 1), 0.3, 0.5, _LENGTHSCALES)
+        self.common_outputscale = prior((1, 1), 1.0, 1.0, _VARIANCES)
         related = sharing == "hierarchical"
         if related and len(columns) > 1:
-            self.relative_lengthscale = parameter(len(columns), 1.0, 0.3, _RATIOS)
+            self.relative_lengthscale = prior((1, len(columns)), 1.0, 0.3, _RATIOS)
         if related and tree.num_edges > 0:
-            self.relative_outputscale = parameter(tree.num_edges, 1.0, 0.3, _RATIOS)
+            self.relative_outputscale = parameter(
+                (1, tree.num_edges), 1.0, 0.3, _RATIOS
+            )
 
     def inverse_lengthscale(self, path: Tensor | None) -> Tensor:
         """One over the lengthscales.
@@ -194,12 +424,10 @@ class LeafHyperparameters(Module):
             of context columns are the last.
         """
         inverse = self._inverse_own(path)
-        if not hasattr(self, "context_lengthscale"):
-            return inverse
-        context = self.context_lengthscale.value.reciprocal()
-        batch = torch.broadcast_shapes(inverse.shape[:-1], context.shape[:-1])
-        parts = [part.expand(*batch, part.shape[-1]) for part in (inverse, context)]
-        return torch.cat(parts, dim=-1)
+        if hasattr(self, "context_lengthscale"):
+            context = self.context_lengthscale.value.reciprocal()
+            inverse = torch.cat(_expanded(inverse, context), dim=-1)
+        return inverse
 
     def _inverse_own(self, path: Tensor | None) -> Tensor:
         if self.num_columns == 0:
@@ -237,6 +465,27 @@ class LeafHyperparameters(Module):
         return take_of_path(table, path, 'leaf_hyperparameters="independent"')
 
 
+@lru_cache(maxsize=32)  # for one model after the other of the same tree
+def _path_keys(tree: ParameterTree) -> Tensor:
+    """The keys of all paths, ascending, and their numbers, ``2 x num_paths``."""
+    X = torch.zeros(tree.num_paths, tree.dim, dtype=torch.float64)
+    for row, path in zip(X, tree.paths, strict=True):
+        for column, value in path.decisions.items():
+            ends = value if isinstance(value, tuple) else (value,)
+            row[column] = next((x for x in ends if math.isfinite(x)), 0.0)
+    return torch.stack(tuple(tree.path_key(X).sort()))
+
+
+def _path_of_key(path_keys: Tensor, key: Tensor) -> Tensor:
+    """Numbers of paths by their keys; ``num_paths`` with an undeclared value.
+
+    Unlike ``ParameterTree.path_index`` it looks at no values: no GPU is waited for.
+    """
+    keys, number = path_keys
+    place = torch.searchsorted(keys, key).clamp_max(len(keys) - 1)
+    return torch.where(keys[place] == key, number[place], len(keys))
+
+
 def take_of_path(table: Tensor, path: Tensor, option: str) -> Tensor:
     """Rows of a table per path, with the batch dimensions of both broadcast.
 
@@ -260,6 +509,49 @@ def take_of_path(table: Tensor, path: Tensor, option: str) -> Tensor:
     if table.ndim == 2:
         return table[path]
     return one_hot(path, table.shape[-2]).to(table) @ table
+
+
+class PathMean(Mean):
+    """Prior mean m(x) = b_p for x on path p: the free offsets of equation (1).
+
+    Args:
+        tree: The parameter tree.
+        batch_shape: Batch shape of the model.
+
+    Raises:
+        ValueError: For more than ``MAX_LISTED_PATHS`` paths.
+    """
+
+    path_keys: Tensor
+
+    def __init__(
+        self,
+        tree: ParameterTree,
+        batch_shape: torch.Size = torch.Size(),  # noqa: B008 (immutable)
+    ) -> None:
+        super().__init__()
+        if tree.num_paths > MAX_LISTED_PATHS:
+            raise ValueError(
+                'leaf_offset: expected another value than "fixed", which has a '
+                f"constant for each path, for more than {MAX_LISTED_PATHS} paths, got "
+                f"it for {tree.num_paths}."
+            )
+        self.tree = tree
+        self.batch_shape = batch_shape
+        self.register_buffer("path_keys", _path_keys(tree), persistent=False)
+        start = torch.zeros(*batch_shape, tree.num_paths, dtype=torch.float64)
+        self.register_parameter("raw_offset", torch.nn.Parameter(start))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Offsets, ``batch_shape x n``.
+
+        Args:
+            x: ``batch_shape x n x d``.
+        """
+        table = self.raw_offset.unsqueeze(-1)
+        key = self.tree.locate(x, strict=x.device.type == "cpu")[2]
+        path = _path_of_key(self.path_keys, key)
+        return take_of_path(table, path, 'leaf_offset="fixed"').squeeze(-1)
 
 
 class TreeStructuredKernel(LeafKernel):
@@ -367,21 +659,16 @@ class TreeStructuredKernel(LeafKernel):
         ]
         self.encoded_columns = [position[c] for c in encoded]
         # GPyTorch assumes that every buffer of a kernel has the batch shape in front
+        flags = partial(torch.tensor, dtype=torch.bool)
         tables = {
-            "own": torch.tensor([c in own for c in columns], dtype=torch.bool),
-            "context": torch.tensor([c in context for c in columns], dtype=torch.bool),
-            "is_context": torch.tensor(
-                [c in context for c in encoded], dtype=torch.bool
-            ),
+            "own": flags([c in own for c in columns]),
+            "context": flags([c in context for c in columns]),
+            "is_context": flags([c in context for c in encoded]),
+            # a list as an index would be copied to the device at each call
+            "column_index": _integers(columns),
+            "numeric_index": _integers(numeric),
+            "encoded_index": _integers(self.encoded_columns),
         }
-        # a list as an index would be copied to the device at each call
-        indices = {
-            "column_index": columns,
-            "numeric_index": numeric,
-            "encoded_index": self.encoded_columns,
-        }
-        for name, index in indices.items():
-            tables[name] = torch.tensor(index, dtype=torch.long)
         for column, values in self.categorical.items():
             tables[f"known_{column}"] = torch.tensor(values, dtype=torch.float64)
         for name, table in tables.items():
@@ -427,15 +714,11 @@ class TreeStructuredKernel(LeafKernel):
             own = leaf.own & ~leaf.context
             alone = ~(seen & own).any(-1, keepdim=True)
             seen = seen & (own | leaf.context | alone)
-        independent = self.leaf_hyperparameters.sharing == "independent"
-        return Places(
-            key,
-            codes,
-            active,
-            self.weights.node_indicators(codes),
-            seen,
-            tree.path_index(X) if independent else None,
-        )
+        path = None
+        if self.leaf_hyperparameters.sharing == "independent":
+            path = _path_of_key(self.leaf_hyperparameters.path_keys, key)
+        nodes = self.weights.node_indicators(codes)
+        return Places(key, codes, active, nodes, seen, path)
 
     def rows(self, X: Tensor, places: Places | None = None) -> LeafRows:
         """See ``LeafKernel.rows``; ``places`` are those of ``locate``."""

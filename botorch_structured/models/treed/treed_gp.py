@@ -47,8 +47,8 @@ from linear_operator import to_linear_operator
 from torch import Tensor
 
 from botorch_structured._botorch_names import DefaultType
-from botorch_structured.linalg.conditioning import given_last
 from botorch_structured.linalg.correlations import RBF
+from botorch_structured.linalg.factor import given_last
 from botorch_structured.models import fast_inference, input_transforms
 from botorch_structured.models.checks import check_modules, check_training_data
 from botorch_structured.models.contexts import few_threads

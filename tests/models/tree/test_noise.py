@@ -6,16 +6,15 @@ from botorch.fit import fit_gpytorch_mll
 from gpytorch.mlls import ExactMarginalLogLikelihood
 
 from botorch_structured.models import TreeStructuredGP
-from botorch_structured.models.tree.noise import repeated_share
+from botorch_structured.models.tree.noise import has_steps
 
 
-def test_repeated_share() -> None:
+def test_has_steps() -> None:
     y = torch.tensor([1.0, 2.0, 1.0, 3.0])
-    assert repeated_share(y) == 0.5
-    assert repeated_share(torch.stack([y, torch.arange(4.0)])) == 0.5
-    assert repeated_share(torch.arange(4.0)) == 0.0
-    assert repeated_share(torch.ones(3)) == 1.0
-    assert repeated_share(torch.ones(1)) == 0.0
+    assert has_steps(y) and has_steps(torch.stack([y, torch.arange(4.0)]))
+    assert not has_steps(torch.arange(4.0))
+    assert not has_steps(torch.tensor([0.0, *range(7)]))  # a quarter
+    assert not has_steps(torch.ones(3)) and not has_steps(torch.ones(1))
 
 
 @pytest.mark.parametrize("steps", [False, True])
