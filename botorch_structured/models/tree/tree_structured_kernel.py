@@ -369,9 +369,7 @@ class LeafHyperparameters(Module):
         prior = partial(Hyperparameter, batch_shape=batch_shape)
 
         if num_context:
-            self.context_lengthscale = parameter(
-                (1, num_context), 1.0, 0.75, _LENGTHSCALES
-            )
+            self.context_lengthscale = prior((1, num_context), 1.0, 0.75, _LENGTHSCALES)
         # BoTorch's prior mode grows like sqrt(d), as distances do. Here it grows like
         # d: with few data the variance is largest in the 2^d corners of the box.
         # Shorter lengthscales for one column make a search evaluate more than the two
@@ -398,9 +396,7 @@ class LeafHyperparameters(Module):
             self.register_buffer("path_keys", _path_keys(tree), persistent=False)
             if count:
                 self.lengthscale = prior((1, count), 0.5, 1.0, _LENGTHSCALES)
-            self.outputscale = parameter(
-                (1, len(columns_of_path)), 1.0, 1.0, _VARIANCES
-            )
+            self.outputscale = prior((1, len(columns_of_path)), 1.0, 1.0, _VARIANCES)
             return
         if columns:
             self.common_lengthscale = prior((1, 1), 0.3, 0.5, _LENGTHSCALES)
@@ -409,9 +405,7 @@ class LeafHyperparameters(Module):
         if related and len(columns) > 1:
             self.relative_lengthscale = prior((1, len(columns)), 1.0, 0.3, _RATIOS)
         if related and tree.num_edges > 0:
-            self.relative_outputscale = parameter(
-                (1, tree.num_edges), 1.0, 0.3, _RATIOS
-            )
+            self.relative_outputscale = prior((1, tree.num_edges), 1.0, 0.3, _RATIOS)
 
     def inverse_lengthscale(self, path: Tensor | None) -> Tensor:
         """One over the lengthscales.

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from botorch import fit_gpytorch_mll
-from botorch.acquisition import qKnowledgeGradient, qLogNoisyExpectedImprovement
 from botorch.models import ModelListGP
 from botorch.models.transforms import Normalize
 from botorch.optim.fit import fit_gpytorch_mll_torch
@@ -217,30 +216,6 @@ def test_gradients_through_fantasies(model_class: type, outputs: int) -> None:
         gradients.append([mean, variance, *torch.autograd.grad(value, leaves)])
     for a, b in zip(*gradients, strict=True):
         close(a, b)
-
-
-@pytest.mark.parametrize("model_class", MODELS)
-def test_acquisitions_of_fantasies(model_class: type) -> None:
-    model = make(model_class, TREE, 0)
-    g = torch.Generator().manual_seed(1)
-    X = random_points(TREE, 2 * 6, g).view(2, 6, 6)
-    results = []
-    for other in (model, dense(model)):
-        sampler = SobolQMCNormalSampler(torch.Size([4]), seed=0)
-        kg = qKnowledgeGradient(other, num_fantasies=None, sampler=sampler)
-        x = X.clone().requires_grad_(True)
-        value = kg(x)
-        results.append([value, *torch.autograd.grad(value.sum(), x)])
-        noisy = qLogNoisyExpectedImprovement(
-            other,
-            X_baseline=other.train_inputs[0],
-            sampler=SobolQMCNormalSampler(torch.Size([16]), seed=0),
-            prune_baseline=True,
-            cache_root=False,
-        )
-        results[-1].append(noisy(X[:, :2]))
-    for a, b in zip(*results, strict=True):
-        close(a, b, 1e-6)
 
 
 @pytest.mark.parametrize("model_class", MODELS)
@@ -496,14 +471,6 @@ def test_observations_one_after_the_other() -> None:
         model, expected = (m.condition_on_observations(X, Y) for m in (model, expected))
         same(model, expected, test)
     assert len(model.train_targets) == 65
-    X, Y = X.clone().requires_grad_(True), Y.clone().requires_grad_(True)
-    with propagate_grads(True):
-        model, expected = (m.condition_on_observations(X, Y) for m in (model, expected))
-        same(model, expected, test)
-        means = [m.posterior(test).mean.sum() for m in (model, expected)]
-    slopes = [torch.autograd.grad(mean, (X, Y)) for mean in means]
-    close(slopes[0][0], slopes[1][0])
-    close(slopes[0][1], slopes[1][1])
 
 
 @pytest.mark.parametrize("base", [RQKernel, PeriodicKernel])

@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 import torch
 from botorch.fit import fit_gpytorch_mll
-from botorch.models import SingleTaskGP
-from botorch.models.transforms import Normalize
 from gpytorch.kernels import (
     LinearKernel,
     MaternKernel,
@@ -24,7 +22,6 @@ from torch import Tensor
 
 from botorch_structured.kernels import ConditionalKernel
 from botorch_structured.models import ConditionalGP, TreeStructuredGP
-from botorch_structured.models.tree.leaf_inference import LeafPredictor
 from botorch_structured.spaces import Between, ParameterTree
 
 # Six leaf columns on three paths, two shared ones, the decision last.
@@ -60,28 +57,6 @@ class TestContract(StructuredModelTestCase):
 
     def make_model(self, X: Tensor, Y: Tensor, **kwargs: Any) -> ConditionalGP:
         return ConditionalGP(X, Y, DEPENDENCIES, **kwargs)
-
-
-class TestContractDense(TestContract):
-    """The same through GPyTorch's own inference."""
-
-    @pytest.fixture(autouse=True)
-    def dense(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(ConditionalGP, "_is_structured", lambda _: False)
-
-
-class TestContractMasked(TestContract):
-    """The same as on a GPU."""
-
-    @pytest.fixture(autouse=True)
-    def masked(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        original = LeafPredictor.__init__
-
-        def init(predictor: LeafPredictor, *args: Any) -> None:
-            original(predictor, *args)
-            predictor.masked = True
-
-        monkeypatch.setattr(LeafPredictor, "__init__", init)
 
 
 class TestContractBaseKernel(TestContract):
@@ -128,10 +103,10 @@ def test_structured_is_dense(seed: int) -> None:
     assert model._is_structured()
     mll = ExactMarginalLogLikelihood(model.likelihood, model)
     mll.train()
-    model._evidence_pays = lambda layout: True
     fast = model.compute_custom_loss(mll)
-    model._evidence_pays = lambda layout: False
+    model._is_structured = lambda: False
     slow = model.compute_custom_loss(mll)
+    del model._is_structured
     torch.testing.assert_close(fast, slow, rtol=1e-8, atol=1e-8)
     parameters = [p for p in model.parameters() if p.requires_grad]
     for a, b in zip(
@@ -143,16 +118,11 @@ def test_structured_is_dense(seed: int) -> None:
     model.eval()
     test = random_points(tree, 12, torch.Generator().manual_seed(seed + 1))
     test = test.reshape(4, 3, tree.dim)
-    fast_posterior = model.posterior(test)
+    fast = model.posterior(test).distribution
     model._use_predictor = lambda: False
-    slow_posterior = model.posterior(test)
-    for a, b in [
-        (fast_posterior.mean, slow_posterior.mean),
-        (
-            fast_posterior.distribution.covariance_matrix,
-            slow_posterior.distribution.covariance_matrix,
-        ),
-    ]:
+    slow = model.posterior(test).distribution
+    for name in ("mean", "covariance_matrix"):
+        a, b = getattr(fast, name), getattr(slow, name)
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-8)
 
 
@@ -188,17 +158,6 @@ def test_branches_are_isolated(seed: int) -> None:
     # the posterior of points on different paths is uncorrelated
     covariance = model.posterior(X).distribution.covariance_matrix
     assert (covariance[mine][:, ~mine] == 0.0).all()
-
-
-def test_a_tree_without_decisions_is_a_single_task_gp() -> None:
-    g = torch.Generator().manual_seed(0)
-    X = torch.rand(12, 3, generator=g, dtype=torch.float64)
-    Y = X.sum(-1, keepdim=True).sin()
-    model, plain = ConditionalGP(X, Y, {}), SingleTaskGP(X, Y)
-    for one in (model, plain):
-        fit_gpytorch_mll(ExactMarginalLogLikelihood(one.likelihood, one))
-    torch.testing.assert_close(model.posterior(X).mean, plain.posterior(X).mean)
-    assert type(model.covar_module) is type(plain.covar_module)
 
 
 def test_an_unseen_path_has_the_prior() -> None:
@@ -302,14 +261,12 @@ def test_a_range_condition_has_a_kernel_within_the_range() -> None:
             {"covar_module": ConditionalKernel(RBFKernel(), ParameterTree(9, {}))},
             "same tree",
         ),
-        ({"input_transform": Normalize(9, indices=[3], bounds=torch.zeros(2, 9))}, ""),
     ],
 )
 def test_errors(arguments: dict[str, Any], message: str) -> None:
     X = random_points(TREE, 10, torch.Generator().manual_seed(1))
-    if message:
-        with pytest.raises(ValueError, match=message):
-            ConditionalGP(X, X[:, :1], DEPENDENCIES, **arguments)
+    with pytest.raises(ValueError, match=message):
+        ConditionalGP(X, X[:, :1], DEPENDENCIES, **arguments)
 
 
 def test_an_undeclared_value_of_a_strict_decision_is_refused() -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import math
-import pickle
 from typing import Any
 
 import pytest
@@ -115,23 +113,6 @@ def test_conditions_of_every_kind() -> None:
     blocks = torch.tensor([0, 0, 1, 1, 2, 2, 3])
     same = blocks.unsqueeze(0) == blocks.unsqueeze(1)
     assert torch.equal(K > 0.0, same)
-
-
-def test_batches_and_devices_and_copies(device: torch.device) -> None:
-    tree = ParameterTree(3, {0: {0.0: [1], 1.0: [2]}})
-    X = random_points(tree, 6, torch.Generator().manual_seed(0)).to(device)
-    base = MaternKernel(nu=2.5, ard_num_dims=3, batch_shape=torch.Size([2]))
-    base.lengthscale = torch.tensor([[[0.3, 0.4, 0.5]], [[1.0, 2.0, 3.0]]])
-    wrapped = ConditionalKernel(base, tree).to(device)
-    assert wrapped.batch_shape == torch.Size([2])
-    K = wrapped(X).to_dense()
-    assert K.shape == (2, 6, 6)
-    torch.testing.assert_close(wrapped[1](X).to_dense(), K[1])
-    t_batch = wrapped(X.reshape(3, 1, 2, 3)).to_dense()
-    torch.testing.assert_close(t_batch[0], K[:, :2, :2])
-    for other in (copy.deepcopy(wrapped), pickle.loads(pickle.dumps(wrapped))):
-        assert torch.equal(other(X).to_dense(), K)
-    assert wrapped.float()(X.float()).to_dense().dtype == torch.float32
 
 
 @pytest.mark.parametrize("size", [2, 3, 5])  # below, at and above d

@@ -295,29 +295,23 @@ def _set_constraint(model: Any) -> None:
     model.likelihood.noise_covar.register_constraint("raw_noise", GreaterThan(0.1))
 
 
+def _replace_known_noise(model: Any) -> None:
+    model.likelihood.noise_covar.noise.mul_(30.0)
+
+
 @pytest.mark.parametrize(
-    "change", [_set_noise, _set_mean, _set_targets, _set_constraint]
+    "change",
+    [_set_noise, _set_mean, _set_targets, _set_constraint, _replace_known_noise],
 )
 def test_what_is_changed_after_a_fit_counts(change: Any) -> None:
     g = torch.Generator().manual_seed(0)
     X, test = random_points(TREE, 20, g), random_points(TREE, 5, g)
     Y = X.sum(-1, keepdim=True).sin()
-    model = TreeStructuredGP(X, Y, TREE)
+    known = change is _replace_known_noise
+    kwargs = {"train_Yvar": torch.full_like(Y, 0.01)} if known else {}
+    model = TreeStructuredGP(X, Y, TREE, **kwargs)
     fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
-    other = fresh(model, X, Y)
+    other = fresh(model, X, Y, **kwargs)
     for one in (model, other):
         change(one)
-    check_same(model, other, test)
-
-
-def test_known_noise_may_be_replaced_after_a_fit() -> None:
-    g = torch.Generator().manual_seed(0)
-    X, test = random_points(TREE, 20, g), random_points(TREE, 5, g)
-    Y = X.sum(-1, keepdim=True).sin()
-    Yvar = torch.full_like(Y, 0.01)
-    model = TreeStructuredGP(X, Y, TREE, train_Yvar=Yvar)
-    fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
-    other = fresh(model, X, Y, train_Yvar=Yvar)
-    for one in (model, other):
-        one.likelihood.noise_covar.noise.mul_(30.0)
     check_same(model, other, test)

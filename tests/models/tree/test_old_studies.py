@@ -12,7 +12,6 @@ import torch
 from botorch import fit_gpytorch_mll
 from botorch.acquisition import LogExpectedImprovement
 from botorch.models import SingleTaskGP
-from botorch.models.transforms.outcome import ChainedOutcomeTransform, Standardize
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
@@ -21,7 +20,6 @@ from botorch_structured.models.tree.objective import LeafObjective
 from botorch_structured.models.tree.old_studies import normal_scores
 from botorch_structured.optim import optimize_acqf_paths
 from botorch_structured.spaces import Between, Equals, ParameterTree, SearchSpace
-from botorch_structured.transforms import ClipTail
 
 MODELS = [TreeStructuredGP, ConditionalGP]
 
@@ -131,16 +129,6 @@ def test_one_study(n: int) -> None:
     assert one(transformed(points(5)[0])).isfinite().all()
     if n > 2:
         assert correlation(one) > 0.9
-
-
-def test_studies_of_other_regions_and_levels() -> None:
-    """Ranks within a region, or a study of the best points only, mislead a little."""
-    studies = make_studies(6, n=80)
-    for t in (0, 2, 4):
-        X, Y = studies[t]
-        best = Y.squeeze(-1).argsort(descending=True)[:30]
-        studies[t] = (X[best], Y[best])
-    assert correlation(OldStudiesMean.from_studies(studies, SPACE)) > 0.85
 
 
 def test_the_dense_definition() -> None:
@@ -285,22 +273,6 @@ def test_useless_studies_lose_their_influence(mean: OldStudiesMean) -> None:
     assert mean.raw_slope.abs() < 0.35
 
 
-@pytest.mark.parametrize("make", MODELS)
-def test_predictions_by_leaf_are_the_dense_ones(
-    make: Any, mean: OldStudiesMean, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = fitted(make(*points(20), SPACE, mean_module=mean))
-    X = points(6, seed=3)[0].unsqueeze(-2)
-    fast = model.posterior(X)
-    joint = model.posterior(X.squeeze(-2))
-    monkeypatch.setattr(make, "_fast_posterior", lambda self, X: None)
-    model.train()
-    dense = model.posterior(X)
-    torch.testing.assert_close(fast.mean, dense.mean, rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(fast.variance, dense.variance, rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(joint.mean, fast.mean.squeeze(-2))
-
-
 def test_moments_with_gradient(mean: OldStudiesMean) -> None:
     """The short way that optimisers take is the derivative of the posterior."""
     model = fitted(TreeStructuredGP(*points(20), SPACE, mean_module=mean))
@@ -332,16 +304,6 @@ def test_path_posterior_sees_all_columns(mean: OldStudiesMean) -> None:
     model = fitted(TreeStructuredGP(*points(20), SPACE, mean_module=mean))
     assert model.path_columns == list(range(5))
     assert model.path_posterior(points(3)[0]).mean.isfinite().all()
-
-
-def test_another_outcome_transform(mean: OldStudiesMean) -> None:
-    X, Y = points(12)
-    Y[3] = -torch.inf
-    clipped = ChainedOutcomeTransform(clip=ClipTail(), standardize=Standardize(m=1))
-    model = fitted(
-        TreeStructuredGP(X, Y, SPACE, mean_module=mean, outcome_transform=clipped)
-    )
-    assert model.posterior(X).mean.isfinite().all()
 
 
 def test_several_outputs(learnt: OldStudiesMean) -> None:

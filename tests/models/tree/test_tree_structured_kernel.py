@@ -88,17 +88,6 @@ def test_is_the_product_of_the_paper(name: str, sharing: Any) -> None:
         close(covariance[i, j], expected)
 
 
-def test_leaves_share_the_context_lengthscale() -> None:
-    for sharing in ("hierarchical", "independent", "tied"):
-        kernel = TreeStructuredKernel(
-            TREE, leaf_hyperparameters=sharing, context_features=[3, 4]
-        )
-        inverse = randomised(kernel, 2).leaf_hyperparameters.inverse_lengthscale(
-            torch.tensor([0, 1])
-        )
-        close(inverse[0, -2:], inverse[-1, -2:])
-
-
 @settings(max_examples=40)
 @given(seeds)
 def test_structured_is_dense(seed: int) -> None:

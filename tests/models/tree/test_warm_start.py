@@ -200,34 +200,23 @@ def test_columns_of_other_kernels_have_names() -> None:
 
 
 @pytest.mark.parametrize(
-    ("other", "message"),
+    ("options", "message"),
     [
-        (lambda X, Y: ConditionalGP(X, Y, TREE), "expected a TreeStructuredGP"),
-        (
-            lambda X, Y: TreeStructuredGP(X, Y, TREE, leaf_inputs="active"),
-            "leaf_inputs",
-        ),
-        (
-            lambda X, Y: TreeStructuredGP(X, Y, TREE, leaf_hyperparameters="tied"),
-            "leaf_hyperparameters",
-        ),
-        (
-            lambda X, Y: TreeStructuredGP(X, Y, TREE, weight_variances="independent"),
-            "same options",
-        ),
-        (lambda X, Y: TreeStructuredGP(X, Y, TREE, leaf_kernel="rbf"), "leaf_kernel"),
-        (lambda X, Y: TreeStructuredGP(X, Y, TREE, leaf_offset="fixed"), "mean_module"),
-        (
-            lambda X, Y: TreeStructuredGP(X, Y, TREE, covar_module=RBFKernel()),
-            "covar_module",
-        ),
+        (None, "expected a TreeStructuredGP"),
+        ({"leaf_inputs": "active"}, "leaf_inputs"),
+        ({"leaf_hyperparameters": "tied"}, "leaf_hyperparameters"),
+        ({"weight_variances": "independent"}, "same options"),
+        ({"leaf_kernel": "rbf"}, "leaf_kernel"),
+        ({"leaf_offset": "fixed"}, "mean_module"),
+        ({"covar_module": RBFKernel()}, "covar_module"),
     ],
 )
-def test_another_model_is_refused(other: Any, message: str) -> None:
+def test_another_model_is_refused(options: Any, message: str) -> None:
     X, Y = data(TREE, 12)
     model = TreeStructuredGP(X, Y, TREE)
     mll = ExactMarginalLogLikelihood(model.likelihood, model)
-    earlier = other(X, Y)
+    kind = ConditionalGP if options is None else TreeStructuredGP
+    earlier = kind(X, Y, TREE, **(options or {}))
     with torch.no_grad():
         for parameter in earlier.parameters():
             parameter.add_(0.1)
