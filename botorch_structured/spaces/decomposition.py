@@ -33,6 +33,7 @@ import random
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate
 from typing import Any
@@ -148,6 +149,7 @@ def negated(expr: Expr) -> Expr:
     return _combine("or" if expr[0] == "and" else "and", map(negated, expr[1]))
 
 
+@dataclass(eq=False)
 class _Node:
     """One case distinction: ``count`` paths, numbered from 0.
 
@@ -155,20 +157,11 @@ class _Node:
     ``decision``, outcome ``c`` taking the numbers from ``starts[c]`` on.
     """
 
-    __slots__ = ("branches", "count", "decision", "factors", "starts")
-
-    def __init__(
-        self,
-        factors: list[_Node] | None = None,
-        decision: int = -1,
-        branches: list[_Node] | None = None,
-    ) -> None:
-        self.factors, self.decision, self.branches = factors, decision, branches
-        self.starts: list[int] = []
-        self.count: int = math.prod(factor.count for factor in factors or ())
-        if branches is not None:
-            counts = accumulate((branch.count for branch in branches), initial=0)
-            *self.starts, self.count = counts
+    count: int
+    factors: Sequence[_Node] = ()
+    decision: int = -1
+    branches: Sequence[_Node] = ()
+    starts: Sequence[int] = ()
 
     def rank(self, codes: np.ndarray) -> np.ndarray:
         """``n x D`` outcomes -> ``n`` path numbers."""
@@ -177,8 +170,8 @@ class _Node:
         todo: list[tuple[_Node, np.ndarray, int]] = [(self, np.arange(len(codes)), 1)]
         while todo:
             node, rows, unit = todo.pop()
-            if node.branches is None:
-                for factor in reversed(node.factors or ()):
+            if node.decision < 0:
+                for factor in reversed(node.factors):
                     if factor.count > 1:
                         todo.append((factor, rows, unit))
                     unit *= factor.count
@@ -198,8 +191,8 @@ class _Node:
         todo = [(self, number)]
         while todo:
             node, number = todo.pop()
-            if node.branches is None:
-                for factor in reversed(node.factors or ()):
+            if node.decision < 0:
+                for factor in reversed(node.factors):
                     number, rest = divmod(number, factor.count)
                     todo.append((factor, rest))
                 continue
@@ -253,9 +246,9 @@ class Decomposition:
         times = Counter({id(root): 1})
         for node in reversed(self._nodes.values()):
             here = times[id(node)]
-            for factor in node.factors or () if node.count else ():
+            for factor in node.factors if node.count else ():
                 times[id(factor)] += here * node.count // factor.count
-            for code, branch in enumerate(node.branches or ()):
+            for code, branch in enumerate(node.branches):
                 counts[node.decision][code] += here * branch.count
                 times[id(branch)] += here
         return counts
@@ -469,7 +462,8 @@ class Decomposition:
             return node
         groups = self._groups(state)
         if len(groups) != 1:
-            node = _Node(factors=[self._node(group) for group in groups])
+            factors = [self._node(group) for group in groups]
+            node = _Node(math.prod(factor.count for factor in factors), factors)
         else:
             k = self._pick(state)
             below: dict[int, _Node] = {}
@@ -477,7 +471,8 @@ class Decomposition:
                 after, _ = self._after(state, False, k, first)
                 below |= dict.fromkeys(codes, self._node(after))
             branches = [below[code] for code in range(self.sizes[k])]
-            node = _Node(decision=k, branches=branches)
+            *starts, count = accumulate((b.count for b in branches), initial=0)
+            node = _Node(count, decision=k, branches=branches, starts=starts)
         self._nodes[state] = node
         return node
 

@@ -7,12 +7,12 @@ unless asked for: see `decomposition` (counting) and `lookup` (the work on tenso
 
 from __future__ import annotations
 
-__all__ = ["HierarchicalDependencies", "ParameterTree", "Path", "Paths"]
+__all__ = ["HierarchicalDependencies", "ParameterTree", "Path", "Paths", "translated"]
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from graphlib import CycleError, TopologicalSorter
 from itertools import accumulate
 from typing import Any
@@ -20,13 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from botorch_structured.spaces.arguments import (
-    check_column,
-    check_columns,
-    check_count,
-    check_number,
-    check_values,
-)
+from botorch_structured.spaces import arguments
 from botorch_structured.spaces.conditions import (
     And,
     Atom,
@@ -171,7 +165,7 @@ class ParameterTree:
         conditions: Mapping[int, Condition] | None = None,
         values: Mapping[int, Sequence[float]] | None = None,
     ) -> None:
-        self.dim = dim = check_count("dim", dim)
+        self.dim = dim = arguments.check_count("dim", dim)
         # The SearchSpace that says what columns hold, or None; see `of_space`.
         self.space: Any = None
         self._dependencies = _read_dependencies(dim, hierarchical_dependencies)
@@ -189,18 +183,14 @@ class ParameterTree:
         self._decisions = self._collect_decisions()
         self._position = {o.col: k for k, o in enumerate(self._decisions)}
         self._exprs: list[Expr] = [
-            self._expression(self.conditions[c]) if c in self.conditions else True
+            translated(self.conditions.get(c, And(())), self._states)
             for c in range(dim)
         ]
 
-    def _expression(self, condition: Condition) -> Expr:
-        """A condition over the numbers of decisions and outcomes."""
-        if isinstance(condition, (And, Or)):
-            combine = all_of if isinstance(condition, And) else any_of
-            return combine(self._expression(part) for part in condition.parts)
-        assert isinstance(condition, Atom)
-        k = self._position[condition.col]
-        return atom(k, self._decisions[k].mask(condition))
+    def _states(self, a: Any) -> Expr:
+        """An atom over the numbers of decisions and outcomes."""
+        k = self._position[a.col]
+        return atom(k, self._decisions[k].mask(a))
 
     @property
     def hierarchical_dependencies(self) -> dict[int, dict[float, list[int]]]:
@@ -368,7 +358,7 @@ class ParameterTree:
             condition: The condition; of any columns, decisions or not.
             held: Column -> its value wherever it is active.
         """
-        goals = [self._possible(condition, held)]
+        goals = [translated(condition, partial(self._possible, held=held))]
         for k, outcomes in enumerate(self._decisions):
             if (value := held.get(outcomes.col)) is not None:
                 ends = zip(*outcomes.limits, strict=True)
@@ -376,12 +366,8 @@ class ParameterTree:
                 goals.append(atom(k, 1 | sum(bits)))  # or it is inactive
         return self._decomposition.count_where(all_of(goals)) > 0
 
-    def _possible(self, condition: Condition, held: Mapping[int, float]) -> Expr:
-        """On which paths a condition holds at some point with columns held."""
-        if isinstance(condition, (And, Or)):
-            combine = all_of if isinstance(condition, And) else any_of
-            return combine(self._possible(part, held) for part in condition.parts)
-        assert isinstance(condition, Atom)
+    def _possible(self, condition: Any, held: Mapping[int, float]) -> Expr:
+        """On which paths an atom holds at some point with columns held."""
         is_active = self._exprs[condition.col]
         if isinstance(condition, Inactive):
             return negated(is_active)
@@ -618,7 +604,7 @@ class ParameterTree:
         Returns:
             ``n x d`` float64 points.
         """
-        check_count("n", n, least=0)
+        arguments.check_count("n", n, least=0)
         X = torch.zeros(n, self.dim, dtype=torch.double)
         for o in self._decisions:
             limits = None if bounds is None else bounds[:, o.col].tolist()
@@ -667,6 +653,14 @@ class ParameterTree:
         return at, lookup
 
 
+def translated(condition: Condition, of_atom: Callable[[Condition], Expr]) -> Expr:
+    """A condition over the decisions, given what becomes of one without parts."""
+    if isinstance(condition, (And, Or)):
+        combine = all_of if isinstance(condition, And) else any_of
+        return combine(translated(part, of_atom) for part in condition.parts)
+    return of_atom(condition)
+
+
 def _mapping(name: str, given: Any, form: str) -> Mapping[Any, Any]:
     """``given`` if it is a mapping; an empty one for None."""
     if given is not None and not isinstance(given, Mapping):
@@ -682,16 +676,16 @@ def _read_dependencies(
     plain: dict[int, dict[float, list[int]]] = {}
     given = _mapping(name, given, "{parent: {value: [children]}}")
     for parent, branches in given.items():
-        parent = check_column(name, parent, dim)
+        parent = arguments.check_column(name, parent, dim)
         if not _mapping(f"{name}[{parent}]", branches, "{value: [children]}"):
             raise ValueError(
                 f"{name}[{parent}]: expected at least one value (a value without "
                 "children is written {value: []}), got {}."
             )
         for value, children in branches.items():
-            number = check_number(f"{name}[{parent}]", value)
+            number = arguments.check_number(f"{name}[{parent}]", value)
             where = f"{name}[{parent}][{value}]"
-            columns = check_columns(where, children, dim)
+            columns = arguments.check_columns(where, children, dim)
             if len(set(columns)) < len(columns):
                 raise ValueError(f"{where}: expected distinct columns, got {columns}.")
             plain.setdefault(parent, {})[number] = columns
@@ -715,13 +709,15 @@ def _read_conditions(
     }
     given = _mapping("conditions", given, "{child: condition}")
     for child, condition in given.items():
-        child = check_column("conditions", child, dim)
+        child = arguments.check_column("conditions", child, dim)
         if not isinstance(condition, Condition):
             raise ValueError(
                 f"conditions[{child}]: expected Equals, In, Between or a combination "
                 f"of them by & and |, got {condition!r}."
             )
-        check_columns(f"conditions[{child}]", sorted(condition.columns()), dim)
+        arguments.check_columns(
+            f"conditions[{child}]", sorted(condition.columns()), dim
+        )
         parts.setdefault(child, []).append(condition)
     normal = {c: p[0] if len(p) == 1 else Or(tuple(p)) for c, p in parts.items()}
     return dict(sorted(normal.items()))
@@ -732,5 +728,7 @@ def _read_values(
 ) -> dict[int, tuple[float, ...]]:
     """``{decision: all its values}``, both ascending."""
     given = _mapping("values", given, "{decision: [all its values]}")
-    listed = {check_column("values", col, dim): given[col] for col in given}
-    return {c: check_values(f"values[{c}]", listed[c]) for c in sorted(listed)}
+    listed = {arguments.check_column("values", col, dim): given[col] for col in given}
+    return {
+        c: arguments.check_values(f"values[{c}]", listed[c]) for c in sorted(listed)
+    }

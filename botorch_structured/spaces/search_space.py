@@ -21,14 +21,7 @@ from botorch.models.transforms.input import (
 )
 from torch import Tensor
 
-from botorch_structured.spaces.arguments import (
-    check_booleans,
-    check_by_column,
-    check_columns,
-    check_count,
-    check_number,
-    check_seed,
-)
+from botorch_structured.spaces import arguments
 from botorch_structured.spaces.columns import (
     CategoricalColumn,
     Column,
@@ -42,7 +35,7 @@ from botorch_structured.spaces.columns import (
     is_same_parameter,
     with_slack,
 )
-from botorch_structured.spaces.conditions import And, Atom, Between, Condition, Or
+from botorch_structured.spaces.conditions import Atom, Between, Condition
 from botorch_structured.spaces.decomposition import (
     Expr,
     all_of,
@@ -51,7 +44,7 @@ from botorch_structured.spaces.decomposition import (
     evaluate,
     negated,
 )
-from botorch_structured.spaces.parameter_tree import ParameterTree
+from botorch_structured.spaces.parameter_tree import ParameterTree, translated
 
 if TYPE_CHECKING:
     from ConfigSpace import ConfigurationSpace
@@ -149,10 +142,12 @@ class SearchSpace:
                 f"{type(tree).__name__}."
             )
         tree = ParameterTree.from_any({} if tree is None else tree, d)
-        whole = set(check_columns("integer_features", integer_features, d))
-        logs = set(check_columns("log_features", log_features, d))
-        labels = check_by_column("choices", choices, d)
-        named = check_by_column("categorical_features", categorical_features, d)
+        whole = set(arguments.check_columns("integer_features", integer_features, d))
+        logs = set(arguments.check_columns("log_features", log_features, d))
+        labels = arguments.check_by_column("choices", choices, d)
+        named = arguments.check_by_column(
+            "categorical_features", categorical_features, d
+        )
         codes = {c: tree.decision_values[c] for c in tree.decisions_by_value}
         codes = {c: values for c, values in codes.items() if c not in whole} | named
         for what, given in (("integer_features", whole), ("log_features", logs)):
@@ -402,11 +397,11 @@ class SearchSpace:
             (s.names, s.tree, repr(s._forbidden), s._feasible, s._dictionaries)
             for s in (self, other)
         )
-        return (
-            mine == its
-            and len(self.constants) == len(other.constants)
-            and all(map(is_same_parameter, self.constants, other.constants))
-            and all(map(is_same_parameter, self.columns, other.columns))
+        if mine != its or len(self.constants) != len(other.constants):
+            return False
+        columns = map(is_same_parameter, self.columns, other.columns)
+        return all(columns) and all(
+            map(is_same_parameter, self.constants, other.constants)
         )
 
     def __hash__(self) -> int:
@@ -545,7 +540,7 @@ class SearchSpace:
             good = good & ~clause.holds(points, active)
         if self._feasible is not None:
             verdict = self._feasible(points)
-            good = good & check_booleans("feasible", verdict, good.shape)
+            good = good & arguments.check_booleans("feasible", verdict, good.shape)
         return good
 
     def impute(self, X: Tensor) -> Tensor:
@@ -566,7 +561,7 @@ class SearchSpace:
             ValueError: An argument is not what it should be, or next to nothing is
                 feasible.
         """
-        n = check_count("n", n, least=0)
+        n = arguments.check_count("n", n, least=0)
         generator = _generator(seed)
         found: list[Tensor] = []
         missing, drawn, batch = n, 0, n
@@ -637,9 +632,9 @@ class SearchSpace:
         Raises:
             ValueError: An argument is not what it should be, or no path has a start.
         """
-        n = None if n is None else check_count("n", n)
+        n = None if n is None else arguments.check_count("n", n)
         if at_most is not None:
-            check_count("at_most", at_most)
+            arguments.check_count("at_most", at_most)
             if n is not None:
                 raise ValueError(f"at_most: expected None with n={n}, got {at_most}.")
         if kind not in KINDS:
@@ -689,7 +684,7 @@ class SearchSpace:
         tree, decomposition = self.tree, self.tree._decomposition
         edges = [(k, c) for k, o in enumerate(tree._decisions) for c in range(len(o))]
         outside = [atom(k, 2 << c) for k, c in edges if self._span(k, c) is None]
-        forbidden = map(self._certain, self._forbidden)
+        forbidden = [translated(c, self._certain) for c in self._forbidden]
         where = negated(any_of([*outside, *forbidden, *empty]))
         goals = dict.fromkeys([*(atom(k, 2 << c) for k, c in edges), *tree._exprs])
         total = decomposition.count_where(where)
@@ -724,13 +719,10 @@ class SearchSpace:
 
         Of clauses that compare parameters it is not: draws show that.
         """
-        if isinstance(clause, (And, Or)):
-            combine = all_of if isinstance(clause, And) else any_of
-            return combine(map(self._certain, clause.parts))
         if not isinstance(clause, Atom) or clause.col not in self.tree._position:
             return False
         if not isinstance(clause, Between):
-            return self.tree._expression(clause)
+            return self.tree._states(clause)
         k, bits = self.tree._position[clause.col], 0
         for code in range(len(self.tree._decisions[k])):
             span = self._span(k, code)
@@ -947,7 +939,7 @@ def _codes(
     name: str, values: Sequence[Any], bounds: Span, declared: Sequence[float]
 ) -> list[float]:
     """Numbers of a categorical column, which are within what else is known of it."""
-    numbers = [check_number(name, v) for v in values]
+    numbers = [arguments.check_number(name, v) for v in values]
     if numbers != sorted(set(numbers)) or not numbers:
         raise ValueError(
             f"{name}: expected distinct ascending values, at least one, got {numbers}."
@@ -966,7 +958,7 @@ def _codes(
 
 
 def _generator(seed: int | None) -> Source:
-    seed = check_seed(seed)
+    seed = arguments.check_seed(seed)
     return None if seed is None else torch.Generator().manual_seed(seed)
 
 

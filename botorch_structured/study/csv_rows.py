@@ -38,15 +38,10 @@ def read_csv(
             there twice, a row has too many cells or too few, or ``check`` says so.
     """
     parameters = _texts(space)
-    if clash := parameters.keys() & {*outcomes}:
+    if clash := parameters.keys() & {*outcomes, _COST}:
         raise ValueError(
-            "objectives: expected other names than those of parameters for a table, "
-            f"got {sorted(clash)}."
-        )
-    if _COST in parameters:
-        raise ValueError(
-            f"space: expected no parameter {_COST!r} for a table, where that is what "
-            "an evaluation cost, got one: tell the evaluations instead."
+            f"space: expected no parameter called {_COST!r}, or as an outcome, for a "
+            f"table, got {sorted(clash)}: tell the evaluations instead."
         )
     configs: list[dict[str, str]] = []
     values: list[Any] = []

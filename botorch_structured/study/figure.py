@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from io import BytesIO
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -19,7 +19,6 @@ from botorch_structured.plots.style import COLOURS, GREY, new_figure, shortened,
 from botorch_structured.plots.traces import best_so_far
 from botorch_structured.plots.tree import text_width, tree_size
 from botorch_structured.spaces import SearchSpace
-from botorch_structured.spaces.columns import Column
 from botorch_structured.study.trials import Trial
 
 if TYPE_CHECKING:
@@ -83,7 +82,13 @@ def draw_study(
     if bars is None:
         plot_tree(space, ax=right, X=X, Y=values, minimize=minimize)
     else:
-        _draw_bars(right, bars)
+        labels, lengths = zip(*bars, strict=True)
+        right.barh(range(len(labels)), lengths, color=COLOURS[0])
+        right.set_yticks(range(len(labels)), labels, fontsize="small")
+        right.invert_yaxis()
+        right.set_xlabel("evaluations")
+        right.locator_params("x", integer=True)
+        tidy(right)
     title = "Best so far" if good else "Best so far: none yet"
     left.set_title(title, loc="left", fontsize="medium")
     title = "Evaluations, and the best value, of each path"
@@ -158,30 +163,15 @@ def _bars(
         here = [i for i, k in enumerate(keys) if k == key]
         own = [float(values[i]) for i in here if not values[i].isnan()]
         best = f"best {min(own, key=lambda v: sign * v):.4g}" if own else "no best"
-        decisions = space.tree.path_of(X[here[0]]).decisions
-        path = ", ".join(
-            f"{shortened(space.names[c])}={shortened(_shown(space.columns[c], v))}"
-            for c, v in decisions.items()
-        )
-        bars.append((f"{shortened(path, _PATH)}  ({best})", counts[key]))
+        parts = []
+        for c, v in space.tree.path_of(X[here[0]]).decisions.items():
+            if isinstance(v, tuple):
+                text = f"{v[0]:.4g} to {v[1]:.4g}"
+            else:
+                text = str(space.columns[c].decode(v))
+            parts.append(f"{shortened(space.names[c])}={shortened(text)}")
+        bars.append((f"{shortened(', '.join(parts), _PATH)}  ({best})", counts[key]))
     return bars
-
-
-def _draw_bars(ax: Axes, bars: Sequence[tuple[str, int]]) -> None:
-    labels, lengths = zip(*bars, strict=True)
-    ax.barh(range(len(labels)), lengths, color=COLOURS[0])
-    ax.set_yticks(range(len(labels)), labels, fontsize="small")
-    ax.invert_yaxis()
-    ax.set_xlabel("evaluations")
-    ax.locator_params("x", integer=True)
-    tidy(ax)
-
-
-def _shown(column: Column, outcome: Any) -> str:
-    """A value, or an interval, of a decision."""
-    if isinstance(outcome, tuple):
-        return f"{outcome[0]:.4g} to {outcome[1]:.4g}"
-    return str(column.decode(outcome))
 
 
 def draw_front(

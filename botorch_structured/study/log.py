@@ -12,6 +12,7 @@ from typing import Any
 from weakref import WeakValueDictionary, finalize
 
 from botorch_structured.spaces import SearchSpace
+from botorch_structured.spaces.arguments import brief
 from botorch_structured.spaces.columns import CategoricalColumn, described
 
 try:
@@ -59,10 +60,6 @@ def _fits(x: Any, kind: Any) -> bool:
     if isinstance(x, bool) or not isinstance(kind, type):
         return x == kind or kind is bool
     return isinstance(x, (int, float) if kind is float else kind)
-
-
-def _ordered(value: Any) -> Any:
-    return list(value.items()) if isinstance(value, dict) else value
 
 
 def describe(space: SearchSpace) -> dict[str, str]:
@@ -123,7 +120,7 @@ def _check_choices(space: SearchSpace) -> None:
                 continue
             raise ValueError(
                 "log: expected choices that a file can hold, such as texts and "
-                f"numbers, got {_cut(repr(choice))} for {name!r}, {problem}."
+                f"numbers, got {brief(choice)} for {name!r}, {problem}."
             )
 
 
@@ -223,17 +220,15 @@ class StudyLog:
         first, *others = data.splitlines()
         header = _check(_parse(first, self.where(1)), _HEADER, self.where(1))
         for key, value in settings.items():
-            # columns, and so points, have the order of the parameters
-            if value is None or _ordered(header[key]) == _ordered(value):
-                continue
             expected, got = value, header[key]
-            mappings = isinstance(value, dict)
-            if expected == got or (mappings and expected.keys() != got.keys()):
+            # columns, and so points, have the order of the parameters
+            if value is None or json.dumps(expected) == json.dumps(got):
+                continue
+            if isinstance(value, dict) and list(expected) != list(got):
                 expected, got = list(expected), list(got)  # names, and their order
-            elif mappings:  # the first difference is enough
-                names = [*value, *got]
-                name = next(n for n in names if value.get(n) != got.get(n))
-                expected, got = ({name: v.get(name)} for v in (value, got))
+            elif isinstance(value, dict):  # the first difference is enough
+                name = next(n for n in value if expected[n] != got[n])
+                expected, got = {name: expected[name]}, {name: got[name]}
             hint = " Without the argument it is read from the log."
             wanted, found = _difference(expected, got)
             raise ValueError(

@@ -153,12 +153,7 @@ class Goals:
                 f"{name}: expected numbers for {self.names}, got them for "
                 f"{list(value)}."
             )
-        for k in self.names:
-            if value[k] is None:
-                raise ValueError(
-                    f"{name}[{k!r}]: expected a finite number, got None. A failure is "
-                    f"{failure} in place of all of them."
-                )
+        failure += " in place of all of them"
         return {k: _number(f"{name}[{k!r}]", value[k], failure) for k in self.names}
 
     def read_sem(self, sem: Any, worked: bool) -> dict[str, float]:

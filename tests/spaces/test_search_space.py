@@ -191,19 +191,14 @@ def test_feasible_agrees_with_configspace(seed: int) -> None:
 def test_copies(seed: int) -> None:
     space = SearchSpace.from_configspace(random_configspace(seed))
     X = space.sample(5, seed=1)
+    space.encode(space.decode(X))  # what it has met does not count
+    assert space == SearchSpace.from_configspace(random_configspace(seed))
     for other in (pickle.loads(pickle.dumps(space)), copy.deepcopy(space)):
         assert other is not space and other.tree.space is other
         assert other == space and hash(other) == hash(space)
         assert other.decode(X) == space.decode(X)
         assert torch.equal(other.sample(5, seed=1), X)
         assert torch.equal(other.bounds, space.bounds)
-
-
-@given(seeds)
-def test_built_alike_is_equal(seed: int) -> None:
-    one, two = (SearchSpace.from_configspace(random_configspace(seed)) for _ in "ab")
-    one.encode(one.decode(one.sample(3, seed=0)))  # what it has met does not count
-    assert one == two and len({one, two}) == 1
 
 
 def test_what_tells_spaces_apart() -> None:
@@ -250,14 +245,10 @@ def test_awkward_logarithms_come_back_exactly(seed: int) -> None:
     assert fresh.decode(space.encode(short)) == short
 
 
-@pytest.mark.parametrize("value", [0.9818, 1e-4, 3e-3, 0.5])
-def test_values_stay_on_their_side_of_a_logarithmic_cut(value: float) -> None:
-    check_ends(CS.UniformFloatHyperparameter("rate", 1e-5, 1, log=True), value)
-
-
 @pytest.mark.parametrize(
     ("lower", "upper", "value"),
     [
+        *((1e-5, 1, cut) for cut in (0.9818, 1e-4, 3e-3, 0.5)),
         (0, 10, 5.0),
         (-1, 1, 0.0),
         (0, 1e6, 0.3),
@@ -265,14 +256,11 @@ def test_values_stay_on_their_side_of_a_logarithmic_cut(value: float) -> None:
         (1e6, 1e6 + 1, 1e6 + 0.5),
     ],
 )
-def test_values_stay_on_their_side_of_a_linear_cut(
+def test_values_stay_on_their_side_of_a_cut(
     lower: float, upper: float, value: float
 ) -> None:
-    check_ends(CS.UniformFloatHyperparameter("rate", lower, upper), value)
-
-
-def check_ends(rate: CS.UniformFloatHyperparameter, value: float) -> None:
     """An optimiser proposes the very ends of the intervals that conditions cut."""
+    rate = CS.UniformFloatHyperparameter("rate", lower, upper, log=lower == 1e-5)
     cs = CS.ConfigurationSpace()
     more, less = (CS.UniformFloatHyperparameter(name, 0, 1) for name in ("m", "l"))
     cs.add(rate, more, less)
@@ -345,11 +333,10 @@ def test_encoding() -> None:
         "solver": "adam",
     }
     x = space.encode(config)[0]
-    assert x[at["model"]] == 1
-    assert x[at["layers"]] == 7
-    assert x[at["width"]] == 100
-    assert x[at["size"]] == 1
-    assert x[at["scale"]] == 0.25
+    for name, number in zip(
+        ("model", "layers", "width", "size", "scale"), (1, 7, 100, 1, 0.25), strict=True
+    ):
+        assert x[at[name]] == number
     assert space.decode(x) == [config]
     back = space.decode(x)[0]
     assert list(back) == [name for name in cs if name in config]
@@ -467,18 +454,12 @@ def test_samples_follow_the_scales() -> None:
         ({"model": ...}, r"without \['model'\]"),
         ({"solver": ...}, r"without \['solver'\]"),
         ({"layers": 51}, r"'layers': expected an integer in \[1, 50\], got 51"),
-        ({"layers": 2.5}, "an integer"),
         ({"layers": "2.5"}, r"'layers': expected an integer in \[1, 50\], got '2.5'"),
-        ({"layers": "seven"}, "an integer in .*got 'seven'"),
-        ({"layers": "51"}, "an integer in .*got '51'"),
         ({"layers": None}, "'layers': expected an integer .*active, got None"),
-        ({"depth": " "}, "'depth': expected an integer .*active, got ' '"),
         ({"model": "", "depth": ""}, "'depth': expected an integer .*active, got ''"),
         ({"size": ""}, "'size': expected one of .*active, got ''"),
         ({"scale": "0.25x"}, "'scale': expected a number in .*got '0.25x'"),
-        ({"scale": "inf"}, "'scale': expected a number in .*got 'inf'"),
         ({"solver": ""}, "'solver': expected its constant 'adam', as it is active"),
-        ({"C": "1.0"}, r"with \['C'\]"),
         ({"layers": True}, "an integer"),
         ({"scale": -1.1}, r"a number in \[-1.0, 1.0\], got -1.1"),
         ({"scale": float("nan")}, "a number in"),
@@ -583,8 +564,6 @@ def test_a_space_of_numbers() -> None:
         ({"bounds": torch.zeros(2, 2)}, "2 x 3 numbers"),
         ({"names": ["a", 3, "b"]}, "names: expected a list of strings"),
         ({"names": "xab"}, "names: expected a list of strings"),
-        ({"names": []}, "names: expected a list of strings"),
-        ({"names": None}, "names: expected a list of strings"),
         ({"tree": ParameterTree(2)}, "tree: .* over 3 columns, got one over 2"),
         ({"tree": {0: {0: [1]}}}, "tree: expected a ParameterTree .*got dict"),
         ({"integer_features": [3]}, "integer_features: .* from 0 to 2, got 3"),
@@ -593,7 +572,6 @@ def test_a_space_of_numbers() -> None:
             {"integer_features": [0], "bounds": [[0, 0, 0], [2, 1, 1]]},
             "integer_features: .*all whole numbers from 0.0 to 2.0",
         ),
-        ({"integer_features": [1.5]}, "integer_features: .*, got 1.5"),
         ({"log_features": [-1]}, "log_features: .* from 0 to 2, got -1"),
         ({"log_features": [0]}, "log_features: .*categorical"),
         ({"categorical_features": {1: [0, 5]}}, r"_features\[1\]: .*got \[5.0\]"),
@@ -608,7 +586,6 @@ def test_a_space_of_numbers() -> None:
         ({"choices": {0: ["a"]}}, "'x'.*as many"),
         ({"bounds": [[1.0, 0.0, 0.0], [0.0, 1.0, 1.0]]}, "bounds: .*ascending.*'x'"),
         ({"bounds": [[0.0, nan, 0.0], [1.0, 1.0, 1.0]]}, "bounds: .*finite.*'a'"),
-        ({"bounds": [[0.0, 0.0], [1.0, 1.0]]}, r"bounds: .*shape \(2, 2\)"),
         ({"bounds": "unit"}, "bounds: expected 2 x 3 numbers, got 'unit'"),
         ({"bounds": [[0.5, 0.0, 0.0], [1.0, 1.0, 1.0]]}, r"tree: .*got \[0.0\]"),
         (
@@ -684,7 +661,6 @@ def test_samples_that_cannot_be_drawn() -> None:
         ({"n": 2.5}, "n: expected an integer from 0 on, got 2.5"),
         ({"n": -1}, "n: expected an integer from 0 on, got -1"),
         ({"n": 1, "seed": 0.5}, "seed: expected an integer .*got 0.5"),
-        ({"n": 1, "seed": "a"}, "seed: expected an integer .*got 'a'"),
         ({"n": 1, "seed": 1 << 64}, "seed: expected an integer of at most 64 bits"),
     ]:
         with pytest.raises(ValueError, match=message):

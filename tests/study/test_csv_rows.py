@@ -66,14 +66,14 @@ def test_tables_that_do_not_fit(tmp_path: Path, text: str, message: str) -> None
     with pytest.raises(ValueError, match=f"table.csv {message}"):
         study.read_csv(table(tmp_path, text))
     assert not study.trials
-    with pytest.raises(ValueError, match="objectives: expected other names"):
+    with pytest.raises(ValueError, match="space: expected no parameter called"):
         Study(space, {"a": "minimize"}).read_csv(table(tmp_path, text))
 
 
 def test_a_parameter_that_is_called_cost(tmp_path: Path) -> None:
     """It is no objective, whose name could be another one."""
     study = Study({"cost": (0.0, 1.0)})
-    with pytest.raises(ValueError, match="^space: expected no parameter 'cost' for a"):
+    with pytest.raises(ValueError, match="^space: expected no parameter called .cost."):
         study.read_csv(table(tmp_path, "cost,value\n0.5,1\n"))
 
 
@@ -88,7 +88,9 @@ def test_a_name_of_several_columns_clashes_with_an_outcome(tmp_path: Path) -> No
     dictionaries += [{"m": ["c"], "k": 1}, {"m": ["d"], "k": 2}]
     for name in ("C", "k"):
         study = Study(dictionaries, {name: "minimize"})
-        with pytest.raises(ValueError, match=rf"other names than .* got \['{name}'\]"):
+        with pytest.raises(
+            ValueError, match=rf"no parameter called .* got \['{name}'\]"
+        ):
             study.read_csv(table(tmp_path, f"m,{name}\na,1\n"))
     # the decision between these has that name, and is not shown
     space = SearchSpace.from_dictionaries([{"a": (0.0, 1.0)}, {"b": (0.0, 1.0)}])

@@ -48,29 +48,6 @@ def test_many_paths_have_bars() -> None:
     assert [bar.get_width() for bar in bars.patches] == [2, 1]
 
 
-@pytest.mark.parametrize("paths", [3, 8, 24, 30])
-def test_long_names_are_read(paths: int) -> None:
-    """The figure is as large as they need; nothing shrinks, nothing is cut off."""
-    space = [
-        {
-            "which_learner_the_pipeline_ends_with": [f"gradient_boosting_of_{i} trees"],
-            f"the_learning_rate_of_the_learner_{i}": (1e-3, 1.0, "log"),
-            f"the_number_of_leaves_of_learner_{i}": (2, 100),
-        }
-        for i in range(paths)
-    ]
-    study = Study(space, seed=0)
-    configs = study.space.decode(study.space.starts(3 * paths, seed=0))
-    study.tell_many(configs, [-123456.0 * (i + 1) for i in range(len(configs))])
-    figure = study.plot()
-    figure.draw_without_rendering()
-    written = figure.axes[1].texts or figure.axes[1].get_yticklabels()
-    assert min(text.get_fontsize() for text in written) > 8.0
-    boxes = [text.get_window_extent() for text in written]
-    assert all(figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1 for box in boxes)
-    assert any("gradient_boo…_of_0 trees" in text.get_text() for text in written)
-
-
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_a_bad_beginning_does_not_flatten_the_curve(sign: float) -> None:
     study = Study(SPACE, "minimize" if sign > 0 else "maximize", seed=0)
@@ -81,14 +58,6 @@ def test_a_bad_beginning_does_not_flatten_the_curve(sign: float) -> None:
     low, high = sorted(sign * end for end in curve.get_ylim())
     assert 0.3 < low < 0.45 and 1.0 < high < 1.1
     assert curve.get_title(loc="right") == "2 outside"
-
-
-def test_a_beginning_that_is_no_worse_than_others_is_shown() -> None:
-    for values in ([5.0, 1.0, 4.0, 0.5, 3.0, 0.4], [9.0, 1.0, 1.0, 1.0, 1.0, 1.0]):
-        study = Study(SPACE, seed=0)
-        study.tell_many(SPACE.decode(SPACE.sample(6, seed=0)), values)
-        curve = study.plot().axes[0]
-        assert curve.get_ylim()[1] >= values[0] and not curve.get_title(loc="right")
 
 
 @pytest.mark.parametrize("direction", ["minimize", "maximize"])
@@ -165,8 +134,3 @@ def test_infeasible_trials_of_several_objectives(told: dict[str, float] | None) 
     (panel,) = study.plot().axes
     labels = [text.get_text() for text in panel.get_legend().get_texts()]
     assert labels == ["infeasible", "evaluations", "Pareto front"]
-
-
-def test_nothing_to_draw() -> None:
-    with pytest.raises(ValueError, match="trials: expected at least one, got none"):
-        Study(SPACE).plot()

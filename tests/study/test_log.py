@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import multiprocessing
 import os
 import random
@@ -172,14 +171,10 @@ def test_a_late_difference_of_long_settings_is_shown(tmp_path: Path) -> None:
         str(caught.value).split("expected ")[1].split(" as in this study, got ")
     )
     assert "'c']" in expected and "'c', 'd']" in got
-
-
-def test_parameters_in_another_order_are_refused(tmp_path: Path) -> None:
-    """Points would have other columns."""
-    path = tmp_path / "log.jsonl"
-    Study({"x": (0.0, 1.0), "n": (1, 9)}, log=path, seed=0)
+    # points would have other columns
+    turned = [dict(reversed(d.items())) for d in space]
     with pytest.raises(ValueError, match=r"line 1: space: expected \["):
-        Study({"n": (1, 9), "x": (0.0, 1.0)}, log=path)
+        Study(turned, log=path)
 
 
 @pytest.mark.parametrize(
@@ -342,16 +337,6 @@ def test_threads_share_a_study(tmp_path: Path) -> None:
     assert [t.config for t in again.trials] == told
 
 
-def test_choices_that_no_file_can_hold(tmp_path: Path) -> None:
-    bounds = torch.tensor([[0.0], [1.0]], dtype=torch.double)
-    choices = {0: [object(), object()]}
-    codes = {0: [0.0, 1.0]}
-    space = SearchSpace(["a"], bounds, None, (), codes, choices)
-    with pytest.raises(ValueError, match="log: expected choices that a file can hold"):
-        Study(space, log=tmp_path / "log.jsonl")
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize(
     "space",
     [
@@ -388,6 +373,9 @@ class Named:
 @pytest.mark.parametrize(
     "choices",
     [
+        [frozenset("ab")],
+        [(1, {"k": frozenset("ab")})],
+        [object(), object()],
         [frozenset("ab"), frozenset("cd")],
         [("x", frozenset("ab")), ("y", 1)],
         [(1, 2), "(1, 2)"],
@@ -395,17 +383,11 @@ class Named:
     ],
 )
 def test_choices_that_are_not_read_as_themselves(tmp_path: Path, choices: Any) -> None:
-    with pytest.raises(ValueError, match="that a file can hold.* for 'a', "):
-        Study({"a": choices}, log=tmp_path / "log.jsonl")
-    assert not list(tmp_path.iterdir())
-    assert Study({"a": choices}).ask()  # without a file they will do
-
-
-@pytest.mark.parametrize("held", [frozenset("ab"), (1, {"k": frozenset("ab")})])
-def test_a_constant_set(held: Any, tmp_path: Path) -> None:
-    space = {"a": [held], "x": (0.0, 1.0)}
-    with pytest.raises(ValueError, match="a file can hold.* for 'a', a set"):
+    space = {"a": choices, "x": (0.0, 1.0)}
+    with pytest.raises(ValueError, match="choices that a file can hold.* 'a', "):
         Study(space, log=tmp_path / "log.jsonl")
+    assert not list(tmp_path.iterdir())
+    assert Study(space).ask()  # without a file they will do
 
 
 def test_choices_that_are_read_as_themselves(tmp_path: Path) -> None:
@@ -420,9 +402,3 @@ def test_choices_that_are_read_as_themselves(tmp_path: Path) -> None:
     )
     again = Study(space, log=path)
     assert [repr(t) for t in again.trials] == [repr(t) for t in study.trials]
-
-
-def test_the_log_is_json(lines: list[bytes]) -> None:
-    header, asked, told, *_ = map(json.loads, lines)
-    assert header["objectives"] == {"value": "minimize"}
-    assert told["told"] in asked["asked"]
