@@ -47,19 +47,15 @@ def brief(value: Any, most: int = 60) -> str:
 
 def check_booleans(name: str, verdict: Any, shape: torch.Size) -> Tensor:
     """``verdict``, what a function returned, if it is that many booleans."""
-    if (
-        not isinstance(verdict, Tensor)
-        or verdict.dtype != torch.bool
-        or verdict.shape != shape
-    ):
-        got: Any = brief(verdict)
-        if isinstance(verdict, Tensor):
-            got = f"shape {tuple(verdict.shape)} of {verdict.dtype}"
-        raise ValueError(
-            f"{name}: expected a function that returns {tuple(shape)} booleans "
-            f"(torch.bool), one for each point, got {got}."
-        )
-    return verdict
+    got = brief(verdict)
+    if isinstance(verdict, Tensor):
+        if verdict.dtype == torch.bool and verdict.shape == shape:
+            return verdict
+        got = f"shape {tuple(verdict.shape)} of {verdict.dtype}"
+    raise ValueError(
+        f"{name}: expected a function that returns {tuple(shape)} booleans "
+        f"(torch.bool), one for each point, got {got}."
+    )
 
 
 def check_column(name: str, col: Any, d: int, negative: bool = False) -> int:

@@ -444,11 +444,9 @@ class CategoricalColumn:
     def draw(
         self, n: int, generator: Source, span: Span | None = None, spread: bool = False
     ) -> Tensor:
-        weights = torch.tensor(
-            self.weights or [1.0] * len(self.codes), dtype=torch.double
-        )
+        codes = torch.tensor(self.codes, dtype=torch.double)
+        weights = torch.tensor(self.weights or [1.0] * len(codes), dtype=torch.double)
         if span is not None:
-            codes = torch.tensor(self.codes, dtype=torch.double)
             inside = (codes >= span[0]) & (codes <= span[1])
             weights = weights * inside if weights[inside].any() else inside.double()
         if spread:
@@ -458,10 +456,8 @@ class CategoricalColumn:
             place = (torch.randperm(n, generator=generator) + start) / max(n, 1)
             code = torch.bucketize(place, shares, right=True)
         else:
-            code = torch.multinomial(
-                weights, max(n, 1), replacement=True, generator=generator
-            )
-        return torch.tensor(self.codes, dtype=torch.double)[code[:n]]
+            code = torch.multinomial(weights, max(n, 1), True, generator=generator)
+        return codes[code[:n]]
 
 
 @dataclass(frozen=True)

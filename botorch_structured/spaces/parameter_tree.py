@@ -698,15 +698,14 @@ def _read_conditions(
     given: Mapping[int, Condition] | None,
 ) -> dict[int, Condition]:
     """``{child: condition}``, children ascending, one condition for each."""
-    under: dict[int, dict[int, list[float]]] = {}  # child -> parent -> values
+    under: dict[tuple[int, int], list[float]] = {}  # child and parent -> values
     for parent, branches in dependencies.items():
         for value, children in branches.items():
             for child in children:
-                under.setdefault(child, {}).setdefault(parent, []).append(value)
-    parts: dict[int, list[Condition]] = {
-        child: [In(parent, values) for parent, values in parents.items()]
-        for child, parents in under.items()
-    }
+                under.setdefault((child, parent), []).append(value)
+    parts: dict[int, list[Condition]] = {}
+    for (child, parent), values in under.items():
+        parts.setdefault(child, []).append(In(parent, values))
     given = _mapping("conditions", given, "{child: condition}")
     for child, condition in given.items():
         child = arguments.check_column("conditions", child, dim)

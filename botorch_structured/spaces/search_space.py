@@ -818,6 +818,14 @@ class SearchSpace:
             ordered.insert(constant.place, constant)
         return ordered
 
+    def _named(self) -> dict[str, list[Column | Constant]]:
+        """The same by the names in configurations: several of one in dictionaries."""
+        named: dict[str, list[Column | Constant]] = {}
+        for p in self._ordered():
+            if (shown := self._shown(p.name)) is not None:
+                named.setdefault(shown, []).append(p)
+        return named
+
     def _present(self, X: Tensor, active: Tensor) -> Tensor:
         """``n x (d + num_constants)`` booleans: which parameters points have."""
         constants = [c.condition.holds(X, active) for c in self.constants]

@@ -37,7 +37,12 @@ def read_csv(
         ValueError: A name is both a parameter and an outcome, a column is missing or
             there twice, a row has too many cells or too few, or ``check`` says so.
     """
-    parameters = _texts(space)
+    # Names of parameters, and the texts among their choices.
+    choices = {
+        name: [c for p in several for c in getattr(p, "choices", ())]
+        for name, several in space._named().items()
+    }
+    parameters = {k: [c for c in v if isinstance(c, str)] for k, v in choices.items()}
     if clash := parameters.keys() & {*outcomes, _COST}:
         raise ValueError(
             f"space: expected no parameter called {_COST!r}, or as an outcome, for a "
@@ -94,17 +99,6 @@ def read_csv(
             values.append(value)
             costs.append(cost)
     return configs, values, costs
-
-
-def _texts(space: SearchSpace) -> dict[str, set[str]]:
-    """Names of parameters, and the texts among their choices."""
-    found: dict[str, set[str]] = {}
-    for parameter in space._ordered():
-        if (shown := space._shown(parameter.name)) is not None:
-            choices = getattr(parameter, "choices", ())
-            texts = {choice for choice in choices if isinstance(choice, str)}
-            found.setdefault(shown, set()).update(texts)
-    return found
 
 
 def _cell(text: str) -> str:

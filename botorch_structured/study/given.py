@@ -76,11 +76,7 @@ def read_fixed(space: SearchSpace, fixed: Any) -> dict[int, float]:
         return {}
     if not isinstance(fixed, Mapping):
         raise ValueError(f"fixed: expected {{name: value}}, got {brief(fixed)}.")
-    # Several of one name where dictionaries have other values for it.
-    named: dict[str, list[Column | Constant]] = {}
-    for p in space._ordered():
-        if (shown := space._shown(p.name)) is not None:
-            named.setdefault(shown, []).append(p)
+    named = space._named()
     held: dict[int, float] = {}
     for name, value in fixed.items():
         if name not in named:

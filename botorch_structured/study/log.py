@@ -103,20 +103,14 @@ def writable(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check_choices(space: SearchSpace) -> None:
     """Raise for a choice that would not be read as itself from a file."""
-    named = [
-        (column.name, column)
-        for column in space.columns
-        if isinstance(column, CategoricalColumn)
-    ]
-    named += [(c.name, CategoricalColumn(c.name, [c.value])) for c in space.constants]
-    for inner, column in named:
-        name = space._shown(inner) or inner
-        for i, choice in enumerate(column.choices):
+    fixed = [CategoricalColumn(c.name, [c.value]) for c in space.constants]
+    for column in (*space.columns, *fixed):
+        name = space._shown(column.name) or column.name
+        for i, choice in enumerate(getattr(column, "choices", ())):
+            problem = "whose text is also that of another choice, or of none"
             if _has_set(choice):
                 problem = "a set, whose text has another order in another process"
-            elif not _comes_back(column, i):
-                problem = "whose text is also that of another choice, or of none"
-            else:
+            elif _comes_back(column, i):
                 continue
             raise ValueError(
                 "log: expected choices that a file can hold, such as texts and "
@@ -132,10 +126,10 @@ def _has_set(value: Any) -> bool:
     return isinstance(value, (set, frozenset))
 
 
-def _comes_back(column: CategoricalColumn, i: int) -> bool:
+def _comes_back(column: Any, i: int) -> bool:
     line = json.dumps(writable({"": column.choices[i]}))
     try:
-        return column.position(json.loads(line)[""]) == i
+        return bool(column.position(json.loads(line)[""]) == i)
     except ValueError:
         return False
 

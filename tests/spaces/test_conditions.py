@@ -82,8 +82,3 @@ def test_expressions_are_values() -> None:
 def test_errors(build, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build()
-
-
-def test_only_conditions_combine() -> None:
-    with pytest.raises(TypeError):
-        Equals(0, 1) & 3

@@ -163,7 +163,8 @@ def test_settings_of_another_study_are_refused(
 
 def test_a_late_difference_of_long_settings_is_shown(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
-    space = [{"kind": [name], "trees": (10, 500, "log")} for name in "abcd"]
+    more = {"trees": (10, 500, "log"), "leaf": (1, 9)}
+    space = [{"kind": [name], **more} for name in "abcd"]
     Study(space, log=path)
     with pytest.raises(ValueError, match="line 1: space: expected") as caught:
         Study(space[:3], log=path)
