@@ -115,22 +115,6 @@ def test_conditions_of_every_kind() -> None:
     assert torch.equal(K > 0.0, same)
 
 
-@pytest.mark.parametrize("size", [2, 3, 5])  # below, at and above d
-def test_indexing_and_expanding(size: int) -> None:
-    tree = ParameterTree(3, {0: {0.0: [1], 1.0: [2]}})
-    X = random_points(tree, 6, torch.Generator().manual_seed(0))
-    base = LinearKernel(batch_shape=torch.Size([size]))
-    base.variance = torch.arange(1.0, size + 1.0).reshape(size, 1, 1)
-    wrapped = ConditionalKernel(base, tree, fill=torch.tensor([0.0, 5.0, 9.0]))
-    K = wrapped(X).to_dense()
-    for i in range(size):
-        torch.testing.assert_close(wrapped[i](X).to_dense(), K[i])
-        torch.testing.assert_close(wrapped(X)[i].to_dense(), K[i])
-    single = ConditionalKernel(LinearKernel(), tree)
-    expanded = single.expand_batch(torch.Size([size]))(X).to_dense()
-    torch.testing.assert_close(expanded, single(X).to_dense().expand(size, 6, 6))
-
-
 def test_diagonals_of_kernels_that_return_matrices() -> None:
     tree = ParameterTree(2, {0: {0.0: [1], 1.0: []}}, values={0: [0.0, 1.0]})
     X = torch.tensor([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0]])

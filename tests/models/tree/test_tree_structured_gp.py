@@ -458,23 +458,6 @@ def test_a_million_paths() -> None:
     assert torch.isfinite(model.posterior(X).mean).all()
 
 
-def test_categorical_columns_are_not_normalised() -> None:
-    """Their known values would not be found again."""
-    tree = ParameterTree(3, {0: {0.0: [1], 1.0: []}})
-    g = torch.Generator().manual_seed(0)
-    X = torch.rand(30, 3, generator=g)
-    X[:, 0] = (X[:, 0] > 0.5).double()
-    X[:, 2] = (X[:, 2] * 3).floor() + 3
-    Y = torch.tensor([0.0, 3.0, -2.0])[X[:, 2].long() - 3].unsqueeze(-1)
-    noise = torch.full_like(Y, 1e-6)
-    given = Normalize(3)
-    model = TreeStructuredGP(
-        X, Y, tree, noise, categorical_features=[2], input_transform=given
-    )
-    assert model.input_transform.indices.tolist() == [1]
-    assert (model.posterior(X).mean - Y).abs().max() < 0.05
-
-
 def test_transforms_that_learn_or_vanish() -> None:
     X = random_points(TREE, 40, torch.Generator().manual_seed(0))
     with pytest.raises(ValueError, match="InputStandardize"):
