@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from botorch_structured.models.ablr.factors import TaskData
-from botorch_structured.models.ablr.processes import Processes
 from botorch_structured.models.ablr.regressions import Regressions
-from botorch_structured.models.ablr.rows import TaskRows
+from botorch_structured.models.ablr.rows import Processes, TaskRows
 
 
 @dataclass

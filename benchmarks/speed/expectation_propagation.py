@@ -31,8 +31,8 @@ from botorch_structured.models.monotone.expectation_propagation import (
     EPRun,
     ep_result,
     expectation_propagation,
+    site_system,
 )
-from botorch_structured.models.monotone.sites import site_system
 
 TOLERANCE = 1e-6
 

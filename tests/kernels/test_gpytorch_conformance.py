@@ -18,11 +18,11 @@ from botorch_structured.kernels import (
     MondrianKernel,
     TreeStructuredKernel,
 )
+from botorch_structured.models.monotone.expectation_propagation import GaussianSites
 from botorch_structured.models.monotone.site_kernel import (
     DerivativeSites,
     SiteConditionedKernel,
 )
-from botorch_structured.models.monotone.sites import GaussianSites
 from botorch_structured.spaces import Between, ParameterTree
 
 # GPyTorch's data are standard normal: about half of them are on each path.

@@ -11,20 +11,19 @@ What [Perrone2017multiple]_ has, and where it is (modules of this package):
 the paper                                   here
 =========================================== ============================================
 section 2, model ``y_t = Phi_z w_t + eps``  ``multi_task_ablr.MultiTaskABLR``
-its covariance, written out                 ``kernel.TaskFeatureKernel``
+its covariance, written out                 ``hyperparameters.TaskFeatureKernel``
 (1) predictive mean                         ``regressions.Regressions.weights``, then
                                             ``regressions.WeightPosterior.at``
 (2) predictive variance                     the same (its root), and the noise 1 / alpha
                                             in ``MultiTaskABLR.posterior``
-``K_t``, ``L_t``, ``c_t``                   ``regressions.solve_large``,
-                                            ``solve_small``: a QR factor in place
+``K_t``, ``L_t``, ``c_t``                   ``regressions.solve``: a QR factor in place
                                             of a Cholesky factor, of the smaller system
 (3) rho, and its gradient                   ``regressions.Regressions.log_evidence``:
                                             minus rho, ``-N / 2 log(2 pi)`` included
 section 2.1, empirical Bayes                ``MultiTaskABLR.custom_fit``
 section 2.2, ``tanh`` network               ``feature_maps.TanhNetwork``;
                                             ``feature_maps.published_network``
-section 2.2, L-BFGS over z, alpha, beta     ``fit.fit_jointly``
+section 2.2, L-BFGS over z, alpha, beta     ``MultiTaskABLR.custom_fit``
 section 2.3, random Fourier features        ``botorch_structured.kernels``
                                             ``.RandomFourierFeatures``
 section 3.1, quadratic tasks                ``test_functions.QuadraticTasks``,
@@ -42,8 +41,9 @@ section 3, tasks and signals at once        not here: the paper's future work
 the default adds. Beyond the paper: a prior from the population of old tasks
 (``new_task.population``, ``MultiTaskABLR.new_task``), exchangeable priors of the
 precisions (``hyperparameters``), updates by one outcome
-(``regressions.WeightPosterior.update``), whole sampled functions (``sampling``) and
-rows that are spread over processes (``processes``).
+(``regressions.WeightPosterior.update``), whole sampled functions
+(``prediction.Functions``) and rows that are spread over processes
+(``rows.Processes``).
 
 References:
 

@@ -16,72 +16,15 @@ cent of the cost of a network's features.
 
 from __future__ import annotations
 
-__all__ = [
-    "TaskData",
-    "TaskFactors",
-    "cholesky_qr",
-    "triangular_factors",
-]
+__all__ = ["TaskData", "TaskFactors"]
 
-from collections.abc import Sequence
 from copy import copy
 
 import torch
 from torch import Tensor, nn
 
 from botorch_structured.models.ablr.feature_maps import KernelFeatures
-from botorch_structured.models.ablr.processes import Processes
-from botorch_structured.models.ablr.rows import Chunk, Group, TaskRows
-
-# Cholesky QR, taken twice, is as accurate as reflections while the condition number
-# squared is below about 1e16; this limit of the pivots is far from there.
-_MIN_PIVOT = 1e-5
-
-
-def triangular_factors(data: Sequence[Tensor]) -> list[Tensor]:
-    """R of a QR factorisation of each matrix, with ``R' R = data' data``.
-
-    Reflections (LAPACK) on a CPU. On a GPU these are slow, a column after the other,
-    and matrix products fast: Cholesky QR, unless the columns are nearly dependent. The
-    host waits for the device once, not for each matrix.
-
-    Args:
-        data: Matrices ``m x n`` with m at least n, which may differ in size.
-
-    Returns:
-        Upper triangular, ``n x n``; signs of rows are arbitrary.
-    """
-    if not data or data[0].device.type == "cpu":
-        return [torch.linalg.qr(d, mode="r").R for d in data]
-    quick = [cholesky_qr(d) for d in data]
-    accurate = torch.stack([a for _, a in quick]).tolist()
-    return [
-        factor if good else torch.linalg.qr(d, mode="r").R
-        for d, (factor, _), good in zip(data, quick, accurate, strict=True)
-    ]
-
-
-def cholesky_qr(data: Tensor) -> tuple[Tensor, Tensor]:
-    """The triangular factor by two Cholesky factorisations.
-
-    The first one alone would lose half the digits; what it makes of the data is nearly
-    orthonormal, and the second corrects it (Yamamoto et al. 2015, CholeskyQR2).
-
-    Args:
-        data: ``m x n`` with m at least n.
-
-    Returns:
-        Upper triangular, ``n x n``; and whether it is accurate, a boolean scalar: not
-        where columns are so nearly dependent that reflections are more accurate.
-    """
-    norms = torch.linalg.vector_norm(data, dim=0)
-    unit = data / norms
-    first, failed = torch.linalg.cholesky_ex(unit.mT @ unit)
-    # false where a column is zero or not finite, too: that makes this not a number
-    accurate = (failed == 0) & (first.diagonal().min() > _MIN_PIVOT)
-    basis = torch.linalg.solve_triangular(first.mT, unit, upper=True, left=False)
-    second, _ = torch.linalg.cholesky_ex(basis.mT @ basis)
-    return (first @ second).mT * norms, accurate
+from botorch_structured.models.ablr.rows import Chunk, Processes, TaskRows
 
 
 class TaskFactors:
@@ -179,9 +122,9 @@ class TaskFactors:
 
     def _replace(self, data: dict[int, Tensor]) -> None:
         """Reduce rows of tasks to their new factors."""
-        tall = [task for task, rows in data.items() if len(rows) > self.num_features]
-        factors = triangular_factors([data[task] for task in tall])
-        for task, rows in (data | dict(zip(tall, factors, strict=True))).items():
+        for task, rows in data.items():
+            if len(rows) > self.num_features:
+                rows = torch.linalg.qr(rows, mode="r").R
             self.rows[task, : len(rows)] = rows
             self.filled[task] = len(rows)
 
@@ -291,23 +234,6 @@ class TaskData:
             return None
         return self.noise_variance[chunk.entries].double().rsqrt()
 
-    def log_scales(self) -> Tensor:
-        """Sum of the logarithms of what observations are multiplied by."""
-        if self.noise_variance is None:
-            return torch.zeros((), dtype=torch.float64, device=self.X.device)
-        return -0.5 * self.noise_variance.double().log().sum()
-
-    @property
-    def groups(self) -> list[Group]:
-        """Tasks that can be solved one group after the other.
-
-        One group where processes share the rows: the factors of all tasks are merged at
-        once.
-        """
-        if self.processes.alone:
-            return self.rows.groups
-        return [Group(range(self.rows.num_tasks), self.rows.chunks)]
-
     def no_factors(self) -> TaskFactors:
         """Factors of tasks that no chunk has been added to."""
         counts, before = self.rows.counts, None
@@ -322,10 +248,6 @@ class TaskData:
         """Factors of all tasks, the same in each process."""
         factors = self.no_factors()
         for chunk in self.rows.chunks:
-            factors.add(chunk, *self.observed(chunk, self.features_of(chunk)))
+            factors.add(chunk, *self.observed(chunk, self.features(self.X[chunk.rows])))
         factors.merge(self.processes)
         return factors
-
-    def features_of(self, chunk: Chunk) -> Tensor:
-        """Features of the rows of a chunk, ``n x D``."""
-        return self.features(self.X[chunk.rows])

@@ -37,14 +37,9 @@ from gpytorch.priors import NormalPrior
 from torch import Tensor, nn
 
 from botorch_structured._botorch_names import BatchNorm, DropoutNd
-from botorch_structured.models.ablr.processes import Processes
+from botorch_structured.models.ablr.rows import Processes
 from botorch_structured.spaces.arguments import later_seed
 
-# Standard deviations of weights, times 1 / sqrt(fan-in), and of biases at the start: a
-# network in which inputs on [-1, 1] use the bent part of tanh, so that functions drawn
-# from the prior look like those of a GP with a lengthscale of about a third of the box.
-_WEIGHT_SCALE = 1.5
-_BIAS_SCALE = 0.7
 # The prior of the network's weights has its full width from 300 rows on (10 evaluations
 # of each of 29 old tasks), and is narrower with fewer.
 _ROWS_FOR_A_NETWORK = 300
@@ -88,8 +83,12 @@ class TanhNetwork(Module):
         ValueError: If a number is out of range or ``bounds`` are not.
     """
 
-    weight_scale: float = _WEIGHT_SCALE
-    bias_scale: float = _BIAS_SCALE
+    # Standard deviations of weights, times 1 / sqrt(fan-in), and of biases at the
+    # start: a network in which inputs on [-1, 1] use the bent part of tanh, so that
+    # functions drawn from the prior look like those of a GP with a lengthscale of about
+    # a third of the box.
+    weight_scale: float = 1.5
+    bias_scale: float = 0.7
 
     def __init__(
         self,

@@ -1,15 +1,19 @@
-"""Noise and weight precisions of many tasks, with exchangeable priors.
+"""Noise and weight precisions of many tasks, with exchangeable priors; the covariance.
 
 Three evaluations hardly tell a precision, and a task without rows says nothing of its
 own. The logarithms of a hyperparameter over all tasks therefore scatter around a level
 that is unknown and estimated with them: of tasks with few rows they are drawn to the
 level, of tasks with many rows the evidence outweighs it.
+
+``TaskFeatureKernel`` is the covariance as it is defined. Inference never forms it
+(``ablr.regressions``); the tests compare the two.
 """
 
 from __future__ import annotations
 
 __all__ = [
     "ExchangeableLogNormalPrior",
+    "TaskFeatureKernel",
     "TaskLikelihood",
     "WeightPrecision",
     "fill_without_rows",
@@ -17,7 +21,7 @@ __all__ = [
 ]
 
 import math
-from copy import copy
+from copy import copy, deepcopy
 from typing import Any
 
 import torch
@@ -29,14 +33,11 @@ from gpytorch.likelihoods import (
 )
 from gpytorch.priors import Prior
 from linear_operator.operators import DiagLinearOperator
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributions import constraints
 
-from botorch_structured.linalg.hyperparameter import (
-    Hyperparameter,
-    LogInterval,
-    read_value,
-)
+from botorch_structured.linalg.batch_kernel import BatchKernel
+from botorch_structured.linalg.hyperparameter import Hyperparameter, LogInterval
 from botorch_structured.models.ablr.tasks import TaskColumn
 from botorch_structured.models.fast_inference import noise_is_known
 
@@ -133,18 +134,65 @@ class WeightPrecision(Hyperparameter):
     def __init__(self, num_tasks: int, level: float, prior: bool = True) -> None:
         low, high = (level * bound for bound in _AMPLITUDE_BOUNDS)
         super().__init__((num_tasks,), level, _WEIGHT_SPREAD, (low, high))
-        del self._priors["value_prior"], self.value_prior
+        _, read, write = self._priors.pop("value_prior")
+        del self.value_prior
         if prior:
-            self.register_prior(
-                "value_prior",
-                ExchangeableLogNormalPrior(level, _WEIGHT_SPREAD, _TASK_SPREAD),
-                read_value,
-                _set_value,
-            )
+            own = ExchangeableLogNormalPrior(level, _WEIGHT_SPREAD, _TASK_SPREAD)
+            self.register_prior("value_prior", own, read, write)
 
 
-def _set_value(module: WeightPrecision, value: Tensor) -> None:
-    module.value = value
+class TaskFeatureKernel(BatchKernel):
+    r"""Linear in the features, with independent weights for each task.
+
+    .. math:: k((x, t), (x', t')) = \delta_{tt'} \phi(x)'\phi(x') / \beta_t
+
+    Args:
+        feature_map: ``n x d`` to ``n x D``.
+        weight_precision: The precisions beta, ``T``.
+        tasks: The task column; None for signals, whose covariances are a batch of T.
+    """
+
+    def __init__(
+        self,
+        feature_map: nn.Module,
+        weight_precision: WeightPrecision,
+        tasks: TaskColumn | None,
+    ) -> None:
+        count = len(weight_precision.raw_value)
+        batch = torch.Size([count] if tasks is None and count > 1 else [])
+        super().__init__(batch_shape=batch)
+        self.feature_map = feature_map
+        self.weight_precision = weight_precision
+        self.tasks = tasks
+
+    def _covariance(self, x1: Tensor, x2: Tensor, diag: bool, **params: Any) -> Tensor:
+        left, task1 = self._features(x1)
+        right, task2 = self._features(x2)
+        beta = self.weight_precision.value
+        if diag:
+            values = (left * right).sum(-1)
+            if task1 is None or task2 is None:
+                return values / beta.reshape(*self.batch_shape, 1)
+            return torch.where(task1 == task2, values / beta[task1], 0.0)
+        values = left @ right.mT
+        if task1 is None or task2 is None:
+            return values / beta.reshape(*self.batch_shape, 1, 1)
+        same = task1.unsqueeze(-1) == task2.unsqueeze(-2)
+        return torch.where(same, values / beta[task1].unsqueeze(-1), 0.0)
+
+    def _take(self, where: Tensor) -> TaskFeatureKernel:
+        # features, which may be a large network, are those of the whole batch
+        taken = deepcopy(self, {id(self.feature_map): self.feature_map})
+        raw = taken.weight_precision.raw_value
+        raw.data = raw.data.flatten()[where.to(raw.device)]
+        taken._batch_shape = where.shape
+        return taken
+
+    def _features(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        if self.tasks is None:
+            return self.feature_map(x), None
+        rows, task = self.tasks.split(x)
+        return self.feature_map(rows), task
 
 
 class TaskLikelihood(HadamardGaussianLikelihood):

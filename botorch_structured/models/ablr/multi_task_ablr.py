@@ -17,7 +17,9 @@ from __future__ import annotations
 
 __all__ = ["MultiTaskABLR"]
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import product
@@ -46,46 +48,28 @@ from linear_operator.operators import RootLinearOperator
 from torch import Tensor, nn
 
 from botorch_structured._botorch_names import DefaultType
+from botorch_structured.kernels.random_fourier_features import RandomFourierFeatures
+from botorch_structured.models import checks
+from botorch_structured.models.ablr import prediction
 from botorch_structured.models.ablr.factors import TaskData
 from botorch_structured.models.ablr.feature_maps import (
+    TanhNetwork,
     as_feature_map,
     published_network,
     weight_level,
 )
-from botorch_structured.models.ablr.fit import fit_jointly
 from botorch_structured.models.ablr.hyperparameters import (
+    TaskFeatureKernel,
     TaskLikelihood,
     WeightPrecision,
     fill_without_rows,
     noise_model,
 )
-from botorch_structured.models.ablr.kernel import TaskFeatureKernel
-from botorch_structured.models.ablr.new_task import (
-    Population,
-    UsualScale,
-    new_task_model,
-)
-from botorch_structured.models.ablr.prediction import (
-    covariance_of_points,
-    covariance_of_rows,
-    in_columns,
-    joint,
-    normal,
-)
-from botorch_structured.models.ablr.processes import Processes
+from botorch_structured.models.ablr.new_task import UsualScale, new_task_model
 from botorch_structured.models.ablr.regressions import Regressions, WeightPosterior
-from botorch_structured.models.ablr.rows import TaskRows
-from botorch_structured.models.ablr.sampling import Functions, WeightPath, draw_path
-from botorch_structured.models.ablr.tasks import (
-    StandardizeTasks,
-    find_tasks,
-)
-from botorch_structured.models.checks import (
-    check_finite_points,
-    check_modules,
-    check_new_data,
-    check_training_data,
-)
+from botorch_structured.models.ablr.rows import Processes, TaskRows
+from botorch_structured.models.ablr.tasks import StandardizeTasks, find_tasks
+from botorch_structured.models.contexts import progress_bar
 from botorch_structured.models.fast_inference import (
     FastInference,
     check_own_objective,
@@ -97,6 +81,7 @@ from botorch_structured.models.input_transforms import (
     refuse_categories,
     refuse_dependencies,
 )
+from botorch_structured.models.map_fit import fit_map
 from botorch_structured.models.outcome_scale import ScaledNormal, check_scale
 
 # On this many rows a transform is tried, to see which columns it makes.
@@ -104,6 +89,10 @@ _SOME_ROWS = 100
 # Noise variance of what was not observed: its weight is below rounding, and gradients
 # stay finite.
 _NOT_OBSERVED = 1e30
+# The objective is per outcome: finer tolerances change no prediction. On exact data the
+# cap ends a fit; a second one goes on from there.
+_FIT_OPTIONS = {"ftol": 1e-6, "gtol": 1e-5, "maxiter": 300}
+_STEPS_OF_A_START = 15
 
 
 @dataclass(frozen=True)
@@ -214,7 +203,7 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
     _rows_cache: _TrainingRows | None = None
     _noise_cache: Tensor | None = None
     _weights: list[WeightPosterior] | None = None
-    _known_population: tuple[list[int], Population] | None = None
+    _known_population: Any = None  # see ``new_task.population_of``
     _appended: tuple[_Appended, ...] = ()
     _conditioned_batch = torch.Size()
     _train_inputs: Any
@@ -240,13 +229,13 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         seed: int = 0,
         process_group: Any = None,
     ) -> None:
-        check_modules(
+        checks.check_modules(
             likelihood=likelihood,
             mean_module=mean_module,
             outcome_transform=outcome_transform,
             input_transform=input_transform,
         )
-        check_training_data(
+        checks.check_training_data(
             train_X,
             train_Y,
             train_Yvar,
@@ -628,8 +617,6 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
     def custom_fit(
         self,
         mll: MarginalLogLikelihood,
-        closure: Any = None,
-        closure_kwargs: dict[str, Any] | None = None,
         optimizer_kwargs: dict[str, Any] | None = None,
         num_starts: int = 3,
         progress: bool | None = None,
@@ -649,27 +636,36 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
 
         Args:
             mll: Of this model.
-            closure: See ``fit_gpytorch_mll``; with one, or with an ``optimizer``, there
-                is one start.
-            closure_kwargs: See ``fit_gpytorch_mll``.
             optimizer_kwargs: See ``fit_gpytorch_mll``.
             num_starts: How many draws to try.
             progress: Whether there is a bar; None: when it takes more than 3 seconds.
-            kwargs: See ``fit_gpytorch_mll``.
+            kwargs: See ``fit_gpytorch_mll``; with a ``closure`` or an ``optimizer``
+                there is one start.
 
         Raises:
             ValueError: If ``num_starts`` is not positive.
         """
         if num_starts < 1:
             raise ValueError(f"num_starts: expected at least 1, got {num_starts}.")
-        fit_jointly(
-            self,
-            mll,
-            {"closure": closure, "closure_kwargs": closure_kwargs, **kwargs},
-            optimizer_kwargs,
-            num_starts,
-            progress if self._group.rank == 0 else False,
-        )
+        if kwargs.get("closure") is not None or "optimizer" in kwargs:
+            fit_map(mll, optimizer_kwargs=optimizer_kwargs, **kwargs)
+        else:
+            bar = progress if self._group.rank == 0 else False
+            own = dict(optimizer_kwargs or {})
+            options = {**_FIT_OPTIONS, **(own.pop("options", None) or {})}
+            with _followed(mll, own.pop("callback", None), bar) as step:
+
+                def fit(maxiter: int) -> None:
+                    own["options"] = {**options, "maxiter": maxiter}
+                    own["callback"] = step
+                    fit_map(mll, optimizer_kwargs=own, **kwargs)
+
+                network: Any = self.feature_map
+                drawn = isinstance(network, (RandomFourierFeatures, TanhNetwork))
+                if num_starts > 1 and drawn and not network.has_started():
+                    brief = min(_STEPS_OF_A_START, options["maxiter"])
+                    self._take_best_start(mll, lambda: fit(brief), num_starts)
+                fit(options["maxiter"])
         if self.tasks is not None:
             # by maximum likelihood, nothing moves those of tasks without rows
             empty = self._rows_of_tasks() == 0
@@ -678,6 +674,26 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
                 if isinstance(self.likelihood, TaskLikelihood):
                     fill_without_rows(self.likelihood.noise_covar, "noise", empty)
         return mll.eval()
+
+    def _take_best_start(
+        self, mll: MarginalLogLikelihood, fit: Callable[[], None], num_starts: int
+    ) -> None:
+        """Leave the model where the brief fit with the largest objective ends."""
+        network: Any = self.feature_map
+        before = deepcopy(mll.state_dict())
+        best: tuple[float, dict[str, Any], int] | None = None
+        for number in range(num_starts):
+            mll.load_state_dict(before)
+            network.restart(number)
+            fit()
+            mll.train()
+            with torch.no_grad():
+                loss = float(self.compute_custom_loss(mll))
+            if math.isfinite(loss) and (best is None or loss < best[0]):
+                best = (loss, deepcopy(mll.state_dict()), number)
+        if best is not None:
+            mll.load_state_dict(best[1])
+            network.number = best[2]
 
     # -- weights ------------------------------------------------------------------
 
@@ -713,7 +729,7 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         self.eval()
         found = self._weights_of([self._index_of(t) for t in self._output_tasks])
         mean, root = found[0] if len(found) == 1 else WeightPosterior.stacked(found)
-        return normal(mean, RootLinearOperator(root))
+        return prediction.normal(mean, RootLinearOperator(root))
 
     def _has_task(self, X: Tensor) -> bool:
         """Whether inputs, ``batch_shape x q x ...``, have a task column.
@@ -816,7 +832,7 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         """
         if self.training:
             self.eval()
-        check_finite_points(X, self._train_targets.dtype)
+        checks.check_finite_points(X, self._train_targets.dtype)
         with_task = self._has_task(X)
         if with_task and output_indices is not None:
             raise ValueError(
@@ -856,10 +872,12 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
             unit = scale**2
             noise = None if noise is None else noise * unit
         if with_task:
-            covariance = covariance_of_rows(root, place, noise, unit)
-            posterior: Any = GPyTorchPosterior(normal(mean, covariance))
+            covariance = prediction.covariance_of_rows(root, place, noise, unit)
+            posterior: Any = GPyTorchPosterior(prediction.normal(mean, covariance))
         else:
-            posterior = joint(mean, covariance_of_points(root, noise, unit))
+            posterior = prediction.joint(
+                mean, prediction.covariance_of_points(root, noise, unit)
+            )
         if scales is None and hasattr(self, "outcome_transform"):
             if with_task:
                 posterior = self.outcome_transform.untransform_posterior(posterior, X=X)
@@ -873,13 +891,13 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         """On the standardised scale at transformed inputs: ``model(X)``."""
         if self.tasks is not None:
             mean, root, task = self._at_rows(X)
-            return normal(mean, covariance_of_rows(root, task))
+            return prediction.normal(mean, prediction.covariance_of_rows(root, task))
         weights = WeightPosterior.stacked(self._weights_of(list(range(self.num_tasks))))
         mean, root = weights.at(self.feature_map(X).unsqueeze(-3))
         mean = self._prior_means(X).mT + mean
         if self.num_tasks == 1:
             mean, root = mean.squeeze(-2), root.squeeze(-3)
-        return normal(mean, covariance_of_points(root))
+        return prediction.normal(mean, prediction.covariance_of_points(root))
 
     def _at_rows(self, X: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Means, roots ``... x q x D`` and tasks of transformed rows with tasks."""
@@ -976,9 +994,13 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         mvn = posterior.distribution
         mean = mvn.mean.mT.flatten(-2)
         below = GPyTorchPosterior(ScaledNormal(mean, mvn.lazy_covariance_matrix))
-        return in_columns(transform.untransform_posterior(below, X=rows), len(outputs))
+        return prediction.in_columns(
+            transform.untransform_posterior(below, X=rows), len(outputs)
+        )
 
-    def sample_functions(self, num_samples: int, seed: int | None = None) -> Functions:
+    def sample_functions(
+        self, num_samples: int, seed: int | None = None
+    ) -> prediction.Functions:
         """Draw whole functions, for Thompson sampling.
 
         Args:
@@ -995,8 +1017,8 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
             >>> best = X[functions(X).squeeze(-1).argmax(-1)]  # 10 x d
         """
         generator = None if seed is None else torch.Generator().manual_seed(seed)
-        path = draw_path(self, torch.Size([num_samples]), generator)
-        return Functions(path, self._num_outputs)
+        path = prediction.draw_path(self, torch.Size([num_samples]), generator)
+        return prediction.Functions(path, self._num_outputs)
 
     # -- conditioning -----------------------------------------------------------------
 
@@ -1027,12 +1049,12 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         self.eval()
         seen = fantasize_flag.off()  # else BoTorch made them
         if seen:
-            check_finite_points(X, self._train_targets.dtype)
+            checks.check_finite_points(X, self._train_targets.dtype)
         with_task = self._has_task(X)
         outputs = [self._output_tasks[0]] if with_task else self._output_tasks
         if seen:
             m = len(outputs)
-            check_new_data(X, Y, noise, m, self.batch_shape, missing=True)
+            checks.check_new_data(X, Y, noise, m, self.batch_shape, missing=True)
         self._weights_of([])  # made now, not in each of the models to come
         new = self._sharing_rows()
         if self.tasks is None or with_task:
@@ -1342,9 +1364,31 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         return self.tasks is None and self.num_tasks > 1
 
 
+@contextmanager
+def _followed(
+    mll: MarginalLogLikelihood, callback: Any, progress: bool | None
+) -> Iterator[Callable[[dict[str, Any], Any], None]]:
+    """A callback of an optimiser: a bar, and the last step if it is interrupted."""
+    last: dict[str, Any] = {}
+    with progress_bar(None, progress, "ABLR fit", "step") as advance:
+
+        def step(parameters: dict[str, Any], result: Any) -> None:
+            advance()
+            last.update((n, p.detach().clone()) for n, p in parameters.items())
+            if callback is not None:
+                callback(parameters, result)
+
+        try:
+            yield step
+        except KeyboardInterrupt:
+            mll.load_state_dict(last, strict=False)
+            mll.eval()
+            raise
+
+
 @DrawMatheronPaths.register(MultiTaskABLR)
 def _draw_matheron_paths(
     model: MultiTaskABLR, *, sample_shape: torch.Size, **strategies: Any
-) -> WeightPath:
+) -> prediction.WeightPath:
     """BoTorch's hook: exact draws here, whatever the strategies."""
-    return draw_path(model, sample_shape)
+    return prediction.draw_path(model, sample_shape)

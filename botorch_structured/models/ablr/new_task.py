@@ -26,9 +26,6 @@ the outcomes tell another.
 from __future__ import annotations
 
 __all__ = [
-    "LearntFeatures",
-    "LearntInputs",
-    "LearntMean",
     "Population",
     "UsualOutcomes",
     "UsualScale",
@@ -36,9 +33,6 @@ __all__ = [
     "new_task_model",
     "population",
     "population_of",
-    "tasks_with_rows",
-    "usual",
-    "usual_outcomes",
 ]
 
 import math
@@ -53,7 +47,6 @@ from gpytorch.means import Mean, ZeroMean
 from torch import Tensor, nn
 
 from botorch_structured.linalg.hyperparameter import LogInterval
-from botorch_structured.models.ablr.factors import triangular_factors
 from botorch_structured.models.ablr.hyperparameters import (
     ExchangeableLogNormalPrior,
     WeightPrecision,
@@ -495,7 +488,41 @@ def most_probable_scale(
         noise_variance: Known noise variances, ``n``. Default: the usual noise.
     """
     log_scale, spread = outcomes.log_scale
-    density = _Density(features, curve, Y, outcomes, noise_variance)
+    # Rows are rotated until the covariance of all but the level is diagonal, whatever
+    # the scale. Nothing is factorised on the way: levels may be a million scales apart,
+    # and the noise far below.
+    center, level_spread = outcomes.level
+    rest = torch.stack([curve, torch.full_like(Y, level_spread), Y - center], dim=-1)
+    rows = torch.cat([features, rest], dim=-1)
+    # what is added to the diagonal, in units of s^2 and as it is
+    relative, absolute = math.exp(outcomes.log_noise[0]), 0.0
+    if noise_variance is not None:
+        tiny = _MIN_NOISE * math.exp(2.0 * log_scale)
+        rows = rows / noise_variance.clamp_min(tiny).sqrt().unsqueeze(-1)
+        relative, absolute = 0.0, 1.0
+    free = max(len(rows) - rows.shape[-1], 0)
+    if free:  # a rotation of the rows changes nothing
+        rows = torch.linalg.qr(rows, mode="r").R
+    basis, values, _ = torch.linalg.svd(rows[:, :-3], full_matrices=True)
+    own = Y.new_zeros(len(rows))
+    own[: len(values)] = values.square()
+    mean, level, y = (basis.mT @ rows[:, -3:]).unbind(-1)
+
+    def density(log_s: Tensor) -> Tensor:
+        """The log density of outcomes given some scales, ``G``, up to a constant."""
+        s = log_s.exp().unsqueeze(-1)
+        floor = s.square() * relative + absolute
+        variances = s.square() * own + floor
+        scaled = level / variances.sqrt()
+        apart = (y - s * mean) / variances.sqrt()
+        # along the level, which is uncertain, and across
+        squares = scaled.square().sum(-1)
+        along = (apart * scaled).sum(-1) / squares.clamp_min(1e-300)
+        across = (apart - along.unsqueeze(-1) * scaled).square().sum(-1)
+        quadratic = across + along.square() * squares / (1.0 + squares)
+        log_det = variances.log().sum(-1) + squares.log1p()
+        return -0.5 * (quadratic + log_det + free * floor.squeeze(-1).log())
+
     grid = torch.linspace(-1.0, 1.0, _GRID, dtype=Y.dtype, device=Y.device)
     # in units of the spread: wider while the mode is farther than expected, then finer
     middle, width = 0.0, _SPREADS
@@ -505,53 +532,3 @@ def most_probable_scale(
         middle = float(t[place])
         width *= 4.0 / (_GRID - 1) if 0 < place < _GRID - 1 else 2.0
     return math.exp(log_scale + spread * middle)
-
-
-class _Density:
-    """Log density of outcomes given their scale, up to a constant.
-
-    The rows are rotated until the covariance of all but the level is diagonal whatever
-    the scale. Nothing is factorised on the way: levels may be a million scales apart,
-    and the noise far below.
-    """
-
-    def __init__(
-        self,
-        features: Tensor,
-        curve: Tensor,
-        Y: Tensor,
-        outcomes: UsualOutcomes,
-        noise_variance: Tensor | None,
-    ) -> None:
-        center, level_spread = outcomes.level
-        level = torch.full_like(Y, level_spread)
-        rest = torch.stack([curve, level, Y - center], dim=-1)
-        rows = torch.cat([features, rest], dim=-1)
-        # what is added to the diagonal, in units of s^2 and as it is
-        self.noise = math.exp(outcomes.log_noise[0]), 0.0
-        if noise_variance is not None:
-            tiny = _MIN_NOISE * math.exp(2.0 * outcomes.log_scale[0])
-            rows = rows / noise_variance.clamp_min(tiny).sqrt().unsqueeze(-1)
-            self.noise = 0.0, 1.0
-        self.free = max(len(rows) - rows.shape[-1], 0)
-        if self.free:  # a rotation of the rows changes nothing
-            (rows,) = triangular_factors([rows])
-        basis, values, _ = torch.linalg.svd(rows[:, :-3], full_matrices=True)
-        self.variances = Y.new_zeros(len(rows))
-        self.variances[: len(values)] = values.square()
-        self.curve, self.level, self.y = (basis.mT @ rows[:, -3:]).unbind(-1)
-
-    def __call__(self, log_s: Tensor) -> Tensor:
-        """Of some scales, ``G``."""
-        s = log_s.exp().unsqueeze(-1)
-        floor = s.square() * self.noise[0] + self.noise[1]
-        variances = s.square() * self.variances + floor
-        level = self.level / variances.sqrt()
-        apart = (self.y - s * self.curve) / variances.sqrt()
-        # along the level, which is uncertain, and across
-        squares = level.square().sum(-1)
-        along = (apart * level).sum(-1) / squares.clamp_min(1e-300)
-        across = (apart - along.unsqueeze(-1) * level).square().sum(-1)
-        quadratic = across + along.square() * squares / (1.0 + squares)
-        log_det = variances.log().sum(-1) + squares.log1p()
-        return -0.5 * (quadratic + log_det + self.free * floor.squeeze(-1).log())

@@ -1,10 +1,19 @@
-"""Normal distributions of function values, from roots of their covariances."""
+"""Normal distributions of function values, and whole functions drawn from them.
+
+The covariances come as roots. A function is a vector of weights: drawn once it is known
+everywhere, exactly, with gradients, at the cost of its features, where a GP needs an
+approximation (BoTorch's ``draw_matheron_paths``). Thompson sampling takes such
+functions.
+"""
 
 from __future__ import annotations
 
 __all__ = [
+    "Functions",
+    "WeightPath",
     "covariance_of_points",
     "covariance_of_rows",
+    "draw_path",
     "in_columns",
     "joint",
     "normal",
@@ -15,6 +24,7 @@ from typing import Any
 
 import torch
 from botorch.posteriors import GPyTorchPosterior, Posterior, TransformedPosterior
+from botorch.sampling.pathwise.paths import SamplePath
 from gpytorch.distributions import MultivariateNormal
 from linear_operator import to_linear_operator
 from linear_operator.operators import (
@@ -24,6 +34,7 @@ from linear_operator.operators import (
 )
 from torch import Tensor
 
+from botorch_structured.models.checks import ShapeError
 from botorch_structured.models.fast_inference import with_variance_floor
 from botorch_structured.models.outcome_scale import (
     ScaledMultitaskNormal,
@@ -137,3 +148,133 @@ def in_columns(posterior: Posterior, m: int) -> Posterior:
             interleaved=False,
         )
     )
+
+
+class WeightPath(SamplePath):
+    """Functions of a model, given their weights.
+
+    BoTorch's convention for sample paths: batch dimensions of the inputs are broadcast
+    against those of the weights, and outputs are the last of these.
+
+    Args:
+        model: A ``MultiTaskABLR``; its features are used as they are when called.
+        weights: ``sample_shape x batch_shape x m x D``; ``... x D`` for one output.
+    """
+
+    weights: Tensor
+
+    def __init__(self, model: Any, weights: Tensor) -> None:
+        super().__init__()
+        self.model = model
+        self.register_buffer("weights", weights)
+
+    def set_ensemble_as_batch(self, ensemble_as_batch: bool) -> None:
+        """Nothing changes: this model is no ensemble."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Function values.
+
+        Args:
+            x: ``... x n x d`` inputs, or with a task column, which must then say the
+                task of the output; for several outputs ``n x d`` or
+                ``... x 1 x n x d``.
+
+        Returns:
+            ``... x n``.
+
+        Raises:
+            ValueError: For rows of another task than that of the output, and for
+                several outputs without the dimension that they have.
+        """
+        model = self.model
+        model.eval()
+        outputs = model._output_tasks
+        one = len(outputs) == 1
+        if model._has_task(x):
+            task = x[..., model.tasks.column]
+            if not one or not (task == outputs[0]).all():
+                raise ValueError(
+                    f"x: expected inputs of task {outputs[0]}, which the functions "
+                    f"were drawn for (output_tasks={outputs}), or without a task "
+                    "column, got inputs of others."
+                )
+            x = model.tasks.without(x)
+        if not one and x.ndim > 2:  # a dimension for the outputs, which share points
+            if x.shape[-3] != 1:
+                raise ShapeError(
+                    "x: expected ``n x d`` or ``... x 1 x n x d`` inputs, which all "
+                    f"outputs share, got {tuple(x.shape)}."
+                )
+            x = x.squeeze(-3)
+        phi, prior = model._features_at(x, outputs)
+        weights = self.weights.unsqueeze(-2) if one else self.weights
+        values = prior + (phi @ weights.unsqueeze(-1)).squeeze(-1)
+        values = self._untransformed(values, outputs, x)
+        return values.squeeze(-2) if one else values
+
+    def _untransformed(self, values: Tensor, outputs: list[int], x: Tensor) -> Tensor:
+        """From ``... x m x n`` standardised values at ``... x n x d`` inputs."""
+        model = self.model
+        transform = getattr(model, "outcome_transform", None)
+        if transform is None:
+            return values
+        which = [model._index_of(t) for t in outputs]
+        scales = model._scales()
+        if scales is not None:  # of tasks, whatever a transform does to inputs
+            shift, scale = (s[which].unsqueeze(-1) for s in scales)
+            return shift + scale * values
+        if model.tasks is not None:  # one by one: it may look at the task
+            parts = []
+            for v, t in zip(values.unbind(-2), outputs, strict=True):
+                rows = model.tasks.insert(x, t)
+                parts.append(transform.untransform(v.unsqueeze(-1), X=rows)[0].mT)
+            return torch.cat(parts, dim=-2)
+        if which != list(range(model.num_tasks)):
+            transform = transform.subset_output(which)
+        return transform.untransform(values.mT, X=x)[0].mT
+
+
+@torch.no_grad()
+def draw_path(
+    model: Any, sample_shape: torch.Size, generator: torch.Generator | None = None
+) -> WeightPath:
+    """Functions drawn from the posterior of a ``MultiTaskABLR``.
+
+    Args:
+        model: The model.
+        sample_shape: How many.
+        generator: Draws them; by default torch's global one.
+    """
+    model.eval()
+    posterior = model.weight_posterior()
+    mean, root = posterior.mean, posterior.lazy_covariance_matrix.root.to_dense()
+    # on the CPU, so that a seed means the same on every device
+    normal = torch.randn(
+        *sample_shape, *mean.shape, generator=generator, dtype=torch.float64
+    )
+    deviation = (root @ normal.to(mean).unsqueeze(-1)).squeeze(-1)
+    return WeightPath(model, mean + deviation)
+
+
+class Functions(torch.nn.Module):
+    """Sampled functions as a callable from ``... x q x d`` to ``S x ... x q x m``.
+
+    Args:
+        path: Drawn with a ``sample_shape`` of one dimension.
+        num_outputs: m.
+    """
+
+    def __init__(self, path: WeightPath, num_outputs: int) -> None:
+        super().__init__()
+        self.path = path
+        self.num_outputs = num_outputs
+
+    def forward(self, X: Tensor) -> Tensor:
+        """Function values, ``num_samples x batch_shape x q x m``."""
+        # one batch dimension for each of the inputs', to the right of the samples
+        weights, several = self.path.weights, self.num_outputs > 1
+        rest = weights.shape[1:]
+        missing = max(0, X.ndim - 2 - (len(rest) - (2 if several else 1)))
+        weights = weights.reshape(weights.shape[0], *[1] * missing, *rest)
+        values = WeightPath(self.path.model, weights)(X.unsqueeze(-3) if several else X)
+        return values.mT if several else values.unsqueeze(-1)

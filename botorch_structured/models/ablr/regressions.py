@@ -28,23 +28,14 @@ and slopes follow; the second sends the derivative of each row,
 
 .. math:: \partial / \partial \phi_n = \alpha (y_n - \phi_n' m) m - r K^{-1} \phi_n,
 
-back through the feature map. Tasks are taken a few at a time, so that their activations
-can be kept between the passes, in the cache if they are few. Time is linear in the
-number of rows. Memory beyond the data does not depend on it: the activations of a chunk
-or a task, of 65,536 rows at most (of further ones they are computed twice), and a few
-``D x D`` matrices per task.
+back through the feature map. Time is linear in the number of rows. Memory beyond the
+data does not depend on it: the activations of 65,536 rows at most (of further ones they
+are computed twice), and a few ``D x D`` matrices per task.
 """
 
 from __future__ import annotations
 
-__all__ = [
-    "Regressions",
-    "Solution",
-    "Solutions",
-    "WeightPosterior",
-    "solve_large",
-    "solve_small",
-]
+__all__ = ["Regressions", "Solution", "Solutions", "WeightPosterior", "solve"]
 
 import math
 from collections.abc import Sequence
@@ -180,15 +171,16 @@ class Regressions:
         if torch.is_grad_enabled() and any(t.requires_grad for t in learnt):
             return _SummedEvidence.apply(self, *learnt)
         with torch.no_grad():
-            solutions = Solutions(data.factors(), self.log_alpha, self.log_beta)
-            solutions.solve(range(data.rows.num_tasks))
-            return self._value(solutions)
+            factors = data.factors()
+            return self._value(Solutions(factors, self.log_alpha, self.log_beta))
 
     def _value(self, solutions: Solutions) -> Tensor:
         solutions.check_finite()
-        processes = self.data.processes
-        scales = processes.total(self.data.log_scales())
-        (value,) = processes.of_first([solutions.value.sum() + scales])
+        processes, noise = self.data.processes, self.data.noise_variance
+        value = solutions.value.sum()
+        if noise is not None:  # outcomes were divided by its root
+            value = value - 0.5 * processes.total(noise.double().log().sum())
+        (value,) = processes.of_first([value])
         return value.to(self.log_beta.dtype)
 
     @torch.no_grad()
@@ -205,7 +197,6 @@ class Regressions:
         data = self.data
         factors = data.factors()
         solutions = Solutions(factors, self.log_alpha, self.log_beta)
-        solutions.solve(range(data.rows.num_tasks))
         solutions.check_finite()
         alpha, beta = solutions.alpha, solutions.beta
         F = factors.rows[..., :-1]
@@ -264,41 +255,39 @@ def _value_and_gradients(
             return X, data.features(X)
 
     factors = data.no_factors()
+    kept: list[tuple[Tensor, Tensor]] = []
+    for chunk in data.rows.chunks:
+        done = forward(chunk)
+        if len(kept) < data.rows.num_kept:
+            kept.append(done)
+        factors.add(chunk, *data.observed(chunk, done[1].detach()))
+    factors.merge(data.processes)
     solutions = Solutions(factors, regressions.log_alpha, regressions.log_beta)
-    for group in data.groups:
-        kept: list[tuple[Tensor, Tensor]] = []
-        for chunk in group.chunks:
-            done = forward(chunk)
-            if len(kept) < data.rows.num_kept:
-                kept.append(done)
-            factors.add(chunk, *data.observed(chunk, done[1].detach()))
-        factors.merge(data.processes)
-        solutions.solve(group.tasks)
-        kept.reverse()  # the first is the next to be used, and to be given up
-        for chunk in group.chunks if through or d_y is not None else []:
-            X, phi = kept.pop() if kept else forward(chunk)
-            seen = data.observed(chunk, phi.detach())
-            d_phi, d_outcome = solutions.slopes(chunk, *seen)
-            scale = data.scale(chunk)
-            if scale is not None:
-                d_phi, d_outcome = d_phi * scale[:, None], d_outcome * scale
-            if d_y is not None:
-                d_y[chunk.entries] = d_outcome.to(d_y.dtype)
-            if not phi.requires_grad:
-                continue
-            d_phi = d_phi.to(phi.dtype)
-            if chunk.local is not None:
-                d_phi = torch.zeros_like(phi).index_add_(0, chunk.local, d_phi)
-            with torch.enable_grad():
-                # ``grad_outputs`` make torch load its symbolic shapes: 35 MiB
-                along = (phi * d_phi).sum()
-            wanted = [*parameters, X] if of_inputs else parameters
-            found = torch.autograd.grad(along, wanted, allow_unused=True)
-            if d_x is not None and found[-1] is not None:
-                d_x[chunk.rows] = found[-1]
-            for total, g in zip(d_parameters, found, strict=False):
-                if g is not None:
-                    total.add_(g)
+    kept.reverse()  # the first is the next to be used, and to be given up
+    for chunk in data.rows.chunks if through or d_y is not None else []:
+        X, phi = kept.pop() if kept else forward(chunk)
+        seen = data.observed(chunk, phi.detach())
+        d_phi, d_outcome = solutions.slopes(chunk, *seen)
+        scale = data.scale(chunk)
+        if scale is not None:
+            d_phi, d_outcome = d_phi * scale[:, None], d_outcome * scale
+        if d_y is not None:
+            d_y[chunk.entries] = d_outcome.to(d_y.dtype)
+        if not phi.requires_grad:
+            continue
+        d_phi = d_phi.to(phi.dtype)
+        if chunk.local is not None:
+            d_phi = torch.zeros_like(phi).index_add_(0, chunk.local, d_phi)
+        with torch.enable_grad():
+            # ``grad_outputs`` make torch load its symbolic shapes: 35 MiB
+            along = (phi * d_phi).sum()
+        wanted = [*parameters, X] if of_inputs else parameters
+        found = torch.autograd.grad(along, wanted, allow_unused=True)
+        if d_x is not None and found[-1] is not None:
+            d_x[chunk.rows] = found[-1]
+        for total, g in zip(d_parameters, found, strict=False):
+            if g is not None:
+                total.add_(g)
     value = regressions._value(solutions)
     of_tasks = [solutions.d_log_alpha, solutions.d_log_beta]
     processes = data.processes
@@ -331,109 +320,50 @@ class Solution(NamedTuple):
     slope: Tensor
     residual: Tensor | None
 
-    def to(self, device: torch.device) -> Solution:
-        """The same on a device."""
-        given = {k: v.to(device) for k, v in self._asdict().items() if v is not None}
-        return self._replace(**given)
 
-
-def solve_large(factor: Tensor, count: Tensor, alpha: Tensor, beta: Tensor) -> Solution:
-    """Tasks with more observations than features.
+def solve(
+    factor: Tensor, count: Tensor, alpha: Tensor, beta: Tensor, small: bool
+) -> Solution:
+    """Regressions of large tasks, or of small ones.
 
     Args:
-        factor: Triangular factors of features and outcomes, ``B x (D + 1) x (D + 1)``.
+        factor: Of large tasks triangular factors of features and outcomes, ``B x
+            (D + 1) x (D + 1)``. Of small ones, with no more observations than features,
+            features and outcomes themselves, ``B x k x (D + 1)``, zero from each task's
+            number of observations on.
         count: Number of observations, ``B``.
         alpha: Noise precisions, ``B``.
         beta: Weight precisions, ``B``.
+        small: Which of them.
     """
     D = factor.shape[-1] - 1
-    F, z, left = factor[:, :D, :D], factor[:, :D, D:], factor[:, D, D].square()
-    root = (alpha / beta).sqrt()[:, None, None]
-    eye = torch.eye(D, dtype=F.dtype, device=F.device).expand_as(F)
-    Q, T = torch.linalg.qr(torch.cat([root * F, eye], dim=-2))
-    upper, lower = Q[:, :D], Q[:, D:]
-    coefficients = upper.mT @ z
-    mean = torch.linalg.solve_triangular(T, root * coefficients, upper=True)[..., 0]
-    inside = (z - upper @ coefficients)[..., 0]
-    squares = inside.square().sum(-1) + left
-    return _assemble(
-        T,
-        count,
-        alpha,
-        beta,
-        squares=squares,
-        mean=mean,
-        fitted=upper.square().sum((-1, -2)),
-        free=count - D + lower.square().sum((-1, -2)),
-        slope=root.square() * (lower @ lower.mT),
-        residual=None,
-    )
-
-
-def solve_small(factor: Tensor, count: Tensor, alpha: Tensor, beta: Tensor) -> Solution:
-    """Tasks with no more observations than features.
-
-    Args:
-        factor: Features and outcomes, ``B x k x (D + 1)``, zero from each task's number
-            of observations on.
-        count: Number of observations, ``B``.
-        alpha: Noise precisions, ``B``.
-        beta: Weight precisions, ``B``.
-    """
-    k, D = factor.shape[-2], factor.shape[-1] - 1
-    F, z = factor[..., :D], factor[..., D:]
+    k = factor.shape[-2] if small else D
+    F, z = factor[:, :k, :D], factor[:, :k, D:]
     root = (alpha / beta).sqrt()[:, None, None]
     eye = torch.eye(k, dtype=F.dtype, device=F.device).expand(len(F), k, k)
-    Q, T = torch.linalg.qr(torch.cat([root * F.mT, eye], dim=-2))
+    Q, T = torch.linalg.qr(torch.cat([root * (F.mT if small else F), eye], dim=-2))
     upper, lower = Q[:, :D], Q[:, D:]
-    half = torch.linalg.solve_triangular(T.mT, z, upper=False)
-    mean = (root * (upper @ half))[..., 0]
-    residual = (lower @ half)[..., 0]
-    # rows of zeros have a residual of zero, and each a unit in the trace
-    real = torch.arange(k, device=F.device) < count.unsqueeze(-1)
-    free = (lower.square().sum(-1) * real).sum(-1)
-    outer = (alpha.unsqueeze(-1) * residual).unsqueeze(-1) * mean.unsqueeze(-2)
-    return _assemble(
-        T,
-        count,
-        alpha,
-        beta,
-        squares=residual.square().sum(-1),
-        mean=mean,
-        fitted=upper.square().sum((-1, -2)),
-        free=free,
-        slope=outer - root * (lower @ upper.mT),
-        residual=residual,
-    )
-
-
-def _assemble(
-    T: Tensor,
-    count: Tensor,
-    alpha: Tensor,
-    beta: Tensor,
-    *,
-    squares: Tensor,
-    mean: Tensor,
-    fitted: Tensor,
-    free: Tensor,
-    slope: Tensor,
-    residual: Tensor | None,
-) -> Solution:
-    """The same sums in either case.
-
-    Args:
-        T: Triangular factors, ``B x k x k``.
-        count: Number of observations, ``B``.
-        alpha: Noise precisions, ``B``.
-        beta: Weight precisions, ``B``.
-        squares: ``|y - Phi m|^2``, ``B``.
-        mean: Means of the weights, ``B x D``.
-        fitted: Degrees of freedom of the fit, ``tr(I - K^-1)``, ``B``.
-        free: Those of the residuals, ``N`` minus that, summed on its own, ``B``.
-        slope: See ``Solution``.
-        residual: See ``Solution``.
-    """
+    # degrees of freedom of the fit, tr(I - K^-1), and those of the residuals, N minus
+    # that, summed on their own
+    fitted = upper.square().sum((-1, -2))
+    residual: Tensor | None = None
+    if small:
+        half = torch.linalg.solve_triangular(T.mT, z, upper=False)
+        mean = (root * (upper @ half))[..., 0]
+        residual = (lower @ half)[..., 0]
+        squares = residual.square().sum(-1)
+        # rows of zeros have a residual of zero, and each a unit in the trace
+        real = torch.arange(k, device=F.device) < count.unsqueeze(-1)
+        free = (lower.square().sum(-1) * real).sum(-1)
+        outer = (alpha.unsqueeze(-1) * residual).unsqueeze(-1) * mean.unsqueeze(-2)
+        slope = outer - root * (lower @ upper.mT)
+    else:
+        coefficients = upper.mT @ z
+        mean = torch.linalg.solve_triangular(T, root * coefficients, upper=True)[..., 0]
+        inside = (z - upper @ coefficients)[..., 0]
+        squares = inside.square().sum(-1) + factor[:, D, D].square()
+        free = count - D + lower.square().sum((-1, -2))
+        slope = root.square() * (lower @ lower.mT)
     misfit, size = alpha * squares, beta * mean.square().sum(-1)
     half_logdet = T.diagonal(dim1=-1, dim2=-2).abs().log().sum(-1)
     value = 0.5 * (count * (alpha / (2.0 * math.pi)).log() - misfit - size)
@@ -448,12 +378,10 @@ def _assemble(
 
 
 class Solutions:
-    """Evidence, means and derivatives of tasks.
-
-    They are zero until ``solve``.
+    """Evidence, means and derivatives of tasks, small and large ones in a batch each.
 
     Args:
-        factors: Their data.
+        factors: Their data, complete.
         log_alpha: Logarithms of the noise precisions, ``T``.
         log_beta: Logarithms of the weight precisions, ``T``.
 
@@ -480,31 +408,23 @@ class Solutions:
         self._batch: dict[bool, Solution] = {}
         # place of each task in its batch
         self._place = [0] * T
-
-    def solve(self, tasks: range) -> None:
-        """Solve tasks, small and large ones in a batch each.
-
-        Args:
-            tasks: Those whose factors are complete; ``slopes`` are of these.
-        """
-        factors, device = self.factors, self.factors.rows.device
         for small in (True, False):
-            which = [t for t in tasks if factors.is_small(t) == small]
+            which = [t for t in range(T) if factors.is_small(t) == small]
             if not which:
                 continue
             for place, t in enumerate(which):
                 self._place[t] = place
-            index = torch.tensor(which, device=device)
+            index = torch.tensor(which, device=factors.rows.device)
             # on the CPU: a GPU is slower at many small factorisations
             rows, alpha, beta = (
                 v[index].cpu() for v in (factors.rows, self.alpha, self.beta)
             )
             n = rows.new_tensor([factors.counts[t] for t in which])
-            solve = solve_large
             if small:
                 rows = rows[:, : max(1, int(n.max()))]
-                solve = solve_small
-            batch = solve(rows, n, alpha, beta).to(device)
+            found = solve(rows, n, alpha, beta, small)
+            given = {k: v for k, v in found._asdict().items() if v is not None}
+            batch = found._replace(**{k: v.to(index.device) for k, v in given.items()})
             for name in ("value", "d_log_alpha", "d_log_beta", "mean"):
                 getattr(self, name)[index] = getattr(batch, name)
             self._batch[small] = batch

@@ -1,24 +1,26 @@
-"""Rows of many tasks, cut into chunks once for all evaluations.
+"""Rows of many tasks, cut into chunks once for all evaluations, and spread.
 
 Sums over the rows of each task (statistics, gradients) are taken chunk by chunk, so
 that memory does not grow with the number of rows. Within a chunk, rows of one task are
 neighbours: a *piece*.
+
+Each process of a ``torch.distributed`` group may hold a part of the rows. All processes
+call the same functions in the same order and get the same numbers, bit for bit, so that
+an optimiser that runs in each of them takes the same steps.
 """
 
 from __future__ import annotations
 
-__all__ = [
-    "Chunk",
-    "Group",
-    "Piece",
-    "TaskRows",
-]
+__all__ = ["Chunk", "Piece", "Processes", "TaskRows"]
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 # On a CPU 2,048 rows of a network with 50 units stay in the cache. A GPU needs more
@@ -75,19 +77,6 @@ class Chunk:
         return each[:, 0], each[:, 1] + torch.arange(len(each), device=self.device)
 
 
-@dataclass(frozen=True)
-class Group:
-    """Tasks, and the chunks that have all of their observations and no others.
-
-    Attributes:
-        tasks: Which tasks.
-        chunks: Their chunks.
-    """
-
-    tasks: range
-    chunks: list[Chunk]
-
-
 class TaskRows:
     """Which rows and observations belong to which task, in chunks.
 
@@ -102,17 +91,13 @@ class TaskRows:
             i.
         num_rows: Number of rows of ``X``; with ``rows`` only.
         chunk_rows: Rows of ``X`` in a chunk. Default: 2,048 (32,768 on a GPU).
-        kept_rows: Of so many rows of a group, the first ones, activations may be kept
-            between the two passes; of the others they are computed twice.
+        kept_rows: Of so many rows, the first ones, activations may be kept between the
+            two passes; of the others they are computed twice.
 
     Attributes:
         task: As given.
-        groups: Tasks whose observations are in chunks of their own: few rows on a CPU
-            unless a task has many, so that what is computed of them is still in the
-            cache when their tasks are solved. One group on a GPU, or with ``rows``.
-        chunks: The chunks of all groups; each observation is in one of them.
-        num_kept: Of how many chunks of a group, the first ones, activations may be
-            kept.
+        chunks: Each observation is in one of them.
+        num_kept: Of how many chunks, the first ones, activations may be kept.
         counts: Number of observations of each task, a list of T.
     """
 
@@ -132,42 +117,36 @@ class TaskRows:
         self.counts: list[int] = torch.bincount(task, minlength=num_tasks).tolist()
         on_cpu = task.device.type == "cpu"
         step = chunk_rows or (_CHUNK_ROWS_CPU if on_cpu else _CHUNK_ROWS_GPU)
-        self.groups = (
+        self.chunks = (
             self._by_task(task, step)
             if rows is None
-            else [Group(range(num_tasks), self._by_row(task, rows, step))]
+            else self._by_row(task, rows, step)
         )
-        self.chunks = [chunk for group in self.groups for chunk in group.chunks]
         self.num_kept = kept_rows // step
 
-    def _by_task(self, task: Tensor, step: int) -> list[Group]:
+    def _by_task(self, task: Tensor, step: int) -> list[Chunk]:
         """One observation per row: rows are sorted by task, then cut."""
         order = None
         if bool((task[1:] < task[:-1]).any()):
             order = torch.argsort(task, stable=True)
-        # in the cache of a CPU; a GPU takes many tasks at once
-        size = min(step, _CHUNK_ROWS_CPU) if task.device.type == "cpu" else len(task)
         first = [0, *accumulate(self.counts)]
-        groups = []
-        for tasks in _neighbours(self.counts, size):
-            chunks, end = [], first[tasks.stop]
-            for start in range(first[tasks.start], end, step):
-                stop = min(start + step, end)
-                pieces = [
-                    Piece(
-                        t,
-                        max(first[t], start) - start,
-                        min(first[t + 1], stop) - start,
-                        max(start - first[t], 0),
-                    )
-                    for t in tasks
-                    if max(first[t], start) < min(first[t + 1], stop)
-                ]
-                at = slice(start, stop)
-                which = at if order is None else order[at]
-                chunks.append(Chunk(which, which, None, pieces, task.device))
-            groups.append(Group(tasks, chunks))
-        return groups
+        chunks = []
+        for start in range(0, len(task), step):
+            stop = min(start + step, len(task))
+            pieces = [
+                Piece(
+                    t,
+                    max(first[t], start) - start,
+                    min(first[t + 1], stop) - start,
+                    max(start - first[t], 0),
+                )
+                for t in range(self.num_tasks)
+                if max(first[t], start) < min(first[t + 1], stop)
+            ]
+            at = slice(start, stop)
+            which = at if order is None else order[at]
+            chunks.append(Chunk(which, which, None, pieces, task.device))
+        return chunks
 
     def _by_row(self, task: Tensor, rows: Tensor, step: int) -> list[Chunk]:
         """Several observations per row: rows stay in order, each is visited once."""
@@ -196,12 +175,129 @@ class TaskRows:
         return chunks
 
 
-def _neighbours(counts: list[int], size: int) -> list[range]:
-    """Tasks one after the other, together while they have no more rows than that."""
-    groups, first, total = [], 0, 0
-    for t, count in enumerate(counts):
-        if t > first and total + count > size:
-            groups.append(range(first, t))
-            first, total = t, 0
-        total += count
-    return [*groups, range(first, len(counts))]
+class Processes:
+    """The processes that share the rows, or this process alone.
+
+    Deep copies are the same object; a pickled one is of a single process.
+
+    Args:
+        group: A process group (gloo or nccl), or None for this process alone.
+
+    Attributes:
+        alone: Whether this process has all rows.
+        size: Number of processes.
+        rank: Number of this one among them.
+
+    Raises:
+        ValueError: If this process is not in the group.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        self._group = group
+        self.alone = group is None
+        self.size, self.rank = 1, 0
+        if group is not None:
+            self.size, self.rank = dist.get_world_size(group), dist.get_rank(group)
+            if self.rank < 0:
+                raise ValueError(
+                    "process_group: expected a group that this process is in."
+                )
+
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        """The tensors of all processes, of one shape, in the order of their ranks.
+
+        Raises:
+            RuntimeError: If a process of the group has ended or does not answer.
+        """
+        if self.alone:
+            return [tensor]
+        tensor = tensor.contiguous()
+        out = [torch.empty_like(tensor) for _ in range(self.size)]
+        self._call(lambda: dist.all_gather(out, tensor, group=self._group))
+        return out
+
+    def sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Sums over processes, the same bits in each of them.
+
+        Args:
+            tensors: Of the same shapes in every process.
+
+        Raises:
+            RuntimeError: If a process of the group has ended or does not answer.
+        """
+        return self._together(tensors, lambda every: sum(every[1:], every[0]))
+
+    def of_first(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The tensors of the first process: rounding may differ between machines.
+
+        Args:
+            tensors: Of the same shapes in every process.
+
+        Raises:
+            RuntimeError: If a process of the group has ended or does not answer.
+        """
+        return self._together(tensors, lambda every: every[0])
+
+    def _together(
+        self, tensors: Sequence[Tensor], made_of: Callable[[list[Tensor]], Tensor]
+    ) -> list[Tensor]:
+        if self.alone or not tensors:
+            return list(tensors)
+        flat = torch.cat([t.detach().double().reshape(-1) for t in tensors])
+        parts = made_of(self.gather(flat)).split([t.numel() for t in tensors])
+        return [p.reshape(t.shape).to(t) for p, t in zip(parts, tensors, strict=True)]
+
+    def total(self, value: Tensor) -> Tensor:
+        """The sum of one tensor over the processes, see ``sum``."""
+        return self.sum([value])[0]
+
+    def total_int(self, value: int, device: torch.device) -> int:
+        """The sum of an integer over the processes; ``device`` is the group's."""
+        return (
+            value if self.alone else int(self.total(torch.tensor(value, device=device)))
+        )
+
+    def least(self, value: Tensor) -> Tensor:
+        """The elementwise minimum of a tensor over the processes."""
+        return torch.stack(self.gather(value)).amin(0)
+
+    def check_same(self, values: dict[str, float], device: torch.device) -> None:
+        """Compare numbers that have to agree, up to rounding.
+
+        Args:
+            values: What to compare, by name; the same names in each process.
+            device: Where the group wants its tensors.
+
+        Raises:
+            ValueError: In all processes, if one of them has another number.
+            RuntimeError: If a process of the group has ended or does not answer.
+        """
+        if self.alone:
+            return
+        mine = torch.tensor(list(values.values()), dtype=torch.float64, device=device)
+        table = torch.stack(self.gather(mine))
+        same = torch.isclose(table, table[:1], rtol=1e-9, atol=0.0, equal_nan=True)
+        for i, name in enumerate(values):
+            if not bool(same[:, i].all()):
+                raise ValueError(
+                    f"{name}: expected the same in all {self.size} processes, got "
+                    f"{table[:, i].tolist()}. Start them with the same seed, or send "
+                    "the first one's state_dict to the others."
+                )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Processes:
+        return self
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return Processes, ()
+
+    def _call(self, communicate: Callable[[], Any]) -> None:
+        try:
+            communicate()
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"Process {self.rank} of {self.size} got no answer from another one of "
+                "its group: that one has ended, or was busy for longer than the "
+                "group's timeout. Its own output says why; start all of them again. "
+                f"({str(error).splitlines()[0]})"
+            ) from error

@@ -18,7 +18,7 @@ from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.posteriors import Posterior, TransformedPosterior
 from torch import Tensor, nn
 
-from botorch_structured.models.ablr.processes import Processes
+from botorch_structured.models.ablr.rows import Processes
 from botorch_structured.models.checks import check_spread, is_constant
 from botorch_structured.models.input_transforms import leaves_alone
 
@@ -147,97 +147,6 @@ def _check_task_list(name: str, values: object) -> None:
         raise ValueError(f"{name}: expected at least one task, got none.")
 
 
-def _task_column(
-    task_feature: int | None,
-    X: Tensor,
-    Y: Tensor,
-    output_tasks: list[int] | None,
-    all_tasks: list[int] | None,
-) -> int | None:
-    """The index of the task column, not negative; None for signals.
-
-    Args:
-        task_feature: What the user said.
-        X: Inputs as the user has them: what a transform appends is no column to count
-            from.
-        Y: Outcomes.
-        output_tasks: What the user said.
-        all_tasks: What the user said.
-
-    Raises:
-        ValueError: If these do not fit together.
-    """
-    if task_feature is None:
-        for name, value in (("output_tasks", output_tasks), ("all_tasks", all_tasks)):
-            if value is not None:
-                raise ValueError(
-                    f"{name}: expected None without a task_feature, got {value}."
-                )
-        return None
-    if isinstance(task_feature, bool) or not isinstance(task_feature, int):
-        raise ValueError(
-            f"task_feature: expected an integer or None, got {task_feature!r}."
-        )
-    _check_task_list("output_tasks", output_tasks)
-    _check_task_list("all_tasks", all_tasks)
-    if Y.shape[-1] != 1:
-        raise ValueError(
-            "train_Y: expected one column with a task_feature, got "
-            f"{Y.shape[-1]}: several tasks and several signals at once are not built. "
-            "Make one model for each signal (ModelListGP), or each pair of task and "
-            "signal a task."
-        )
-    d = X.shape[-1] - 1
-    if not -d - 1 <= task_feature <= d:
-        raise ValueError(
-            f"task_feature: expected a column from {-d - 1} to {d}, got {task_feature}."
-        )
-    if d == 0:
-        raise ValueError("train_X: expected columns beside the task's, got none.")
-    return task_feature % (d + 1)
-
-
-def _task_values(
-    column: Tensor, all_tasks: list[int] | None, processes: Processes
-) -> list[int]:
-    """All task values, ascending.
-
-    Args:
-        column: Those of the rows.
-        all_tasks: What the user said.
-        processes: The processes that share the rows.
-
-    Raises:
-        ValueError: If they are no integers, or not known to all processes.
-        UnsupportedError: If ``all_tasks`` lacks one that has rows.
-    """
-    found = column.unique().tolist()
-    if not all(map(_is_task, found)):
-        raise ValueError(
-            "train_X: expected integers in the task column, of at most 2^53, got "
-            f"{found[:10]}."
-        )
-    inferred = [int(value) for value in found]
-    if all_tasks is None:
-        if not processes.alone:
-            raise ValueError(
-                "all_tasks: expected all task values with a process_group, since one "
-                "process may have no row of a task; got None."
-            )
-        if not inferred:
-            raise ValueError(
-                "all_tasks: expected all task values where train_X has no row that "
-                "says one, got None."
-            )
-        return inferred
-    if not set(inferred).issubset(all_tasks):
-        raise UnsupportedError(
-            f"The provided {all_tasks=} does not contain all the task features "
-            f"inferred from the training data {inferred=}."
-        )
-    return sorted(int(value) for value in set(all_tasks))
-
-
 def find_tasks(
     task_feature: int | None,
     train_Y: Tensor,
@@ -265,15 +174,65 @@ def find_tasks(
         UnsupportedError: If ``all_tasks`` lacks one that has rows.
     """
     train_X, X = transformed[0]
-    column = _task_column(task_feature, train_X, train_Y, output_tasks, all_tasks)
-    if column is None:
+    given = {"output_tasks": output_tasks, "all_tasks": all_tasks}
+    if task_feature is None:
+        for name, value in given.items():
+            if value is not None:
+                raise ValueError(
+                    f"{name}: expected None without a task_feature, got {value}."
+                )
         return None, list(range(train_Y.shape[-1]))
+    if isinstance(task_feature, bool) or not isinstance(task_feature, int):
+        raise ValueError(
+            f"task_feature: expected an integer or None, got {task_feature!r}."
+        )
+    for name, value in given.items():
+        _check_task_list(name, value)
+    if train_Y.shape[-1] != 1:
+        raise ValueError(
+            "train_Y: expected one column with a task_feature, got "
+            f"{train_Y.shape[-1]}: several tasks and several signals at once are not "
+            "built. Make one model for each signal (ModelListGP), or each pair of task "
+            "and signal a task."
+        )
+    # of inputs as the user has them: what a transform appends is no column to count
+    d = train_X.shape[-1] - 1
+    if not -d - 1 <= task_feature <= d:
+        raise ValueError(
+            f"task_feature: expected a column from {-d - 1} to {d}, got {task_feature}."
+        )
+    if d == 0:
+        raise ValueError("train_X: expected columns beside the task's, got none.")
+    column = task_feature % (d + 1)
     if not all(leaves_alone([column], *pair) for pair in transformed):
         raise ValueError(
             "input_transform: expected one that leaves the task column "
             f"({column}) as it is, such as Normalize(..., indices=[...])."
         )
-    values = _task_values(X[:, column], all_tasks, processes)
+    found = X[:, column].unique().tolist()
+    if not all(map(_is_task, found)):
+        raise ValueError(
+            "train_X: expected integers in the task column, of at most 2^53, got "
+            f"{found[:10]}."
+        )
+    inferred = [int(value) for value in found]
+    if all_tasks is None and not processes.alone:
+        raise ValueError(
+            "all_tasks: expected all task values with a process_group, since one "
+            "process may have no row of a task; got None."
+        )
+    if all_tasks is None and not inferred:
+        raise ValueError(
+            "all_tasks: expected all task values where train_X has no row that says "
+            "one, got None."
+        )
+    every = set(inferred if all_tasks is None else all_tasks)
+    if not every.issuperset(inferred):
+        raise UnsupportedError(
+            f"The provided {all_tasks=} does not contain all the task features "
+            f"inferred from the training data {inferred=}."
+        )
+    values = sorted(map(int, every))
     outputs = values if output_tasks is None else list(output_tasks)
     if set(outputs) - set(values):
         raise UnknownTaskError(

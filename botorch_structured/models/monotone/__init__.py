@@ -53,8 +53,6 @@ paper optimises a ``DecomposedGP`` whose components are ``MonotoneGP`` s.
   -> ``derivatives.StationaryDerivatives`` (``cross``, ``gram``; Matern-5/2 as well)
 * section 2, posterior of a derivative
   -> ``monotone_gp.MonotoneGP.derivative_posterior``
-* section 2, all three of one process, on arrays
-  -> ``array_evidence.slopes_given_data``
 * (5) and (8), the probit likelihood
   -> ``expectation_propagation.probit_log_mass``
 * (6), joint prior of values and derivatives
@@ -63,17 +61,19 @@ paper optimises a ``DecomposedGP`` whose components are ``MonotoneGP`` s.
 * (7), the posterior, and (9), its Gaussian approximation
   -> ``expectation_propagation.expectation_propagation``
 * (10), means and variances of the sites, as shifts and precisions
-  -> ``sites.GaussianSites``, ``sites.site_system``
+  -> ``expectation_propagation.GaussianSites``,
+  ``expectation_propagation.site_system``
 * after (10), the moments Z^, mu^ and sigma^2
   -> ``expectation_propagation.probit_log_mass``,
   ``expectation_propagation.probit_site``,
   ``expectation_propagation.truncated_moments``
 * after (10), log Z_EP
-  -> ``sites.log_site_evidence``, plus GPyTorch's evidence of the data under the prior
-  given the sites; ``array_evidence.EvidenceObjective`` with its gradient, on arrays
+  -> ``expectation_propagation.log_site_evidence``, plus GPyTorch's evidence of the data
+  under the prior given the sites; ``array_evidence.EvidenceObjective`` with its
+  gradient, on arrays
 * after (10), E[f*] and Var[f*] given data and signs
   -> ``site_kernel.SiteConditionedMean``, ``site_kernel.SiteConditionedKernel``;
-  ``prediction.SitePredictor`` from factors that are kept
+  ``site_kernel.SitePredictor`` from factors that are kept
 * section 3, classification
   -> not implemented: outcomes are real numbers
 * section 3.1, virtual points on a grid, or where a sign is improbable

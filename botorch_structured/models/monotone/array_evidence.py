@@ -1,4 +1,4 @@
-r"""Evidence and derivatives of one Gaussian process, on arrays, with the gradient.
+r"""The evidence of one Gaussian process and its signs on arrays, with the gradient.
 
 ``MonotoneGP`` defines all of this on tensors, for batches, several outputs, any mean
 and any Gaussian likelihood. Here it is written out for what most models are: a
@@ -25,12 +25,7 @@ D_p = (x_p - y_p) / l_p^2 and q_j = (x_j - y_j)^2 / l_j^3,
 
 from __future__ import annotations
 
-__all__ = [
-    "ArrayGP",
-    "EvidenceObjective",
-    "objective_of",
-    "slopes_given_data",
-]
+__all__ = ["ArrayGP", "EvidenceObjective", "objective_of"]
 
 import math
 from collections.abc import Sequence
@@ -41,8 +36,7 @@ import numpy as np
 import torch
 from gpytorch.means import ConstantMean, ZeroMean
 from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
-from scipy.linalg.lapack import dpotri, dpotrs, dtrtrs
-from torch import Tensor
+from scipy.linalg.lapack import dpotri, dpotrs
 from torch.nn import Parameter
 
 from botorch_structured.linalg.correlations import Correlation, stationary_form
@@ -53,7 +47,6 @@ from botorch_structured.models.monotone.expectation_propagation import (
     expectation_propagation,
 )
 from botorch_structured.models.monotone.site_kernel import SiteConditionedKernel
-from botorch_structured.models.monotone.virtual_points import Slopes
 from botorch_structured.models.parameters import (
     LogPriors,
     RawParameters,
@@ -96,11 +89,8 @@ class ArrayGP:
         Args:
             model: A ``SingleTaskGP`` or a ``MonotoneGP``.
         """
-        mean, kernel, likelihood = (
-            getattr(model.mean_module, "base_mean", model.mean_module),
-            model.covar_module,
-            model.likelihood,
-        )
+        mean = getattr(model.mean_module, "base_mean", model.mean_module)
+        kernel, likelihood = model.covar_module, model.likelihood
         if isinstance(kernel, SiteConditionedKernel):
             kernel = kernel.base_kernel
         X, targets = model.train_inputs[0], model.train_targets
@@ -139,31 +129,8 @@ class ArrayGP:
             active,
         )
 
-    def fits(self, derivatives: int = 0) -> bool:
-        """Whether no array is too large.
-
-        Args:
-            derivatives: How many there are, if all their covariances are needed.
-        """
-        n, e = self.X.shape
-        return e * max(n, derivatives) ** 2 <= _MOST
-
-    def seen(self, points: Tensor) -> Array:
-        """The columns that the kernel sees, ``v x e``."""
-        return points[:, self.active].detach().numpy()
-
-    def places(self, columns: Sequence[int]) -> list[int]:
-        """The indices of columns among those that the kernel sees."""
-        return [self.active.index(column) for column in columns]
-
 
 # -- covariances, and what gradients in them are in hyperparameters ---------------
-
-
-def _with_noise(K: Array, noise: Array) -> Array:
-    K = K.copy()
-    K.flat[:: len(K) + 1] += noise
-    return K
 
 
 class _Distances:
@@ -172,9 +139,11 @@ class _Distances:
     Args:
         x: ``n x e``.
         y: ``m x e``.
+        places: Columns of derivatives.
     """
 
-    def __init__(self, x: Array, y: Array) -> None:
+    def __init__(self, x: Array, y: Array, places: Sequence[int] = ()) -> None:
+        self.places = list(places)
         self.differences = x.T[:, :, None] - y.T[:, None, :]  # ``e x n x m``
         self.shape = self.differences.shape[1:]
         self.squares = np.square(self.differences).reshape(len(self.differences), -1)
@@ -206,10 +175,6 @@ class _ValueCovariance(_Distances):
 class _CrossCovariance(_Distances):
     """cov(f(x), d_p f(y)) = v a D_p, columns slowest, ``n x (k m)``."""
 
-    def __init__(self, x: Array, y: Array, places: Sequence[int]) -> None:
-        super().__init__(x, y)
-        self.places = list(places)
-
     def at(self, c: Correlation, lengthscale: Array, variance: float) -> Array:
         self.variance, self.lengthscale = variance, lengthscale
         slope, curvature, _ = c.array_derivatives(self.squared(lengthscale))
@@ -232,10 +197,6 @@ class _CrossCovariance(_Distances):
 
 class _SlopeCovariance(_Distances):
     """cov(d_p f(x), d_q f(y)) = v (a [p = q] / l_p^2 - b D_p D_q), columns slowest."""
-
-    def __init__(self, x: Array, y: Array, places: Sequence[int]) -> None:
-        super().__init__(x, y)
-        self.places = list(places)
 
     def at(self, c: Correlation, lengthscale: Array, variance: float) -> Array:
         self.variance, self.lengthscale = variance, lengthscale
@@ -281,8 +242,6 @@ class _SlopeCovariance(_Distances):
 class EvidenceObjective:
     """Minus the evidence and the log priors, per row, of raw hyperparameters.
 
-    Use ``of``.
-
     Args:
         mll: The objective, in training mode.
         gp: The process of its model.
@@ -292,6 +251,9 @@ class EvidenceObjective:
         signs: Of the derivatives, columns slowest, ``k v``.
         sites: To start from, precisions and shifts, ``2 k v``.
         nu: Width of the probit sites.
+
+    Raises:
+        UnknownFormError: For constraints, priors or parameters that are not known.
     """
 
     def __init__(
@@ -319,22 +281,6 @@ class EvidenceObjective:
         if points is not None:
             self.C = _CrossCovariance(gp.X, points, places)
             self.S = _SlopeCovariance(points, points, places)
-
-    @classmethod
-    def of(
-        cls, mll: MarginalLogLikelihood, gp: ArrayGP, *signs: Any
-    ) -> EvidenceObjective | None:
-        """For a fit; None for constraints, priors or parameters that are not known.
-
-        Args:
-            mll: See above.
-            gp: See above.
-            signs: ``points``, ``places``, ``signs``, ``sites`` and ``nu``, or nothing.
-        """
-        try:
-            return cls(mll, gp, *signs)
-        except UnknownFormError:
-            return None
 
     def read(self) -> Array:
         """The raw parameters of the model, ``k``."""
@@ -383,7 +329,9 @@ class EvidenceObjective:
         if not np.isfinite(K).all():
             nothing = np.zeros(1)
             return math.nan, nothing, nothing, nothing, nothing
-        L = cholesky(_with_noise(K, noise))
+        noisy = K.copy()
+        noisy.flat[:: n + 1] += noise
+        L = cholesky(noisy)
         residual = gp.targets - constant
         alpha = dpotrs(L, residual, lower=1)[0]
         A = dpotri(L, lower=1)[0]
@@ -447,48 +395,19 @@ def objective_of(
         return None
     sites = getattr(model.covar_module, "sites", None)
     gp = ArrayGP.of(model)
-    if gp is None or not gp.fits():
+    if gp is None:
         return None
-    if sites is None or not model.signs_in_fit:
-        return EvidenceObjective.of(mll, gp)
-    if not gp.fits(sites.num_sites):
+    signs: tuple[Any, ...] = ()
+    rows = len(gp.X)
+    if sites is not None and model.signs_in_fit:
+        rows = max(rows, sites.num_sites)
+        points = sites.points[:, gp.active].numpy()
+        places = [gp.active.index(column) for column in sites.columns]
+        start = model._array_sites().ravel()
+        signs = points, places, model.site_signs.numpy(), start, model.nu
+    if len(gp.active) * rows**2 > _MOST:
         return None
-    signs, start = model.site_signs.numpy(), model._array_sites().ravel()
-    given = gp.seen(sites.points), gp.places(sites.columns), signs, start, model.nu
-    return EvidenceObjective.of(mll, gp, *given)
-
-
-# -- derivatives given the data ---------------------------------------------------
-
-
-def slopes_given_data(
-    gp: ArrayGP, points: Tensor, columns: Any, signs: Array
-) -> Slopes:
-    """Moments of derivatives times their signs, given the data, at some points.
-
-    Args:
-        gp: The process, with its present hyperparameters.
-        points: ``v x d``.
-        columns: Of the derivatives, ``k`` of them.
-        signs: Of the derivatives, columns slowest, ``k v``.
-    """
-    places, at_points = gp.places(columns), gp.seen(points)
-    length, (variance,), noise, constant = gp.values
-    length = np.broadcast_to(length, gp.X.shape[1])
-    kernel = gp.correlation, length, variance
-    L = cholesky(_with_noise(_ValueCovariance(gp.X, gp.X).at(*kernel), noise))
-    C = _CrossCovariance(gp.X, at_points, places).at(*kernel) * signs
-    half = dtrtrs(L, C, lower=1)[0]
-    white = dtrtrs(L, gp.targets - constant, lower=1)[0]
-    at_zero = gp.correlation.array_derivatives(np.zeros(1))[0][0]
-    prior = np.repeat(2.0 * variance * at_zero / length[places] ** 2, len(points))
-
-    def rows(chosen: Sequence[int]) -> Array:
-        which = np.asarray(chosen, dtype=np.int64)
-        pairs = _SlopeCovariance(at_points[which], at_points, places)
-        at = (len(points) * np.arange(len(places))[:, None] + which).ravel()
-        S = pairs.at(*kernel) * signs * signs[at, None]
-        return (S - half[:, at].T @ half)[None]
-
-    variance = prior - np.einsum("ij,ij->j", half, half)
-    return Slopes((white @ half)[None], variance[None], rows)
+    try:
+        return EvidenceObjective(mll, gp, *signs)
+    except UnknownFormError:
+        return None

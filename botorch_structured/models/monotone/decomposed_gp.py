@@ -47,13 +47,7 @@ from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
 from torch.nn import ModuleList
 
-from botorch_structured.models.checks import (
-    check_finite_points,
-    check_new_data,
-    check_points,
-    check_tensor,
-    columns_of,
-)
+from botorch_structured.models import checks
 from botorch_structured.models.fantasy_gradients import gradients_in_data
 from botorch_structured.models.map_fit import accept_rounding, fit_map
 from botorch_structured.models.monotone.array_evidence import objective_of
@@ -178,12 +172,9 @@ class DecomposedGP(ModelListGP):
         mean = sum(mvn.mean for mvn in learned)
         for value in self._known_values(X, mean):
             mean = mean + value
-        covariance = learned[0].lazy_covariance_matrix
-        if len(learned) > 1:
-            dense = sum(mvn.lazy_covariance_matrix.to_dense() for mvn in learned)
-            covariance = to_linear_operator(dense)
+        dense = sum(mvn.lazy_covariance_matrix.to_dense() for mvn in learned)
         least: Any = sum(self._least(X))
-        total = MultivariateNormal(mean, at_unit_scale(covariance))
+        total = MultivariateNormal(mean, at_unit_scale(to_linear_operator(dense)))
         return self._as_posterior(total, least)
 
     def component_posterior(
@@ -277,7 +268,7 @@ class DecomposedGP(ModelListGP):
             self._check_columns("noise", noise)
         for X_i, model in zip(X, self._with_data, strict=True):
             self._check_points(X_i)
-            check_new_data(X_i, Y, noise, m, model.batch_shape)
+            checks.check_new_data(X_i, Y, noise, m, model.batch_shape)
         conditioned = []
         for i, model in enumerate(self._with_data):
             own = {}
@@ -462,12 +453,12 @@ class DecomposedGP(ModelListGP):
         dtype = self._with_data[0].train_targets.dtype
         # components themselves check the columns where tasks or transforms add some
         if self._columns is None or fantasize_flag.on():
-            check_finite_points(X, dtype)
+            checks.check_finite_points(X, dtype)
         else:
-            check_points(X, self._columns, dtype)
+            checks.check_points(X, self._columns, dtype)
 
     def _check_columns(self, name: str, value: Tensor) -> None:
-        check_tensor(name, value)
+        checks.check_tensor(name, value)
         m = len(self.models)
         if value.dim() < 2 or value.shape[-1] != m:
             raise ValueError(
@@ -525,7 +516,7 @@ def _common_columns(models: Sequence[GPyTorchModel]) -> int | None:
         ValueError: If components ask for different points, or have data of different
             dtypes, or batch shapes that do not broadcast.
     """
-    widths = [columns_of(model) for model in models]
+    widths = [checks.columns_of(model) for model in models]
     dtypes = [model.train_targets.dtype for model in models]
     for name, found in (("columns", widths), ("dtypes", dtypes)):
         known = {value for value in found if value is not None}

@@ -10,13 +10,18 @@ vector of values and derivatives (6) is not needed.
 All sites are updated at once, with one factorisation a sweep; the classical algorithm
 updates one after the other by rank-one changes. Parallel updates overshoot if sites
 push in the same direction, so only a share of each step is taken: a smaller share after
-a step that reverses the last, a larger one otherwise. Near the fixed point Anderson
-acceleration about halves the number of sweeps.
+a step that reverses the last, a larger one otherwise.
 
 A sweep of a hundred sites is some forty operations on small arrays. NumPy and LAPACK
 start them three times as fast as torch, and a GPU does not help; so EP runs on the CPU,
 wherever the tensors are. It has no gradient and needs none: its evidence is stationary
 in the sites at the fixed point.
+
+A Gaussian site on a latent value g is exp(-(sqrt(p) g - s / sqrt(p))^2 / 2) with
+precision p and shift s. It adds p to the precision of g, and s to precision times mean;
+with p = 0 it is a constant. In [Riihimaki2010monotonicity]_ (before (9)) a site is
+t = Z~ N(g | mu~, sigma~^2): p = 1 / sigma~^2, s = mu~ / sigma~^2. What is done with
+given sites, on tensors, has gradients.
 
 References:
 
@@ -31,10 +36,14 @@ __all__ = [
     "EPConvergenceWarning",
     "EPResult",
     "EPRun",
+    "GaussianSites",
+    "SiteSystem",
     "ep_result",
     "expectation_propagation",
+    "log_site_evidence",
     "probit_log_mass",
     "probit_site",
+    "site_system",
     "truncated_moments",
     "warn_unless_converged",
 ]
@@ -47,13 +56,13 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from botorch.exceptions.warnings import BotorchWarning
-from scipy.linalg.lapack import dposv, dtrtri
+from linear_operator.utils.cholesky import psd_safe_cholesky
+from scipy.linalg.lapack import dtrtri
 from scipy.special import erfcx, log_ndtr
 from torch import Tensor
 
 from botorch_structured.linalg.factor import Array, cholesky
 from botorch_structured.models.contexts import few_threads
-from botorch_structured.models.monotone.sites import GaussianSites
 
 #: The largest residual of a fixed point, and the largest number of sweeps.
 TOLERANCE = 1e-10
@@ -64,14 +73,6 @@ MAX_SWEEPS = 1000
 _FIRST_STEP = 0.9
 _SHRINK, _GROW = 0.8, 1.05
 _SHORTEST, _LONGEST = 0.3, 0.95
-# Acceleration: how many steps it remembers, at which residual it starts (further away
-# the iteration is not nearly linear), and after which sweep it stops.
-_WINDOW = 6
-_NEAR = 0.05
-_RIDGE = 1e-12
-_ACCELERATED = 100
-# A precision that acceleration made negative becomes this share of the last one.
-_CUT = 0.3
 # Of the mean of a diagonal, added to it until the matrix has a Cholesky factor.
 _JITTERS = (1e-12, 1e-10, 1e-8)
 _SQRT2 = math.sqrt(2.0)
@@ -80,6 +81,87 @@ _SQRT_2_OVER_PI = math.sqrt(2.0 / math.pi)
 # 1 / erfcx lose digits there; this many terms of it give all digits.
 _TAIL = -8.0
 _TERMS = 24
+
+
+class GaussianSites(NamedTuple):
+    """Gaussian sites, one for each of ``m`` latent values.
+
+    Attributes:
+        precision: ``batch_shape x m``, never negative.
+        shift: ``batch_shape x m``, precision times the mode.
+        log_scale: ``batch_shape``, logarithm of the factor of their product.
+    """
+
+    precision: Tensor
+    shift: Tensor
+    log_scale: Tensor
+
+
+class SiteSystem(NamedTuple):
+    """S + P^-1, factorised, for a prior covariance S and sites of precisions P.
+
+    S + P^-1 is the block of K_joint + Sigma~_joint for derivatives ((6) and (10) of
+    [Riihimaki2010monotonicity]_). With B = I + P^1/2 S P^1/2 = L L', all of whose
+    eigenvalues are at least one:
+
+    Attributes:
+        root: L^-1 P^1/2, ``batch_shape x m x m``: root' root = (S + P^-1)^-1.
+        whitened: L^-1 P^-1/2 shift, ``batch_shape x m``.
+        half_log_det: log det L, ``batch_shape``.
+    """
+
+    root: Tensor
+    whitened: Tensor
+    half_log_det: Tensor
+
+    def residual(self, mean: Tensor) -> Tensor:
+        """L^-1 P^1/2 (t - mean) for the modes t = shift / P of the sites.
+
+        Args:
+            mean: ``batch_shape x m``.
+
+        Returns:
+            ``batch_shape x m``; ``root.mT`` times it are the weights of the latent
+            values in a conditional mean.
+        """
+        return self.whitened - (self.root @ mean.unsqueeze(-1)).squeeze(-1)
+
+
+def site_system(covariance: Tensor, sites: GaussianSites) -> SiteSystem:
+    """Factorise S + P^-1; differentiable in S, with the sites held.
+
+    Args:
+        covariance: S, ``batch_shape x m x m``; may be singular.
+        sites: Of the same latent values.
+    """
+    half = sites.precision.detach().sqrt()
+    inner = half.unsqueeze(-1) * covariance * half.unsqueeze(-2)
+    factor = psd_safe_cholesky(
+        inner + torch.eye(half.shape[-1], dtype=inner.dtype, device=inner.device)
+    )
+    target = torch.where(half > 0.0, sites.shift / half, 0.0)
+    right = torch.cat([torch.diag_embed(half), target.unsqueeze(-1)], dim=-1)
+    solved = torch.linalg.solve_triangular(factor, right, upper=False)
+    return SiteSystem(
+        solved[..., :-1],
+        solved[..., -1],
+        factor.diagonal(dim1=-2, dim2=-1).log().sum(-1),
+    )
+
+
+def log_site_evidence(system: SiteSystem, mean: Tensor, sites: GaussianSites) -> Tensor:
+    """Log-probability of the sites under N(mean, covariance), ``batch_shape``.
+
+    With the ``log_scale`` of EP this is log Z_EP ([Riihimaki2010monotonicity]_, after
+    (10)) without the part of the data.
+
+    Args:
+        system: Of the covariance and the sites.
+        mean: ``batch_shape x m``.
+        sites: The same.
+    """
+    residual = system.residual(mean)
+    return sites.log_scale - 0.5 * residual.square().sum(-1) - system.half_log_det
 
 
 class EPResult(NamedTuple):
@@ -207,7 +289,6 @@ def _run(problem: _Problem, x: Array, tolerance: float, max_sweeps: int) -> EPRu
     if m == 0:
         return EPRun(x, 0.0, 0, 0.0, 0.0, x, np.zeros((0, 0)))
     step = _FIRST_STEP
-    memory = _AndersonAcceleration()
     last: Array | None = None
     for sweep in range(max_sweeps + 1):
         now = problem.marginals(x[:m], x[m:])
@@ -222,84 +303,12 @@ def _run(problem: _Problem, x: Array, tolerance: float, max_sweeps: int) -> EPRu
             step *= _SHRINK if f[:m] @ last < 0.0 else _GROW
             step = min(max(step, _SHORTEST), _LONGEST)
         last = f[:m]
-        if sweep < _ACCELERATED:
-            new = memory.next_point(x, f, weight, step, residual)
-            # a secant may make precisions negative, which no log-concave factor has
-            new[:m] = np.where(new[:m] < 0.0, _CUT * x[:m], new[:m])
-        else:
-            new = x + step * f
-        x = new
+        x = x + step * f
     log_scale = problem.log_scale(now, x[:m], x[m:])
     half_log_det = -np.log(now.inverse.diagonal()).sum()
     evidence = log_scale - 0.5 * float(now.white @ now.white) - half_log_det
     root = now.inverse * np.sqrt(x[:m])
     return EPRun(x, log_scale, sweep, residual, evidence, now.weight, root)
-
-
-class _AndersonAcceleration:
-    """Secant steps for a damped fixed-point iteration in ``k`` variables.
-
-    Near its fixed point the iteration x + step f(x), with f(x) = g(x) - x, converges
-    linearly. The last pairs of changes (dx, df) give the slope of f along the
-    directions that were taken; the combination of them that explains most of the
-    current f is subtracted.
-    """
-
-    def __init__(self) -> None:
-        self._last: tuple[Array, Array, float] | None = None
-        self._count = 0
-        self._dx = self._df = np.empty((0, 0))
-
-    def next_point(
-        self,
-        x: Array,
-        f: Array,
-        weight: Array,
-        step: float,
-        residual: float,
-    ) -> Array:
-        """The next point, x + step f with the secant correction.
-
-        Args:
-            x: The present point, ``k``.
-            f: The undamped step there, ``k``.
-            weight: Positive, ``k``: f times it is comparable across variables.
-            step: The share of f that is taken.
-            residual: Size of f. If it has doubled, the remembered steps are dropped.
-
-        Returns:
-            ``k``.
-        """
-        if self._last is None:
-            self._dx, self._df = np.empty((2, _WINDOW, len(x)))
-        else:
-            old_x, old_f, old_residual = self._last
-            if residual > 2.0 * old_residual:
-                self._count = 0
-            else:
-                place = self._count % _WINDOW
-                np.subtract(x, old_x, out=self._dx[place])
-                np.subtract(f, old_f, out=self._df[place])
-                self._count += 1
-        self._last = (x, f, residual)
-        damped = x + step * f
-        if residual > _NEAR or not self._count:
-            return damped
-        known = min(self._count, _WINDOW)
-        dx, df = self._dx[:known], self._df[:known]
-        A = df * weight
-        gram = A @ A.T
-        square = gram.diagonal().copy()
-        if not (square > 0.0).all():
-            return damped
-        size = np.sqrt(square)
-        gram /= np.multiply.outer(size, size)
-        gram.flat[:: known + 1] += _RIDGE
-        _, gamma, info = dposv(gram, (A @ (weight * f)) / size)
-        if info:
-            return damped
-        gamma /= size
-        return damped - gamma @ dx - step * (gamma @ df)
 
 
 class _Marginals(NamedTuple):

@@ -42,7 +42,6 @@ from threading import RLock
 from types import NoneType
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform
@@ -64,12 +63,8 @@ from linear_operator import to_linear_operator
 from torch import Tensor
 
 from botorch_structured._botorch_names import DefaultType
-from botorch_structured.models.checks import (
-    check_modules,
-    check_points,
-    check_training_data,
-    raw_inputs,
-)
+from botorch_structured.linalg.factor import Array
+from botorch_structured.models import checks
 from botorch_structured.models.fast_inference import (
     FastSingleTaskGP,
     has_methods_of,
@@ -82,40 +77,32 @@ from botorch_structured.models.input_transforms import (
 )
 from botorch_structured.models.map_fit import fit_map
 from botorch_structured.models.monotone.array_evidence import (
-    ArrayGP,
     EvidenceObjective,
     objective_of,
-    slopes_given_data,
 )
 from botorch_structured.models.monotone.expectation_propagation import (
     EPConvergenceWarning,
     EPResult,
     EPRun,
+    GaussianSites,
     ep_result,
     expectation_propagation,
     warn_unless_converged,
 )
-from botorch_structured.models.monotone.prediction import SitePredictor
 from botorch_structured.models.monotone.site_kernel import (
     DerivativeSites,
     SiteConditionedKernel,
     SiteConditionedMean,
     SiteEvidence,
+    SitePredictor,
     derivative_moments,
-    same_tensors,
 )
-from botorch_structured.models.monotone.sites import GaussianSites
 from botorch_structured.models.monotone.virtual_points import (
-    Slopes,
-    check_bounds,
+    check_imposed,
     check_monotone,
-    check_nu,
     check_probability,
-    check_virtual_points,
     choose_points,
     default_virtual_points,
-    dense_slopes,
-    probability_positive,
     signs_of,
     transformed_box,
     transformed_columns,
@@ -290,8 +277,8 @@ class MonotoneGP(FastSingleTaskGP):
             "outcome_transform": outcome_transform,
             "input_transform": input_transform,
         }
-        check_modules(**modules)
-        check_training_data(
+        checks.check_modules(**modules)
+        checks.check_training_data(
             train_X,
             train_Y,
             train_Yvar,
@@ -300,18 +287,15 @@ class MonotoneGP(FastSingleTaskGP):
         )
         d = train_X.shape[-1]
         signs = check_monotone(monotone, d)
-        check_nu(nu)
         if not isinstance(signs_in_fit, bool):
             raise ValueError(
                 f"signs_in_fit: expected True or False, got {signs_in_fit!r}."
             )
         virtual_X = "adaptive" if virtual_X is None else virtual_X
-        check_virtual_points(virtual_X, d)
+        check_imposed(nu, virtual_X, bounds, d)
         if min_probability is None:
             min_probability = 0.5 / max(len(signs), 1)
         check_probability(min_probability, "min_probability")
-        if bounds is not None:
-            check_bounds(bounds, d)
         nowhere = isinstance(virtual_X, Tensor) and len(virtual_X) == 0
         has_sites = bool(signs) and not nowhere
         gaussian = (GaussianLikelihood, FixedNoiseGaussianLikelihood)
@@ -389,7 +373,7 @@ class MonotoneGP(FastSingleTaskGP):
         Raises:
             TypeError: For an argument that the paper decides.
         """
-        check_training_data(train_X, train_Y, kwargs.get("train_Yvar"))
+        checks.check_training_data(train_X, train_Y, kwargs.get("train_Yvar"))
         _, batch_shape = cls.get_batch_dimensions(train_X, train_Y)
         kernel = RBFKernel(batch_shape=batch_shape)
         if kwargs.get("train_Yvar") is None:
@@ -512,10 +496,9 @@ class MonotoneGP(FastSingleTaskGP):
         if transform is not None:
             slope = slope * self._order_of_outcomes(transform.untransform(Y)[0])
         sign = self.monotone.get(column, 1) * slope.sign()
-        probability = probability_positive(
-            sign * mean, covariance.diagonal(dim1=-2, dim2=-1)
-        )
-        return self._in_columns(probability)
+        variance = covariance.diagonal(dim1=-2, dim2=-1)
+        sd = variance.clamp_min(torch.finfo(variance.dtype).tiny).sqrt()
+        return self._in_columns(torch.special.ndtr(sign * mean / sd))
 
     def add_virtual_points(self, count: int = 20, probability: float = 0.9) -> int:
         r"""Impose signs where they are least probable, one point at a time.
@@ -556,10 +539,10 @@ class MonotoneGP(FastSingleTaskGP):
             ``batch_shape (x m) x n``, ``batch_shape (x m) x n x n``, and
             ``batch_shape (x 1) x n``.
         """
-        raw = raw_inputs(self)
+        raw = checks.raw_inputs(self)
         column = check_column("column", column, raw.shape[-1])
         self.eval()
-        check_points(X, raw.shape[-1], self.train_targets.dtype)
+        checks.check_points(X, raw.shape[-1], self.train_targets.dtype)
         transform = getattr(self, "input_transform", None)
         place, slope = column, torch.ones_like(X[..., 0])
         x = self.transform_inputs(X)
@@ -635,16 +618,15 @@ class MonotoneGP(FastSingleTaskGP):
     def _run_ep(self) -> EPResult:
         """At the points as they are."""
         sites = self.covar_module.sites
-        slopes = self._slopes_at(sites.points)
-        starts = self._array_sites().reshape(len(slopes.mean), -1)
-        among = slopes.rows(range(len(sites.points)))
+        mean, covariance = self._slopes_at(sites.points)
+        starts = self._array_sites().reshape(len(mean), -1)
         runs = [
-            expectation_propagation(mean, covariance, self.nu, start)
-            for mean, covariance, start in zip(slopes.mean, among, starts, strict=True)
+            expectation_propagation(m, S, self.nu, start)
+            for m, S, start in zip(mean, covariance, starts, strict=True)
         ]
         return self._accept_ep(runs, sites.points)
 
-    def _array_sites(self) -> np.ndarray:
+    def _array_sites(self) -> Array:
         """Sites on derivatives times their signs, ``aug_batch_shape x 2 x s``."""
         old = self.covar_module.sites.gaussian
         both = torch.stack([old.precision, self.site_signs * old.shift], dim=-2)
@@ -684,24 +666,19 @@ class MonotoneGP(FastSingleTaskGP):
         return self.ep_result
 
     @torch.no_grad()
-    def _slopes_at(self, points: Tensor) -> Slopes:
-        """Moments of derivatives at points, each times its sign, given data alone."""
-        columns, gp = self.covar_module.sites.columns, ArrayGP.of(self)
-        if gp is None:
-            return dense_slopes(*self._signed_slopes(points), len(columns))
-        return slopes_given_data(gp, points, columns, self._signs_at(points).numpy())
-
-    @torch.no_grad()
-    def _signed_slopes(self, points: Tensor) -> tuple[Tensor, Tensor]:
-        """The same as tensors, of any process."""
+    def _slopes_at(self, points: Tensor) -> tuple[Array, Array]:
+        """Moments of signed derivatives given the data, see ``choose_points``."""
         columns = self.covar_module.sites.columns
         mean, covariance = self._derivatives(points, columns, given_sites=False)
         sign = self._signs_at(points).double()
-        return sign * mean, sign.unsqueeze(-1) * covariance * sign.unsqueeze(-2)
+        covariance = sign.unsqueeze(-1) * covariance * sign.unsqueeze(-2)
+        b, m = self._aug_batch_shape.numel(), sign.shape[-1]
+        mean, covariance = (sign * mean).cpu(), covariance.cpu()
+        return mean.reshape(b, m).numpy(), covariance.reshape(b, m, m).numpy()
 
     def _state(self) -> tuple[Tensor, float, float]:
         """What the sites depend on: one tensor, compared at once, and settings."""
-        parts = [*self.parameters(), raw_inputs(self), self.train_targets]
+        parts = [*self.parameters(), checks.raw_inputs(self), self.train_targets]
         flat = torch.cat([t.detach().reshape(-1) for t in parts])
         return flat, self.nu, self.min_probability
 
@@ -714,7 +691,7 @@ class MonotoneGP(FastSingleTaskGP):
         of them are."""
         values = [
             t.detach().double().reshape(-1)
-            for t in (raw_inputs(self), self.train_targets)
+            for t in (checks.raw_inputs(self), self.train_targets)
         ]
         values.insert(0, torch.ones_like(values[1]))
         weights = [torch.linspace(1.0, 2.0, len(v)).to(v).sin() for v in values]
@@ -734,7 +711,8 @@ class MonotoneGP(FastSingleTaskGP):
         if self._sites_at is None:
             return False
         (old, *settings), (new, *others) = self._sites_at, self._state()
-        return settings == others and same_tensors(old, new)
+        same = old.device == new.device and old.dtype == new.dtype
+        return settings == others and same and torch.equal(old, new)
 
     def _keep_current(self) -> None:
         if self._sites_held or not self.has_sites or self._sites_are_current():

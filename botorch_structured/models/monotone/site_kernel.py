@@ -17,6 +17,18 @@ features phi(x) of the prior: k(x, x') = phi(x) phi(x')', f(x) = phi(x) w, w ~ N
 Sites of precisions P on derivatives Phi w leave w ~ N(0, (I + Phi' P Phi)^-1); with the
 Cholesky factor L of I + Phi' P Phi the features given the sites are phi(x) L^-T.
 
+``SitePredictor`` predicts given data and sites from factors that are kept. With the
+covariances k of a value f(x) with the values at the data and c with the derivatives at
+the sites, both are explained by the features
+
+    [k, c] Q    for    Q = [  L^-T         0  ]
+                           [ -R' E' L^-T   R' ]
+
+where R is the ``root`` of the sites (``SiteSystem``), E = cov(data, derivatives) R'
+what the sites explain of the data, and L L' the covariance of the data given the sites,
+with noise. The mean of f(x) is m(x) + [k, c] Q z, its variance k(x, x) - |[k, c] Q|^2.
+A prediction takes one exponential for each row and site, and one product.
+
 References:
 
 .. [Riihimaki2010monotonicity]
@@ -31,13 +43,15 @@ __all__ = [
     "SiteConditionedKernel",
     "SiteConditionedMean",
     "SiteEvidence",
+    "SitePredictor",
     "derivative_moments",
     "partial_of_mean",
-    "same_tensors",
     "site_conditioned_features",
 ]
 
 from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -48,10 +62,11 @@ from botorch.sampling.pathwise.features.generators import (
 from botorch.sampling.pathwise.features.maps import KernelFeatureMap
 from botorch.sampling.pathwise.utils import ChainedTransform, TensorTransform
 from gpytorch import settings
+from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import Kernel
-from gpytorch.means import ConstantMean, Mean, ZeroMean
+from gpytorch.means import Mean
 from gpytorch.mlls import AddedLossTerm
-from linear_operator import to_dense
+from linear_operator import to_dense, to_linear_operator
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 from torch.nn import Module
@@ -62,7 +77,7 @@ from botorch_structured.linalg.batch_kernel import (
     take_batch,
 )
 from botorch_structured.models.monotone.derivatives import StationaryDerivatives
-from botorch_structured.models.monotone.sites import (
+from botorch_structured.models.monotone.expectation_propagation import (
     GaussianSites,
     SiteSystem,
     log_site_evidence,
@@ -160,8 +175,6 @@ class SiteConditionedKernel(BatchKernel):
         ValueError: For another kernel.
     """
 
-    _solved: tuple[Tensor, SiteSystem] | None = None
-
     def __init__(self, base_kernel: Kernel, sites: DerivativeSites) -> None:
         derivatives = StationaryDerivatives.of(base_kernel)
         for column in sites.columns:
@@ -185,23 +198,13 @@ class SiteConditionedKernel(BatchKernel):
     def system(self) -> SiteSystem:
         """S + P^-1 factorised, in double precision.
 
-        In evaluation mode it is kept until kernel or sites change, and has no graph
-        unless GPyTorch's ``detach_test_caches`` is off; in training mode it has one.
+        In evaluation mode it has no graph unless GPyTorch's ``detach_test_caches`` is
+        off; in training mode it has one.
         """
-        if self.training or settings.detach_test_caches.off():
-            return self._solve()
-        parts = [*self.base_kernel.parameters(), self.sites.points]
-        parts += [self.sites.precision, self.sites.shift]
-        key = torch.cat([t.detach().reshape(-1) for t in parts])
-        solved = self._solved  # other threads may replace it
-        if solved is None or not same_tensors(solved[0], key):
-            with torch.no_grad():
-                self._solved = solved = (key, self._solve())
-        return solved[1]
-
-    def _solve(self) -> SiteSystem:
-        gram = self.derivatives.gram(self.sites.points, self.sites.columns)
-        return site_system(gram.double(), self.sites.gaussian)
+        graph = self.training or settings.detach_test_caches.off()
+        with torch.set_grad_enabled(graph and torch.is_grad_enabled()):
+            gram = self.derivatives.gram(self.sites.points, self.sites.columns)
+            return site_system(gram.double(), self.sites.gaussian)
 
     def explained(self, x: Tensor, system: SiteSystem) -> Tensor:
         """The factor c(x)' P^1/2 L^-T of the covariance that the sites explain.
@@ -235,9 +238,6 @@ class SiteConditionedKernel(BatchKernel):
             take_batch(self.base_kernel, batch, where), self.sites.take(batch, where)
         )
         return result.train(self.training)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_solved": None}
 
 
 class SiteConditionedMean(Mean):
@@ -300,8 +300,6 @@ def partial_of_mean(mean: Mean, points: Tensor, columns: Sequence[int]) -> Tenso
     Returns:
         ``batch_shape x (k v)``, columns slowest.
     """
-    if isinstance(mean, (ConstantMean, ZeroMean)):
-        return points.new_zeros(*points.shape[:-2], len(columns) * points.shape[-2])
     graph = torch.is_grad_enabled()
     with torch.enable_grad():
         x = points.expand(*mean(points).shape, points.shape[-1])
@@ -388,9 +386,57 @@ def derivative_moments(
     return slope + (half.mT @ white).squeeze(-1), gram - half.mT @ half
 
 
-def same_tensors(a: Tensor, b: Tensor) -> bool:
-    """Whether both have the same values, dtype and device."""
-    return a.device == b.device and a.dtype == b.dtype and torch.equal(a, b)
+class SitePredictor:
+    """Posterior of one process at any points, with a gradient in these only.
+
+    Args:
+        kernel: With the sites.
+        mean: Of the same process.
+        X: Training inputs, transformed, ``n x d``.
+        targets: ``n``.
+        noise: Variances, ``n``.
+    """
+
+    @torch.no_grad()
+    def __init__(
+        self,
+        kernel: SiteConditionedKernel,
+        mean: SiteConditionedMean,
+        X: Tensor,
+        targets: Tensor,
+        noise: Tensor,
+    ) -> None:
+        form, system = kernel.derivatives, kernel.system()
+        # in training, parameters have gradients of their own
+        self._mean: Mean = deepcopy(mean.base_mean).requires_grad_(False)
+        self._form = replace(
+            form,
+            lengthscale=form.lengthscale.detach().double(),
+            variance=form.variance.detach().double(),
+        )
+        self._X, self._points = X.double(), kernel.sites.points.double()
+        self._columns = kernel.sites.columns
+        explained = kernel.explained(X, system)
+        K = self._form.value(self._X, self._X) - explained @ explained.mT
+        L = psd_safe_cholesky(K + torch.diag_embed(noise.double()))
+        eye = torch.eye(len(L), dtype=L.dtype, device=L.device)
+        half = torch.linalg.solve_triangular(L, eye, upper=False).mT
+        left = torch.cat([half, -system.root.mT @ (explained.mT @ half)])
+        right = torch.cat([half.new_zeros(len(X), len(system.root)), system.root.mT])
+        self._Q = torch.cat([left, right], dim=-1)
+        residual = (targets - mean.shifted(X, explained, system)).double()
+        z = torch.cat([half.mT @ residual, mean.residual(system)])
+        self._weights = self._Q @ z
+
+    def __call__(self, x: Tensor) -> MultivariateNormal:
+        """The posterior at ``batch_shape x q x d`` transformed points."""
+        at, form = x.double(), self._form
+        at_sites = form.cross(at, self._points, self._columns)
+        cross = torch.cat([form.value(at, self._X), at_sites], dim=-1)
+        features = cross @ self._Q
+        mean = (cross @ self._weights).to(x) + self._mean(x)
+        covariance = (form.value(at, at) - features @ features.mT).to(x)
+        return MultivariateNormal(mean, to_linear_operator(covariance))
 
 
 class _Reweighted(TensorTransform):

@@ -20,16 +20,11 @@ References:
 from __future__ import annotations
 
 __all__ = [
-    "Slopes",
-    "check_bounds",
+    "check_imposed",
     "check_monotone",
-    "check_nu",
     "check_probability",
-    "check_virtual_points",
     "choose_points",
     "default_virtual_points",
-    "dense_slopes",
-    "probability_positive",
     "signs_of",
     "transformed_box",
     "transformed_columns",
@@ -38,9 +33,7 @@ __all__ = [
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from numbers import Real
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -50,6 +43,7 @@ from scipy.special import ndtr
 from torch import Tensor
 from torch.quasirandom import SobolEngine
 
+from botorch_structured.linalg.factor import Array
 from botorch_structured.models.monotone.expectation_propagation import (
     EPRun,
     expectation_propagation,
@@ -84,58 +78,13 @@ def default_virtual_points(box: Tensor, count: int | None = None) -> Tensor:
         side = torch.linspace(0.0, 1.0, _GRID_SIDE[d], dtype=torch.float64)
         unit = torch.cartesian_prod(*[side] * d).reshape(-1, d)
     else:
-        unit = _sobol_points(d, count or _SOBOL_POINTS)
+        engine = SobolEngine(d, scramble=True, seed=0)
+        unit = engine.draw(count or _SOBOL_POINTS, dtype=torch.float64)
     return box[0] + unit.to(box) * (box[1] - box[0])
 
 
-@cache
-def _sobol_points(d: int, count: int) -> Tensor:
-    engine = SobolEngine(d, scramble=True, seed=0)
-    return engine.draw(count, dtype=torch.float64)
-
-
-class Slopes(NamedTuple):
-    """Moments of derivatives times their signs, given data, at ``v`` points.
-
-    Attributes:
-        mean: ``b x (k v)`` for ``k`` columns, which are slowest; ``b`` processes.
-        variance: ``b x (k v)``.
-        rows: From indices of some points to the covariances of the derivatives there
-            with all of them, ``b x (k len(points)) x (k v)``.
-    """
-
-    mean: np.ndarray
-    variance: np.ndarray
-    rows: Callable[[Sequence[int]], np.ndarray]
-
-    def of_one(self, index: int) -> Slopes:
-        """Of one process."""
-        which = slice(index, index + 1)
-        mean, variance, rows = self
-        return Slopes(mean[which], variance[which], lambda points: rows(points)[which])
-
-
-def dense_slopes(mean: Tensor, covariance: Tensor, columns: int) -> Slopes:
-    """``Slopes`` whose covariances are known, all of them.
-
-    Args:
-        mean: ``batch_shape x (k v)``.
-        covariance: ``batch_shape x (k v) x (k v)``.
-        columns: ``k``.
-    """
-    m = mean.shape[-1]
-    means = mean.detach().cpu().double().reshape(-1, m).numpy()
-    every = covariance.detach().cpu().double().reshape(-1, m, m).numpy()
-
-    def rows(points: Sequence[int]) -> np.ndarray:
-        first = np.arange(columns) * (m // columns)
-        return every[:, np.add.outer(first, np.array(points, dtype=int)).ravel()]
-
-    return Slopes(means, every.diagonal(axis1=-2, axis2=-1), rows)
-
-
 def choose_points(
-    slopes: Callable[[Tensor], Slopes],
+    slopes: Callable[[Tensor], tuple[Array, Array]],
     columns: int,
     nu: float,
     points: Tensor,
@@ -149,7 +98,9 @@ def choose_points(
     Section 3.1 of [Riihimaki2010monotonicity]_, section 4 of [WangBerger2016shape]_.
 
     Args:
-        slopes: Moments of derivatives at ``v x d`` points.
+        slopes: Means and covariances of derivatives times their signs, given data, at
+            ``v x d`` points, ``b x (k v)`` and ``b x (k v) x (k v)`` for ``b``
+            processes and ``k`` columns, which are slowest.
         columns: With respect to how many columns.
         nu: Width of the probit sites.
         points: Those at which signs are imposed already.
@@ -167,13 +118,15 @@ def choose_points(
     away = (new.unsqueeze(-2) - points).abs()
     near = (away <= _SAME * (box[1] - box[0])).all(-1).any(-1)
     points = torch.cat([points, new[~near]])
-    given = slopes(points)
+    mean, covariance = slopes(points)
     rule = columns, nu, limit, probability
-    batch = len(given.mean)
-    if shared or batch == 1:
-        chosen, runs = _choose(given, chosen, *rule)
+    if shared or len(mean) == 1:
+        chosen, runs = _choose(mean, covariance, chosen, *rule)
         return points[chosen], runs
-    own = [_choose(given.of_one(i), chosen, *rule) for i in range(batch)]
+    own = [
+        _choose(m[None], S[None], chosen, *rule)
+        for m, S in zip(mean, covariance, strict=True)
+    ]
     every = list(dict.fromkeys(index for mine, _ in own for index in mine))
     runs = [
         _with_sites_elsewhere(run, [every.index(i) for i in mine], columns, len(every))
@@ -183,7 +136,8 @@ def choose_points(
 
 
 def _choose(
-    given: Slopes,
+    mean: Array,
+    covariance: Array,
     chosen: list[int],
     columns: int,
     nu: float,
@@ -191,24 +145,21 @@ def _choose(
     probability: float,
 ) -> tuple[list[int], list[EPRun]]:
     """``choose_points`` by index, the same for all processes."""
-    batch, v = len(given.mean), given.mean.shape[-1] // columns
-    # ``b x k x v_chosen x (k v)``; more columns are appended as points are chosen
-    rows = given.rows(chosen).reshape(batch, columns, len(chosen), columns * v)
-    starts: list[np.ndarray | None] = [None] * batch
+    v = mean.shape[-1] // columns
+    starts: list[Array | None] = [None] * len(mean)
     while True:
         at = (v * np.arange(columns)[:, None] + np.array(chosen, dtype=int)).ravel()
-        among = rows.reshape(batch, len(at), columns * v)
-        runs, lowest = [], np.full(v, np.inf)
-        for mean, M, start in zip(given.mean, among, starts, strict=True):
-            runs.append(expectation_propagation(mean[at], M[:, at], nu, start))
+        runs = [
+            expectation_propagation(m[at], S[np.ix_(at, at)], nu, start)
+            for m, S, start in zip(mean, covariance, starts, strict=True)
+        ]
         if len(chosen) >= min(limit, v):
             return chosen, runs
-        for mean, variance, M, ep in zip(
-            given.mean, given.variance, among, runs, strict=True
-        ):
-            gone = np.square(ep.root @ M).sum(axis=0)
-            sd = np.sqrt(np.maximum(variance - gone, _TINY))
-            p = ndtr((mean + ep.weight @ M) / sd)
+        lowest = np.full(v, np.inf)
+        for m, S, ep in zip(mean, covariance, runs, strict=True):
+            gone = np.square(ep.root @ S[at]).sum(axis=0)
+            sd = np.sqrt(np.maximum(S.diagonal() - gone, _TINY))
+            p = ndtr((m + ep.weight @ S[at]) / sd)
             lowest = np.minimum(lowest, p.reshape(columns, v).min(axis=0))
         lowest[chosen] = np.inf
         index = int(lowest.argmin())
@@ -217,8 +168,6 @@ def _choose(
         # the fixed point is near that without the new sites
         starts = [_with_new_sites(ep.sites, columns) for ep in runs]
         chosen = [*chosen, index]
-        more = given.rows([index]).reshape(batch, columns, 1, columns * v)
-        rows = np.concatenate([rows, more], axis=2)
 
 
 def _with_sites_elsewhere(
@@ -234,16 +183,10 @@ def _with_sites_elsewhere(
     return run._replace(sites=sites.ravel(), weight=weight, root=root)
 
 
-def _with_new_sites(sites: np.ndarray, columns: int) -> np.ndarray:
+def _with_new_sites(sites: Array, columns: int) -> Array:
     """Precisions and shifts of sites, with those of one more point, which are zero."""
     old = sites.reshape(2, columns, -1)
     return np.concatenate([old, np.zeros((2, columns, 1))], axis=-1).ravel()
-
-
-def probability_positive(mean: Tensor, variance: Tensor) -> Tensor:
-    """P(g > 0) for each entry of a Gaussian vector."""
-    smallest = torch.finfo(variance.dtype).tiny
-    return torch.special.ndtr(mean / variance.clamp_min(smallest).sqrt())
 
 
 def transformed_box(
@@ -375,39 +318,34 @@ def signs_of(
     return torch.where(rise < 0.0, -1.0, 1.0).to(Y).squeeze(-2)
 
 
-def check_nu(nu: float) -> None:
-    """Raise a ``ValueError`` unless it is a positive number."""
+def check_imposed(
+    nu: float, virtual_X: Tensor | str, bounds: Tensor | None, d: int
+) -> None:
+    """Raise a ``ValueError`` for what says how, and where, signs cannot be imposed.
+
+    Args:
+        nu: Expected to be a positive number.
+        virtual_X: Finite and ``v x d``, or a known word.
+        bounds: None, or finite, ``2 x d``, and in order.
+        d: Number of columns.
+    """
     number = isinstance(nu, Real) and not isinstance(nu, bool)
     if not (number and math.isfinite(nu) and nu > 0.0):
         raise ValueError(f"nu: expected a positive number, got {nu!r}.")
-
-
-def check_virtual_points(virtual_X: Tensor | str, d: int) -> None:
-    """Raise a ``ValueError`` unless they are finite and ``v x d``, or a known word."""
-    if not isinstance(virtual_X, Tensor):
-        if not (isinstance(virtual_X, str) and virtual_X in ("adaptive", "grid")):
+    if isinstance(virtual_X, Tensor):
+        if virtual_X.ndim != 2 or virtual_X.shape[-1] != d:
             raise ValueError(
-                'virtual_X: expected a tensor, "adaptive" or "grid", got '
-                f"{virtual_X!r}."
+                f"virtual_X: expected v x {d} like the columns of train_X, got "
+                f"{tuple(virtual_X.shape)}."
             )
-        return
-    if virtual_X.ndim != 2 or virtual_X.shape[-1] != d:
+        if not bool(virtual_X.isfinite().all()):
+            raise ValueError("virtual_X: expected finite values, got others.")
+    elif not (isinstance(virtual_X, str) and virtual_X in ("adaptive", "grid")):
         raise ValueError(
-            f"virtual_X: expected v x {d} like the columns of train_X, got "
-            f"{tuple(virtual_X.shape)}."
+            f'virtual_X: expected a tensor, "adaptive" or "grid", got {virtual_X!r}.'
         )
-    if not bool(virtual_X.isfinite().all()):
-        raise ValueError("virtual_X: expected finite values, got others.")
-
-
-def check_probability(probability: float, name: str) -> None:
-    """Raise a ``ValueError`` unless it is in (0, 1)."""
-    if not (isinstance(probability, Real) and 0.0 < probability < 1.0):
-        raise ValueError(f"{name}: expected a number in (0, 1), got {probability!r}.")
-
-
-def check_bounds(bounds: Tensor, d: int) -> None:
-    """Raise a ``ValueError`` unless they are finite, ``2 x d``, and in order."""
+    if bounds is None:
+        return
     got = tuple(bounds.shape) if isinstance(bounds, Tensor) else bounds
     if got != (2, d):
         raise ValueError(
@@ -419,6 +357,12 @@ def check_bounds(bounds: Tensor, d: int) -> None:
             "bounds: expected finite lower bounds below upper ones, got "
             f"{bounds.tolist()}."
         )
+
+
+def check_probability(probability: float, name: str) -> None:
+    """Raise a ``ValueError`` unless it is in (0, 1)."""
+    if not (isinstance(probability, Real) and 0.0 < probability < 1.0):
+        raise ValueError(f"{name}: expected a number in (0, 1), got {probability!r}.")
 
 
 def check_monotone(monotone: Mapping[int, int], d: int) -> dict[int, int]:

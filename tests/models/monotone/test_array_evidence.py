@@ -31,7 +31,6 @@ from torch import Tensor
 
 from botorch_structured.models import MonotoneGP
 from botorch_structured.models.monotone import array_evidence, monotone_gp
-from botorch_structured.models.monotone.virtual_points import choose_points
 
 pytestmark = pytest.mark.usefixtures("double")
 
@@ -224,36 +223,3 @@ def test_parameters_that_are_no_numbers() -> None:
     _, objective = objective_of(MonotoneGP(X, Y, {0: 1}, virtual_X=X[:4]))
     nothing = objective(np.full_like(objective.read(), np.nan))
     assert np.isnan(nothing[0]) and np.isnan(nothing[1]).all()
-
-
-@given(seeds, st.integers(1, 3), st.sampled_from(sorted(KERNELS)))
-def test_slopes_given_data(seed: int, d: int, kind: str) -> None:
-    """Moments, and the points that are chosen, are those of tensors."""
-    X, Y = make_data(7, d, seed)
-    monotone = {0: 1} if d == 1 else {0: -1, d - 1: 1}
-    model = MonotoneGP(X, Y, monotone, covar_module=KERNELS[kind](d))
-    points = make_data(9, d, seed + 1)[0]
-    slopes = model._slopes_at(points)
-    mean, covariance = model._signed_slopes(points)
-    scale = float(covariance.diagonal().max())
-    np.testing.assert_allclose(slopes.mean[0], mean, rtol=1e-9, atol=1e-9)
-    np.testing.assert_allclose(
-        slopes.variance[0], covariance.diagonal(), rtol=1e-9, atol=1e-9 * scale
-    )
-    np.testing.assert_allclose(
-        slopes.rows(range(9))[0], covariance, rtol=1e-9, atol=1e-9 * scale
-    )
-    at = torch.arange(len(mean)).reshape(len(monotone), -1)[:, [4, 2]].flatten()
-    np.testing.assert_allclose(
-        slopes.rows([4, 2])[0], covariance[at], rtol=1e-9, atol=1e-9 * scale
-    )
-    dense = monotone_gp.dense_slopes(mean, covariance, len(monotone))
-    assert np.array_equal(dense.rows([4, 2])[0], covariance[at])
-
-    def tensors(points: Tensor) -> Any:
-        return monotone_gp.dense_slopes(*model._signed_slopes(points), len(monotone))
-
-    arguments = len(monotone), 0.1, points[:2], model._box, 8, 0.6
-    a, b = (choose_points(f, *arguments) for f in (model._slopes_at, tensors))
-    torch.testing.assert_close(a[0], b[0])
-    np.testing.assert_allclose(a[1][0].sites, b[1][0].sites, rtol=1e-5, atol=1e-5)

@@ -16,13 +16,11 @@ from botorch_structured.models.monotone import (
 from botorch_structured.models.monotone.expectation_propagation import (
     TOLERANCE,
     EPResult,
+    GaussianSites,
     ep_result,
     expectation_propagation,
-    probit_site,
-)
-from botorch_structured.models.monotone.sites import (
-    GaussianSites,
     log_site_evidence,
+    probit_site,
     site_system,
 )
 
@@ -78,7 +76,7 @@ def posterior(mean: Tensor, S: Tensor, result: EPResult) -> tuple[Tensor, Tensor
 
 
 def small_steps(mean: Tensor, S: Tensor, nu: float, start: EPResult | None) -> EPResult:
-    """A fifth of each step, with neither adaptation nor acceleration."""
+    """A fifth of each step, without adaptation."""
     m = len(mean)
     ep = expectation_propagation_module._Problem(mean.numpy(), S.numpy(), nu)
     x = np.zeros(2 * m)

@@ -44,9 +44,10 @@ from botorch_structured.models.monotone import monotone_gp as monotone_inference
 from botorch_structured.models.monotone import virtual_points
 from botorch_structured.models.monotone.expectation_propagation import (
     expectation_propagation,
+    log_site_evidence,
+    site_system,
 )
 from botorch_structured.models.monotone.monotone_gp import EPConvergenceWarning
-from botorch_structured.models.monotone.sites import log_site_evidence, site_system
 
 GRID = torch.cartesian_prod(*[torch.linspace(0.0, 1.0, 4, dtype=torch.float64)] * 2)
 

@@ -10,11 +10,11 @@ from botorch.sampling.pathwise.features import gen_kernel_features
 from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 
 from botorch_structured.models import MonotoneGP
+from botorch_structured.models.monotone.expectation_propagation import GaussianSites
 from botorch_structured.models.monotone.site_kernel import (
     DerivativeSites,
     SiteConditionedKernel,
 )
-from botorch_structured.models.monotone.sites import GaussianSites
 
 pytestmark = pytest.mark.usefixtures("double")
 

@@ -16,12 +16,12 @@ from strategies import seeds
 from torch import Tensor
 
 from botorch_structured.models.monotone.derivatives import StationaryDerivatives
+from botorch_structured.models.monotone.expectation_propagation import GaussianSites
 from botorch_structured.models.monotone.site_kernel import (
     DerivativeSites,
     SiteConditionedKernel,
     SiteConditionedMean,
 )
-from botorch_structured.models.monotone.sites import GaussianSites
 
 DOUBLE = {"dtype": torch.float64}
 COLUMNS = [1, 0]

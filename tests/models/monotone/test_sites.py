@@ -7,7 +7,7 @@ from hypothesis import given
 from strategies import seeds
 from torch import Tensor
 
-from botorch_structured.models.monotone.sites import (
+from botorch_structured.models.monotone.expectation_propagation import (
     GaussianSites,
     log_site_evidence,
     site_system,
