@@ -1,4 +1,4 @@
-"""The summed evidence and its gradient against the Gaussian it is defined by."""
+"""Evidence, its gradient and weights against their definition; rows in chunks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from linear_operator.utils.errors import NanError
 from torch import Tensor
 
 from botorch_structured.models.ablr.factors import TaskData
-from botorch_structured.models.ablr.regressions import Regressions
+from botorch_structured.models.ablr.regressions import Regressions, WeightPosterior
 from botorch_structured.models.ablr.rows import TaskRows
 
 #: no data, one row, fewer than, as many as and more than the six features
@@ -107,14 +107,6 @@ def test_chunks_change_nothing_where_ratios_are_extreme(num_features: int) -> No
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9 * float(b.abs().max()))
 
 
-def test_gradient_against_differences() -> None:
-    """By differences, independent of any other gradient."""
-    problem = make_problem([4, 9], num_features=5)
-    assert torch.autograd.gradcheck(
-        lambda *_: ours(problem), problem.learnt, eps=1e-6, rtol=1e-5, atol=1e-5
-    )
-
-
 @pytest.mark.parametrize("chunk_rows", [None, 5])
 def test_features_are_computed_once_or_twice(chunk_rows: int | None) -> None:
     """Never more rows at once than a chunk; those of the first two are kept."""
@@ -161,3 +153,138 @@ def test_values_that_are_not_finite(what: str, message: str, counts: list[int]) 
         problem.log_beta.data[1] = torch.nan
     with pytest.raises(NanError, match=f"1 of 2 tasks, the first is 1: .*{message}"):
         ours(problem)
+
+
+def weights_of(problem: Problem, chunk_rows: int | None = None) -> WeightPosterior:
+    return problem.regressions(chunk_rows).weights()
+
+
+@torch.no_grad()
+def printed(problem: Problem) -> tuple[Tensor, Tensor]:
+    """Equations (1) and (2): means and covariances of all weights."""
+    phi, means, covariances = problem.features(problem.X), [], []
+    for t in range(len(problem.log_beta)):
+        rows = problem.task == t
+        if problem.noise_variance is None:
+            assert problem.log_alpha is not None
+            precision = problem.log_alpha[t].exp().expand(int(rows.sum()))
+        else:
+            precision = 1.0 / problem.noise_variance[rows]
+        weighted = phi[rows].T * precision
+        eye = torch.eye(phi.shape[-1], dtype=phi.dtype, device=phi.device)
+        covariance = (weighted @ phi[rows] + problem.log_beta[t].exp() * eye).inverse()
+        means.append(covariance @ weighted @ problem.Y[rows])
+        covariances.append(covariance)
+    return torch.stack(means), torch.stack(covariances)
+
+
+def check_weights(posterior: WeightPosterior, mean: Tensor, covariance: Tensor) -> None:
+    kwargs = {"rtol": 1e-9, "atol": 1e-10}
+    torch.testing.assert_close(posterior.mean, mean, **kwargs)
+    root = posterior.root
+    torch.testing.assert_close(root @ root.mT, covariance, **kwargs)
+
+
+@pytest.mark.parametrize("fixed_noise", [False, True])
+@pytest.mark.parametrize("chunk_rows", [None, 5])
+def test_against_the_printed_formulas(
+    fixed_noise: bool, chunk_rows: int | None, device: torch.device
+) -> None:
+    problem = make_problem(RAGGED, fixed_noise=fixed_noise, device=device)
+    posterior = weights_of(problem, chunk_rows=chunk_rows)
+    check_weights(posterior, *printed(problem))
+    assert not posterior.mean.requires_grad
+
+
+@given(st.integers(0, 10), st.integers(0, 10), st.integers(0, 1000))
+def test_updates_are_the_posterior_of_all(first: int, later: int, seed: int) -> None:
+    """One observation after the other, in any split."""
+    problem = make_problem([first + later], num_features=5, seed=seed)
+    assert problem.log_alpha is not None
+    start = problem.part(torch.arange(first))
+    with torch.no_grad():
+        phi = problem.features(problem.X)[first:]
+    before = WeightPosterior(*(p[0] for p in weights_of(start)))
+    noise = (-problem.log_alpha).detach().exp().expand(later)
+    after = before.update(phi, problem.Y.detach()[first:], noise)
+    check_weights(after, *(p[0] for p in printed(problem)))
+
+
+def test_updates_in_batches_and_their_gradient() -> None:
+    problem = make_problem([9], num_features=5)
+    before = WeightPosterior(*(p[0] for p in weights_of(problem)))
+    g = torch.Generator().manual_seed(0)
+    phi, Y = (
+        torch.randn(*shape, generator=g, dtype=torch.float64)
+        for shape in [(3, 2, 5), (4, 1, 2)]
+    )
+    noise = torch.tensor([0.1, 0.4], dtype=torch.float64)
+    after = before.update(phi, Y, noise)
+    assert after.mean.shape == (4, 3, 5) and after.root.shape == (3, 5, 5)
+    single = before.update(phi[1], Y[2, 0], noise)
+    torch.testing.assert_close(after.mean[2, 1], single.mean, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(after.root[1], single.root, rtol=1e-12, atol=1e-12)
+
+    def of(phi: Tensor, Y: Tensor, noise: Tensor) -> Tensor:
+        mean, root = before.update(phi, Y, noise)
+        return mean.square().sum() + (root @ root.mT).sum()
+
+    inputs = tuple(t.clone().requires_grad_() for t in (phi[:1], Y[:1], noise))
+    assert torch.autograd.gradcheck(of, inputs)
+
+
+def as_tensor(index: slice | Tensor) -> Tensor:
+    if isinstance(index, Tensor):
+        return index
+    return torch.arange(index.start, index.stop)
+
+
+def check_rows(chunks: TaskRows, task: Tensor, rows: Tensor, step: int | None) -> None:
+    seen, places = [], {t: [] for t in range(chunks.num_tasks)}
+    for chunk in chunks.chunks:
+        entries, here = as_tensor(chunk.entries), as_tensor(chunk.rows)
+        assert step is None or len(here) <= step
+        local = torch.arange(len(here)) if chunk.local is None else chunk.local
+        assert torch.equal(here[local], rows[entries])
+        seen.append(entries)
+        stop = 0
+        for piece in chunk.pieces:
+            assert piece.start == stop < piece.stop
+            stop = piece.stop
+            assert (task[entries[piece.start : stop]] == piece.task).all()
+        assert stop == len(entries)
+        which, place = chunk.places
+        assert torch.equal(which, task[entries])
+        for t, p in zip(which.tolist(), place.tolist(), strict=True):
+            places[t].append(p)
+    together = torch.cat(seen) if seen else torch.zeros(0, dtype=torch.long)
+    assert torch.equal(together.sort().values, torch.arange(len(task)))
+    for t, numbers in places.items():
+        assert numbers == list(range(chunks.counts[t]))
+
+
+@given(
+    st.lists(st.integers(0, 4), max_size=40),
+    st.one_of(st.none(), st.integers(1, 50)),
+    st.booleans(),
+)
+def test_one_observation_per_row(
+    tasks: list[int], step: int | None, ordered: bool
+) -> None:
+    task = torch.tensor(sorted(tasks) if ordered else tasks, dtype=torch.long)
+    chunks = TaskRows(task, 5, chunk_rows=step)
+    check_rows(chunks, task, torch.arange(len(task)), step)
+    if ordered:  # without indices
+        assert all(isinstance(chunk.rows, slice) for chunk in chunks.chunks)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)), max_size=40),
+    st.one_of(st.none(), st.integers(1, 12)),
+)
+def test_several_observations_per_row(
+    entries: list[tuple[int, int]], step: int | None
+) -> None:
+    table = torch.tensor(entries, dtype=torch.long).reshape(-1, 2)
+    chunks = TaskRows(table[:, 0], 4, rows=table[:, 1], num_rows=10, chunk_rows=step)
+    check_rows(chunks, table[:, 0], table[:, 1], step)

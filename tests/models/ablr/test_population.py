@@ -1,20 +1,24 @@
-"""The prior of one more task: its most probable values, and what they are without."""
+"""The prior of one more task, and the scale of few outcomes: most probable values."""
 
 from __future__ import annotations
 
 import math
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 from torch import Tensor
+from torch.distributions import MultivariateNormal, Normal
 
-from botorch_structured.models.ablr.new_task import population
-
-settings.register_profile("population", deadline=None, max_examples=10)
-settings.load_profile("population")
+from botorch_structured.models.ablr.new_task import (
+    UsualOutcomes,
+    most_probable_scale,
+    population,
+    usual,
+)
 
 
 def regressions(
@@ -51,6 +55,7 @@ def log_density(A: Tensor, b: Tensor, beta: Tensor, mu: Tensor, root: Tensor) ->
     return value - 0.5 * mu @ mu / spread
 
 
+@settings(deadline=None, max_examples=10)
 @given(
     T=st.integers(1, 12),
     D=st.integers(1, 5),
@@ -111,3 +116,104 @@ def test_directions_that_no_row_has_seen() -> None:
     mean = torch.zeros(2, 4, dtype=torch.float64)
     found = population(mean, root, beta)
     assert found.root.isfinite().all() and (found.root.diagonal() > 0).all()
+
+
+OUTCOMES = UsualOutcomes(level=(1.0, 3.0), log_scale=(0.5, 0.8), log_noise=(-4.0, 1.0))
+
+
+def data(n: int, scale: float, D: int = 3) -> tuple[Tensor, Tensor, Tensor]:
+    g = torch.Generator().manual_seed(n)
+    features = torch.randn(n, D, generator=g, dtype=torch.float64)
+    curve = torch.randn(n, generator=g, dtype=torch.float64)
+    w = torch.randn(D, generator=g, dtype=torch.float64)
+    noise = 0.1 * torch.randn(n, generator=g, dtype=torch.float64)
+    return features, curve, 2.0 + scale * (curve + features @ w + noise)
+
+
+def density(
+    log_s: float, features: Tensor, curve: Tensor, Y: Tensor, noise: Tensor | None
+) -> float:
+    s = math.exp(log_s)
+    cov = s**2 * features @ features.mT + OUTCOMES.level[1] ** 2
+    own = s**2 * math.exp(OUTCOMES.log_noise[0]) * torch.ones_like(Y)
+    cov = cov + torch.diag(own if noise is None else noise)
+    mean = OUTCOMES.level[0] + s * curve
+    prior = Normal(*(torch.tensor(v).double() for v in OUTCOMES.log_scale))
+    value = MultivariateNormal(mean, cov).log_prob(Y)
+    return float(value + prior.log_prob(torch.tensor(log_s).double()))
+
+
+@pytest.mark.parametrize("known_noise", [False, True])
+@pytest.mark.parametrize("n", [1, 2, 5, 6, 7, 40])
+def test_mode(n: int, known_noise: bool) -> None:
+    features, curve, Y = data(n, 3.0)
+    noise = torch.linspace(0.01, 0.3, n, dtype=torch.float64) if known_noise else None
+    found = math.log(most_probable_scale(features, curve, Y, OUTCOMES, noise))
+    here = density(found, features, curve, Y, noise)
+    for step in (1e-2, 0.1, 1.0):
+        for sign in (-1.0, 1.0):
+            at = found + sign * step
+            assert density(at, features, curve, Y, noise) < here + 1e-6
+
+
+def test_without_outcomes_it_is_the_usual_one() -> None:
+    features, curve, Y = data(0, 1.0)
+    found = most_probable_scale(features, curve, Y, OUTCOMES)
+    assert found == pytest.approx(math.exp(0.5), rel=1e-6)
+
+
+def test_exact_outcomes() -> None:
+    """Their noise counts as 1e-9 of the usual variance, of outcomes of any unit."""
+    features, curve, Y = data(12, 2.0)
+    found = most_probable_scale(features, curve, Y, OUTCOMES, torch.zeros_like(Y))
+    least = torch.full_like(Y, 1e-9 * math.exp(2.0 * OUTCOMES.log_scale[0]))
+    here, *others = (
+        density(math.log(found) + step, features, curve, Y, least)
+        for step in (0.0, -0.05, 0.05)
+    )
+    assert max(others) < here
+    unit = math.exp(-12.0)
+    small = UsualOutcomes((unit, 3.0 * unit), (-11.5, 0.8), (-4.0, 1.0))
+    other = most_probable_scale(features, curve, unit * Y, small, torch.zeros_like(Y))
+    assert other == pytest.approx(unit * found, rel=1e-3)
+
+
+@pytest.mark.parametrize("n", [6, 40])
+def test_levels_far_apart_and_little_noise(n: int) -> None:
+    """As if nothing were known of the level: against the density of differences."""
+    outcomes = UsualOutcomes((0.0, 1e5), (0.0, 3.0), (math.log(1e-9), 1.0))
+    features, curve, Y = data(n, 2.0)
+    found = most_probable_scale(features, curve, Y + 3e5, outcomes)
+    across = torch.eye(n)[1:].double() - torch.eye(n)[:1].double()
+    F, c, y = across @ features, across @ curve, across @ Y
+    noise = 1e-9 * across @ across.mT
+    log_s = torch.linspace(-2.0, 6.0, 801, dtype=torch.float64)
+    values = torch.stack(
+        [
+            MultivariateNormal(s.exp() * c, (2.0 * s).exp() * (F @ F.mT + noise))
+            .log_prob(y)
+            .sub(0.5 * (s / 3.0).square())
+            for s in log_s
+        ]
+    )
+    assert math.log(found) == pytest.approx(float(log_s[values.argmax()]), abs=0.01)
+
+
+@pytest.mark.parametrize("scale", [0.05, 30.0])
+def test_mode_far_from_what_is_usual(scale: float) -> None:
+    """Many outcomes outweigh any number of tasks whose scales are all the same."""
+    outcomes = OUTCOMES._replace(log_scale=(0.0, 0.1))
+    features, curve, Y = data(400, scale)
+    found = math.log(most_probable_scale(features, curve, Y, outcomes))
+    assert abs(found) > 0.8  # eight spreads
+    assert found == pytest.approx(math.log(scale), abs=0.8)
+
+
+def test_usual() -> None:
+    """One value: the guess; many: theirs."""
+    one = usual(torch.tensor([2.0]), 0.7)
+    assert one == (2.0, pytest.approx(0.7 * math.sqrt(2.0)))
+    g = torch.Generator().manual_seed(0)
+    mean, spread = usual(3.0 + 0.2 * torch.randn(3000, generator=g), 5.0)
+    assert mean == pytest.approx(3.0, abs=0.02)
+    assert spread == pytest.approx(0.2, abs=0.07)

@@ -21,7 +21,7 @@ from botorch.models.deterministic import (
     AffineDeterministicModel,
     GenericDeterministicModel,
 )
-from botorch.models.transforms import Log, Normalize, Standardize
+from botorch.models.transforms import Log, Normalize
 from botorch.optim.fit import fit_gpytorch_mll_scipy
 from botorch.posteriors import GPyTorchPosterior
 from botorch.posteriors.fully_bayesian import GaussianMixturePosterior
@@ -183,22 +183,6 @@ class TestPosterior:
         close(posterior.mixture_mean, expected)
 
 
-class TestAcquisition:
-    """The same numbers as a ModelListGP that is told to sum its outputs."""
-
-    def both(self) -> tuple[DecomposedGP, dict[str, Any], Tensor]:
-        models = components()
-        summed = ScalarizedPosteriorTransform(torch.ones(2, dtype=torch.double))
-        told = {"model": ModelListGP(*models), "posterior_transform": summed}
-        return DecomposedGP(*models), told, data()[1].sum(-1).max()
-
-    def test_log_expected_improvement(self) -> None:
-        model, told, best = self.both()
-        X = points(5, 1)
-        expected = LogExpectedImprovement(best_f=best, **told)(X)
-        close(LogExpectedImprovement(model, best_f=best)(X), expected)
-
-
 class TestObservations:
     def test_conditioning_is_the_model_with_more_data(self) -> None:
         X, parts = data(8)
@@ -316,12 +300,6 @@ class TestLifeOfAModel:
         with pytest.raises(RuntimeError, match="Missing key"):
             build().load_state_dict({})
 
-    def test_subset_output(self) -> None:
-        model = DecomposedGP(*components())
-        assert model.subset_output([0]) is model
-        with pytest.raises(ValueError, match="one output, the sum"):
-            model.subset_output([1])
-
 
 def test_monotone_components() -> None:
     """Fit, sum, acquisition, fantasies and state with EP inside the components."""
@@ -380,12 +358,14 @@ def test_wrong_arguments() -> None:
         with pytest.raises(ValueError, match=message):
             DecomposedGP(*models)
     model = DecomposedGP(first, known, second)
+    assert model.subset_output([0]) is model
     model.posterior(X)
     sampler = SobolQMCNormalSampler(torch.Size([2]), seed=0)
     three = torch.ones(len(X), 3).double()
     mask = torch.ones(len(X), 3, dtype=torch.bool)
     for call, message in (
         (lambda: model.posterior(X, output_indices=[1]), "one output, the sum"),
+        (lambda: model.subset_output([1]), "one output, the sum"),
         (lambda: model.component_posterior(X, [3]), r"components 0 to 2, got \[3\]"),
         (
             lambda: model.posterior(X, observation_noise=three),
@@ -444,23 +424,6 @@ def test_noise_is_for_components_with_fixed_noise() -> None:
     noise = more.models[0].likelihood.noise[-2:]
     assert noise.shape == (2,) and (noise > Yvar[:2, 0]).all()
     assert len(more.models[1].train_targets) == 12
-
-
-def test_standardize_is_undone_per_component() -> None:
-    """Components of very different scale and offset add in the user's units."""
-    X, parts = data(20)
-    parts = parts * torch.tensor([1000.0, 0.001]) + torch.tensor([7e3, -2.0])
-    models = [
-        component(X, parts[:, i : i + 1], outcome_transform=Standardize(1))
-        for i in range(2)
-    ]
-    mean = DecomposedGP(*models).posterior(X).mean
-    alone = []
-    for i, scale in enumerate((0.3, 0.3)):
-        Y = parts[:, i : i + 1]
-        unit = component(X, (Y - Y.mean()) / Y.std(), scale, outcome_transform=None)
-        alone.append(Y.mean() + Y.std() * unit.posterior(X).mean)
-    torch.testing.assert_close(mean, alone[0] + alone[1], rtol=1e-8, atol=0.0)
 
 
 @pytest.mark.parametrize("known", [False, True])

@@ -9,7 +9,6 @@ import torch
 from gpytorch.kernels import (
     Kernel,
     MaternKernel,
-    PeriodicKernel,
     RBFKernel,
     RBFKernelGrad,
     ScaleKernel,
@@ -81,17 +80,3 @@ def test_gradients_are_finite_where_points_meet(matern: bool) -> None:
     total = (ours.cross(x, v, [0]).square().sum() + ours.gram(x, [0, 1], v).sum()).sum()
     for gradient in torch.autograd.grad(total, (x, kernel.raw_lengthscale)):
         assert gradient.isfinite().all()
-
-
-@pytest.mark.parametrize(
-    "kernel",
-    [
-        MaternKernel(nu=1.5),
-        ScaleKernel(PeriodicKernel()),
-        RBFKernel() + RBFKernel(),
-        ScaleKernel(ScaleKernel(RBFKernel())),
-    ],
-)
-def test_other_kernels(kernel: Kernel) -> None:
-    with pytest.raises(ValueError, match="covar_module: expected an RBFKernel or a"):
-        StationaryDerivatives.of(kernel)

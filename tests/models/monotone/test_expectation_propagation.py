@@ -1,13 +1,16 @@
-"""EP: fixed points, from wherever and however fast; tails; what is reported."""
+"""EP: fixed points, from wherever; moments and tails; sites; what is reported."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import mpmath
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
 from scipy.stats import multivariate_normal
+from strategies import seeds
 from torch import Tensor
 
 from botorch_structured.models.monotone import (
@@ -20,8 +23,10 @@ from botorch_structured.models.monotone.expectation_propagation import (
     ep_result,
     expectation_propagation,
     log_site_evidence,
+    probit_log_mass,
     probit_site,
     site_system,
+    truncated_moments,
 )
 
 DOUBLE = {"dtype": torch.float64}
@@ -198,30 +203,6 @@ def test_what_is_reported_without_convergence() -> None:
     assert all(t.isfinite().all() for t in result.sites)
 
 
-@pytest.mark.parametrize("nu", [0.5, 1e-2, 1e-6])
-@pytest.mark.parametrize("bends", [1, -1])
-def test_gradient_with_the_sites_held(nu: float, bends: int) -> None:
-    """Equals the slope of the evidence with EP run anew on each side."""
-    mean, S = problem(7, 2, bends, n=8, m=6)
-    size = S.diagonal().mean()
-    # so that differences may leave it
-    mean, S = mean / size.sqrt(), S / size + 0.3 * torch.eye(6, **DOUBLE)
-    sites = run(mean, S, nu, tolerance=1e-13).sites
-    m, C = mean.clone().requires_grad_(True), S.clone().requires_grad_(True)
-    value = log_site_evidence(site_system(C, sites), m, sites)
-    by_mean, by_S = torch.autograd.grad(value, (m, C))
-    g = torch.Generator().manual_seed(0)
-    dm = torch.randn(6, generator=g, **DOUBLE)
-    A = torch.randn(6, 6, generator=g, **DOUBLE)
-    dS = A + A.mT
-    h = 1e-5
-    rise = evidence(mean + h * dm, S + h * dS, nu)
-    rise = rise - evidence(mean - h * dm, S - h * dS, nu)
-    expected = (by_mean * dm).sum() + (by_S * dS).sum()
-    # differences over 1e-5 of numbers of size 10 know seven digits
-    torch.testing.assert_close(rise / (2 * h), expected, rtol=1e-6, atol=1e-6)
-
-
 @pytest.mark.parametrize("away", [-1e3, -30.0, 30.0, 1e3])
 def test_tails(away: float) -> None:
     """Signs that are contradicted, or confirmed, by many standard deviations."""
@@ -239,3 +220,82 @@ def test_tails(away: float) -> None:
         else:
             torch.testing.assert_close(value, mean)
             torch.testing.assert_close(covariance, S)
+
+
+def some_sites(seed: int, m: int = 6) -> tuple[Tensor, Tensor, GaussianSites]:
+    g = torch.Generator().manual_seed(seed)
+    A = torch.randn(m, m, generator=g, **DOUBLE)
+    sites = GaussianSites(
+        10.0 ** (4.0 * torch.rand(m, generator=g, **DOUBLE) - 2.0),
+        torch.randn(m, generator=g, **DOUBLE),
+        torch.randn((), generator=g, **DOUBLE),
+    )
+    return torch.randn(m, generator=g, **DOUBLE), A @ A.mT, sites
+
+
+@given(seeds)
+def test_sites_are_observations(seed: int) -> None:
+    """With noise of variance 1 / precision, of value shift / precision."""
+    mean, S, sites = some_sites(seed)
+    system = site_system(S, sites)
+    noisy = S + torch.diag(1.0 / sites.precision)
+    inverse = torch.linalg.inv(noisy)
+    tolerance = {"rtol": 1e-8, "atol": 1e-8}
+    torch.testing.assert_close(system.root.mT @ system.root, inverse, **tolerance)
+    away = sites.shift / sites.precision - mean
+    weights = system.root.mT @ system.residual(mean)
+    torch.testing.assert_close(weights, inverse @ away, **tolerance)
+    # exp(-p (g - t)^2 / 2) is a density of t, times sqrt(2 pi / p)
+    normal = torch.distributions.MultivariateNormal(mean, noisy)
+    expected = normal.log_prob(sites.shift / sites.precision)
+    expected = expected + 0.5 * (2.0 * torch.pi / sites.precision).log().sum()
+    actual = log_site_evidence(system, mean, sites)
+    torch.testing.assert_close(actual, expected + sites.log_scale, **tolerance)
+
+
+TAILS = [-1e6, -1e3, -100.0, -20.0, -8.01, -8.0, -7.99, -7.0, -5.0, -1.0, -0.1]
+TAILS += [0.0, 0.1, 1.0, 3.0, 8.0, 20.0, 30.0]
+
+
+def exact(z: float) -> tuple[float, float, float]:
+    with mpmath.workdps(60):
+        x = mpmath.mpf(z)
+        r = mpmath.npdf(x) / (mpmath.erfc(-x / mpmath.sqrt(2)) / 2)
+        return float(r), float(r + x), float(1 - r * (r + x))
+
+
+def test_truncated_moments() -> None:
+    actual = truncated_moments(np.array(TAILS))
+    expected = np.array([exact(z) for z in TAILS]).T
+    # eps z^4 is lost in differences, left of -8 none
+    np.testing.assert_allclose(np.stack(actual), expected, rtol=3e-12)
+
+
+@pytest.mark.parametrize("nu", [0.5, 1e-2, 1e-6])
+@pytest.mark.parametrize("z", [-300.0, -9.0, -3.0, 0.0, 2.0, 10.0])
+def test_a_site_matches_moments(nu: float, z: float) -> None:
+    """Mass, mean and variance of Phi(g / nu) N(g; m, v), by their textbook formulas."""
+    v = 0.3
+    with mpmath.workdps(60):
+        total = mpmath.mpf(nu) ** 2 + v
+        mean = mpmath.mpf(z) * mpmath.sqrt(total)
+        mass = mpmath.erfc(-z / mpmath.sqrt(2)) / 2
+        r = mpmath.npdf(z) / mass
+        tilted_mean = mean + v * r / mpmath.sqrt(total)
+        tilted_variance = v - v * v * r * (z + r) / total
+        precision = 1 / tilted_variance - 1 / mpmath.mpf(v)
+        shift = tilted_mean / tilted_variance - mean / v
+        log_mass = mpmath.log(mass)
+    m = np.array([float(mean)])
+    actual = probit_site(m, np.array([v]), nu)
+    # z comes back from mean / sqrt(total) with rounding, which r in the tails magnifies
+    np.testing.assert_allclose(actual[0], float(precision), rtol=1e-10)
+    np.testing.assert_allclose(actual[1], float(shift), rtol=1e-10)
+    np.testing.assert_allclose(
+        probit_log_mass(m, np.array([v]), nu), float(log_mass), rtol=1e-12
+    )
+
+
+def test_far_right_a_site_says_nothing() -> None:
+    precision, shift = probit_site(np.array([1e4]), np.array([1.0]), 1e-6)
+    assert precision[0] == shift[0] == 0.0

@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from botorch.acquisition import qLogNoisyExpectedImprovement
 from botorch.exceptions.warnings import OptimizationWarning
 from botorch.fit import fit_gpytorch_mll
 from botorch.models import SingleTaskGP
@@ -29,6 +29,7 @@ from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import (
     Kernel,
     MaternKernel,
+    PeriodicKernel,
     RBFKernel,
     RBFKernelGrad,
     ScaleKernel,
@@ -48,6 +49,7 @@ from botorch_structured.models.monotone.expectation_propagation import (
     site_system,
 )
 from botorch_structured.models.monotone.monotone_gp import EPConvergenceWarning
+from botorch_structured.models.monotone.virtual_points import transformed_box
 
 GRID = torch.cartesian_prod(*[torch.linspace(0.0, 1.0, 4, dtype=torch.float64)] * 2)
 
@@ -86,28 +88,6 @@ class TestContract(StructuredModelTestCase):
 
     def load(self, model: MonotoneGP, fitted: MonotoneGP) -> None:
         model.load_state_dict(fitted.state_dict(), keep_sites=True)
-
-    def test_noisy_expected_improvement(self) -> None:
-        """With many samples: those of a noisy baseline are not the same ones."""
-        model = self.fitted()
-        X, points = self.make_data(24)[0], self.points(8, 2)
-        values = []
-        for cache_root in (True, False):
-            acquisition = qLogNoisyExpectedImprovement(
-                model,
-                X_baseline=X,
-                sampler=sampler(4096),
-                prune_baseline=True,
-                cache_root=cache_root,
-            )
-            values.append(acquisition(points))
-            acquisition.set_X_pending(self.points(2))
-            assert torch.isfinite(acquisition(points)).all()
-        likely = values[0] > -8.0
-        assert likely.any()
-        torch.testing.assert_close(
-            values[0][likely], values[1][likely], rtol=0.0, atol=0.1
-        )
 
 
 class TestContractMatern(TestContract):
@@ -277,23 +257,6 @@ def test_the_likelihood_says_what_its_noise_is() -> None:
         lambda m: m.derivative_posterior(points, 1).variance,
     ):
         torch.testing.assert_close(ask(models[0]), ask(models[1]))
-
-
-def test_signs_help() -> None:
-    """Five noisy points of a rising curve: predictions are nearer to it, and they rise
-    where noise may grow so that signs can hold."""
-    g = torch.Generator().manual_seed(1)
-    X = torch.rand(5, 1, generator=g)
-    Y = X.square() + 0.15 * torch.randn(5, 1, generator=g)
-    points = torch.linspace(0.0, 1.0, 41).unsqueeze(-1)
-    errors = []
-    for monotone in ({}, {0: 1}):
-        mean = fitted(MonotoneGP(X, Y, monotone)).posterior(points).mean
-        errors.append((mean - points.square()).square().mean())
-    assert errors[1] < 0.5 * errors[0]
-    model = fitted(MonotoneGP(X, Y, {0: 1}, virtual_X="grid", signs_in_fit=True))
-    assert (model.posterior(points).mean.diff(dim=0) > 0.0).all()
-    assert (model.probability_monotone(points, 0) > 0.9).all()
 
 
 @pytest.mark.parametrize("nu", [0.5, 1e-2, 1e-6])
@@ -781,11 +744,21 @@ def test_construct_inputs() -> None:
         ({"bounds": torch.ones(2, 2)}, "bounds: expected finite lower bounds below"),
         ({"covar_module": MaternKernel(nu=1.5)}, "covar_module: .* nu=1.5"),
         ({"covar_module": RBFKernelGrad()}, "covar_module: .* got RBFKernelGrad"),
+        ({"covar_module": ScaleKernel(PeriodicKernel())}, "covar_module: .* got Per"),
+        ({"covar_module": RBFKernel() + RBFKernel()}, "covar_module: .* got Additive"),
         (
             {"covar_module": RBFKernel(active_dims=(1,))},
             r"covar_module: expected a kernel that sees column 0, .* \[1\]",
         ),
         ({"likelihood": StudentTLikelihood()}, "likelihood: expected a Gaussian"),
+        ({"monotone": [0]}, r"monotone: expected {column: .*}, got a list: \[0\]"),
+        ({"monotone": None}, "monotone: expected .*, got a NoneType"),
+        ({"bounds": [[0.0, 0.0], [1.0, 1.0]]}, "bounds: expected a tensor, 2 x 2"),
+        ({"virtual_X": np.zeros((3, 2))}, "virtual_X: expected a tensor, "),
+        ({"nu": True}, "nu: expected a positive number, got True"),
+        ({"signs_in_fit": "no"}, "signs_in_fit: expected True or False, got 'no'"),
+        ({"signs_in_fit": 2}, "signs_in_fit: expected True or False, got 2"),
+        ({"signs_in_fit": None}, "signs_in_fit: expected True or False, got None"),
     ],
 )
 def test_errors(kwargs: dict[str, Any], message: str) -> None:
@@ -882,3 +855,96 @@ def test_predictions_within_a_fit_have_sites_of_that_moment() -> None:
         optimizer_kwargs={"callback": look, "step_limit": 4},
     )
     assert len(off) >= 4 and max(off) < 1e-6
+
+
+POINTS = torch.tensor([[0.1, 0.2], [0.8, 0.5]], dtype=torch.float64)
+
+
+def rising_data(n: int = 6) -> tuple[Tensor, Tensor]:
+    X = torch.rand(n, 2, generator=torch.Generator().manual_seed(0))
+    return X, 1.0 + X[:, :1] + 0.1 * torch.sin(9.0 * X[:, 1:])
+
+
+class _Reversed(OutcomeTransform):
+    """Outcomes with the other sign."""
+
+    def forward(
+        self, Y: Tensor, Yvar: Tensor | None = None, X: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        return -Y, Yvar
+
+    untransform = forward
+
+
+@pytest.mark.parametrize("transform", [Power(-1.0), _Reversed()])
+@pytest.mark.parametrize("rows", ["one", "constant"])
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_reversing_transform_of_outcomes_without_order(
+    transform: OutcomeTransform, rows: str, outputs: int
+) -> None:
+    """Data cannot tell that the order is reversed; the transform can."""
+    X, Y = rising_data()
+    X, Y = (X[:1], Y[:1]) if rows == "one" else (X, torch.full_like(Y, 2.0))
+    Y = Y.expand(-1, outputs)
+    model = MonotoneGP(
+        X, Y, {0: 1, 1: -1}, outcome_transform=transform, virtual_X=POINTS
+    )
+    signs = torch.tensor([-1.0, -1.0, 1.0, 1.0])
+    torch.testing.assert_close(model.site_signs, signs.expand_as(model.site_signs))
+    for column in (0, 1):
+        assert (model.probability_monotone(POINTS, column) > 0.7).all()
+
+
+def test_no_virtual_point_is_added_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where data contradict the sign, so that it remains in doubt there."""
+    monkeypatch.setattr(virtual_points, "_CANDIDATES", 8)
+    X, _ = rising_data()
+    model = MonotoneGP(X, -3.0 * X[:, :1], {0: 1}, virtual_X="adaptive", nu=1.0)
+    model.likelihood.noise = 1e-4
+    model.eval()
+    first = len(model.virtual_points)
+    added = model.add_virtual_points()
+    assert first + added == 8
+    assert model.add_virtual_points() == 0
+    assert len(model.virtual_points.unique(dim=0)) == 8
+
+
+def test_batch_of_input_transforms() -> None:
+    """Elements share virtual points on the model's axes, so these must agree."""
+    X, Y = rising_data()
+    X, Y = torch.stack([X, 3.0 * X]), torch.stack([Y, Y])
+
+    def transform() -> Normalize:
+        return Normalize(2, batch_shape=torch.Size([2]))
+
+    bounds = torch.tensor([[0.0, 0.0], [3.0, 3.0]])
+    kwargs = {"virtual_X": "grid", "bounds": bounds}
+    model = MonotoneGP(X, Y, {0: 1}, input_transform=transform(), **kwargs)
+    one = transform()
+    one(X)
+    one.eval()
+    corners = one(bounds.expand(2, 2, 2)).flatten(0, 1)
+    torch.testing.assert_close(model.virtual_points.amax(0), corners.amax(0))
+    torch.testing.assert_close(
+        transformed_box(bounds, X, one),
+        torch.stack([corners.amin(0), corners.amax(0)]),
+    )
+    with pytest.raises(ValueError, match="virtual_X: .* same for all elements of a ba"):
+        MonotoneGP(X, Y, {0: 1}, input_transform=transform(), virtual_X=POINTS)
+    # a batch whose elements are transformed alike may have them
+    model = MonotoneGP(X, Y, {0: 1}, input_transform=Normalize(2), virtual_X=POINTS)
+    assert model.virtual_points.shape == (2, 2)
+
+
+def test_derivative_at_what_is_no_input() -> None:
+    X, Y = rising_data()
+    model = MonotoneGP(
+        X, Y, {0: 1}, covar_module=RBFKernel(active_dims=(0,)), virtual_X=POINTS
+    )
+    with pytest.raises(ValueError, match=r"expected a kernel that sees column 1, .*0"):
+        model.derivative_posterior(X, 1)
+    for wrong in (X[:, :1], X[0]):  # the former would be broadcast
+        with pytest.raises(
+            ValueError, match=r"X: expected ``batch_shape x q x 2``, got"
+        ):
+            model.probability_monotone(wrong, 0)

@@ -14,7 +14,6 @@ from botorch.models.transforms.input import (
 
 from botorch_structured.models.monotone.virtual_points import (
     default_virtual_points,
-    signs_of,
     transformed_box,
     transformed_columns,
 )
@@ -80,11 +79,3 @@ def test_columns() -> None:
     assert torch.equal(normalize.bounds, before)
     with pytest.raises(ValueError, match=r"column 0 .* FilterFeatures moves \[\]"):
         transformed_columns({0: 1}, X, FilterFeatures(torch.tensor([1, 2])))
-
-
-def test_signs_of_outcomes() -> None:
-    Y = torch.tensor([[1.0, 5.0], [3.0, 5.0], [2.0, 5.0]], **DOUBLE)
-    assert torch.equal(signs_of(Y, 2.0 * Y), torch.ones(2, **DOUBLE))
-    expected = torch.tensor([-1.0, 1.0], **DOUBLE)  # constant outcomes: no order
-    assert torch.equal(signs_of(Y, -Y), expected)
-    assert signs_of(Y.expand(4, 3, 2), Y.expand(4, 3, 2)).shape == (4, 2)
