@@ -607,10 +607,8 @@ class MonotoneGP(FastSingleTaskGP):
         """
         if not self.has_sites:
             raise ValueError(_NO_SIGN)
-        if self._adaptive and not self.signs_in_fit:
-            result = self._place_adaptive_sites()
-        else:
-            result = self._run_ep()
+        chosen = self._adaptive and not self.signs_in_fit
+        result = self._place_adaptive_sites() if chosen else self._run_ep()
         if not self.training:
             warn_unless_converged(self.ep_result)
         return result

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from botorch.acquisition import qLogNoisyExpectedImprovement
 from botorch.exceptions.warnings import OptimizationWarning
 from botorch.fit import fit_gpytorch_mll
 from botorch.models import SingleTaskGP
@@ -88,6 +89,28 @@ class TestContract(StructuredModelTestCase):
 
     def load(self, model: MonotoneGP, fitted: MonotoneGP) -> None:
         model.load_state_dict(fitted.state_dict(), keep_sites=True)
+
+    def test_noisy_expected_improvement(self) -> None:
+        """With many samples: those of a noisy baseline are not the same ones."""
+        model = self.fitted()
+        X, points = self.make_data(24)[0], self.points(8, 2)
+        values = []
+        for cache_root in (True, False):
+            acquisition = qLogNoisyExpectedImprovement(
+                model,
+                X_baseline=X,
+                sampler=sampler(4096),
+                prune_baseline=True,
+                cache_root=cache_root,
+            )
+            values.append(acquisition(points))
+            acquisition.set_X_pending(self.points(2))
+            assert torch.isfinite(acquisition(points)).all()
+        likely = values[0] > -8.0
+        assert likely.any()
+        torch.testing.assert_close(
+            values[0][likely], values[1][likely], rtol=0.0, atol=0.1
+        )
 
 
 class TestContractMatern(TestContract):
