@@ -49,6 +49,8 @@ from botorch_structured.linalg.block_low_rank import (
     LeafLayout,
     WeightedBlock,
     factorise,
+    group_rows,
+    pad_groups,
     pad_rows,
     positions,
 )
@@ -382,25 +384,36 @@ class LeafPredictor:
         leaf = self.layout.find(rows.key)
         if self.masked or not len(leaf):
             return self._predict_masked(kernel, rows, leaf)
-        order = leaf.argsort(stable=True)
-        leaves, counts = leaf[order].unique_consecutive(return_counts=True)
-        means, explained, shrunk = [], [], []
-        for p, mine in zip(leaves, order.split(counts.tolist()), strict=True):
-            w = features.new_zeros(len(mine), self.layout.max_size)
-            both = features.new_zeros(len(mine), num_weights + 2)
-            i, place = int(self.bucket_of_leaf[p]), self.place_of_leaf[p : p + 1]
-            if i >= 0:  # without data on this path: the prior
-                k = self._covariance(kernel, i, place, taken(rows, mine[None]))
-                found = k @ self.inverse_chol[i][place].mT
-                w = pad(found[0], (0, w.shape[-1] - found.shape[-1]))
-                found = (found @ self.half[i][place])[0]
-                # the mean, and of the weights of this leaf
-                index = pad(self.blocks[i].weights[place] + 1, (1, 0))
-                both = both.scatter_add(-1, index.expand_as(found), found)
-            means.append(both[:, 0])
-            explained.append(w)
-            shrunk.append(both[:, 1 : num_weights + 1])
-        back = order.argsort()
+        bucket = self.bucket_of_leaf[leaf]
+        order, means, explained, shrunk = [], [], [], []
+        max_size = self.layout.max_size
+        for i in range(-1, len(self.blocks)):
+            mine = (bucket == i).nonzero().squeeze(-1)
+            if len(mine) == 0:
+                continue
+            if i < 0:  # no data on this path: the prior
+                order.append(mine)
+                means.append(features.new_zeros(len(mine)))
+                explained.append(features.new_zeros(len(mine), max_size))
+                shrunk.append(features.new_zeros(len(mine), num_weights))
+                continue
+            for places, index in self._groups(mine, self.place_of_leaf[leaf[mine]]):
+                block = self.blocks[i]
+                take = index < len(mine)
+                row = mine[index.clamp_max(len(mine) - 1)]  # padding is not taken
+                k = self._covariance(kernel, i, places, taken(rows, row))
+                order.append(row[take])
+                w = k @ self.inverse_chol[i][places].mT
+                both = w @ self.half[i][places]
+                w, means_here, reduction = w[take], both[take][:, 0], both[take][:, 1:]
+                means.append(means_here)
+                explained.append(pad(w, (0, max_size - w.shape[-1])))
+                weights = block.weights[places].unsqueeze(-2)
+                weights = weights.expand(*k.shape[:-1], weights.shape[-1])[take]
+                full = reduction.new_zeros(reduction.shape[0], num_weights + 1)
+                full = full.scatter_add(-1, weights, reduction)
+                shrunk.append(full[:, :num_weights])
+        back = torch.argsort(torch.cat(order))
         h = features - torch.cat(shrunk)[back]
         mean = torch.cat(means)[back] + features @ self.weight_mean
         return Prediction(
@@ -455,3 +468,23 @@ class LeafPredictor:
         if block.bucket.real is not None:
             k = k * block.bucket.real[places].unsqueeze(-2).to(k)
         return k
+
+    @staticmethod
+    def _groups(rows: Tensor, place: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Rows padded leaf by leaf, in one batch, or in several with less padding.
+
+        Returns:
+            Pairs of places in the bucket, ``U``, and positions in ``rows``, ``U x t``.
+        """
+        places, inverse = torch.unique(place, return_inverse=True)
+        order, counts = group_rows(inverse, len(places))
+        start = counts.cumsum(0) - counts
+        widest = int(counts.max())
+        if len(places) * widest <= 3 * len(rows) + 64:
+            return [(places, pad_groups(order, start, counts, widest))]
+        return [
+            (places[u : u + 1], order[s : s + c].unsqueeze(0))
+            for u, (s, c) in enumerate(
+                zip(start.tolist(), counts.tolist(), strict=True)
+            )
+        ]
