@@ -29,11 +29,15 @@ from botorch_structured.optim.hyperband import (
     hyperband_rungs,
     successive_halving,
 )
-from botorch_structured.optim.local_search import optimize_acqf_local_search
-from botorch_structured.optim.paths import optimize_acqf_paths
-from botorch_structured.optim.random_search import optimize_acqf_random
+from botorch_structured.optim.local_search import (
+    optimize_acqf_local_search,
+    optimize_acqf_random,
+)
+from botorch_structured.optim.paths import (
+    optimize_acqf_paths,
+    optimize_acqf_two_step,
+)
 from botorch_structured.optim.sobol_grid import (
     adaptive_sobol_candidates,
     optimize_acqf_sobol,
 )
-from botorch_structured.optim.two_step import optimize_acqf_two_step

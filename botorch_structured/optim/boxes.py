@@ -25,6 +25,7 @@ __all__ = [
 
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -35,8 +36,7 @@ from torch.nn.functional import pad
 from torch.quasirandom import SobolEngine
 
 from botorch_structured.linalg.block_low_rank import positions
-from botorch_structured.optim.problem import Problem, first_of_each
-from botorch_structured.optim.values import Values
+from botorch_structured.optim.problem import Problem, Values, first_of_each
 from botorch_structured.spaces import ParameterTree
 
 # Distances, as powers of ten of the width of the box, at which points known to be good
@@ -127,7 +127,7 @@ class Boxes:
 
     def clip(self, X: Tensor) -> Tensor:
         """The nearest points of the boxes to ``P x d`` ones, one in each box."""
-        return _clipped(X, self.lower, self.upper)
+        return X.clamp(self.lower, self.upper)
 
     def draw(self, box: Tensor, U: Tensor) -> Tensor:
         """Points of the unit cube, carried to boxes.
@@ -141,7 +141,7 @@ class Boxes:
             likely.
         """
         values, lower, upper = self.problem.values, self.lower[box], self.upper[box]
-        X = _clipped(torch.lerp(lower, upper, U), lower, upper)
+        X = torch.lerp(lower, upper, U).clamp(lower, upper)
         # Columns that do not move may hold a value that is not admissible.
         if self.counted.any():
             first, last = (p[box] for p in self.positions)
@@ -152,7 +152,7 @@ class Boxes:
             if logs.any():  # as `IntegerColumn.draw`
                 low, high = (first - 0.5).log(), (last + 0.5).log()
                 drawn = torch.lerp(low, high, U).exp().round()
-                X = torch.where(logs, _clipped(drawn, lower, upper), X)
+                X = torch.where(logs, drawn.clamp(lower, upper), X)
         return X
 
     def holding(self, X: Tensor) -> Tensor:
@@ -161,10 +161,6 @@ class Boxes:
         number = {key: b for b, key in enumerate(keys)}
         found = [number.get(key, -1) for key in self.problem.tree.path_key(X).tolist()]
         return torch.tensor(found, dtype=torch.long, device=X.device)
-
-
-def _clipped(X: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
-    return torch.minimum(torch.maximum(X, lower), upper)
 
 
 def whole_box(problem: Problem) -> Boxes:
@@ -276,8 +272,7 @@ def random_rows(problem: Problem, n: int, generator: torch.Generator) -> Tensor:
     return rows
 
 
-@dataclass(frozen=True)
-class Sample:
+class Sample(NamedTuple):
     """Candidates, the box each lies in, and the source each comes from.
 
     Args:
@@ -299,17 +294,11 @@ class Sample:
     @classmethod
     def join(cls, samples: list[Sample]) -> Sample:
         """All candidates, one sample after the other."""
-        if len(samples) == 1:
-            return samples[0]
-        return cls(
-            torch.cat([s.X for s in samples]),
-            torch.cat([s.box for s in samples]),
-            torch.cat([s.source for s in samples]),
-        )
+        return cls(*map(torch.cat, zip(*samples, strict=True)))
 
     def take(self, index: Tensor) -> Sample:
         """The candidates at ``index``."""
-        return Sample(self.X[index], self.box[index], self.source[index])
+        return Sample(*(part[index] for part in self))
 
 
 def _admissible(boxes: Boxes, sample: Sample) -> Sample:
@@ -490,10 +479,8 @@ def _spread(
 
     def first(count: int) -> Sample:
         """So many of the Sobol points in each box."""
-        every = parts[0].X, parts[0].box, parts[0].source
-        shape = len(chosen), per_box
-        some = (t.view(*shape, *t.shape[1:])[:, :count] for t in every)
-        return Sample(*(t.flatten(0, 1) for t in some))
+        every = (t.unflatten(0, (len(chosen), per_box)) for t in parts[0])
+        return Sample(*(t[:, :count].flatten(0, 1) for t in every))
 
     def with_shared(sample: Sample, values: Tensor) -> Tensor:
         """Candidates with other values in the shared columns that move."""
@@ -564,7 +551,7 @@ def _perturbed(
     logs = free & problem.values.logarithmic
     if logs.any():
         X = torch.where(logs, centre * (upper / lower) ** moved_by, X)
-    X = problem.snap(_clipped(X, lower, upper), free)
+    X = problem.snap(X.clamp(lower, upper), free)
     source = 2 + (level[:, 0] * _NUM_SCALES).floor().long().clamp_max(_NUM_SCALES - 1)
     return Sample(X, box, source)
 

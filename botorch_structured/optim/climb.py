@@ -52,8 +52,8 @@ _ROUNDS = 3
 # improvement itself, without the logarithm, may be small everywhere.
 _LEAST_GAIN, _LEAST_SLOPE = 1e-7, 1e-8
 # After so many calls of a climb, or steps of a walk, a start ends, too, if it is behind
-# the best one by more than so many times its last gain. The same maxima were found,
-# with a third fewer calls of half as many points.
+# the best one by more than so many times its last gain: the same maxima were found with
+# a third fewer calls, of half as many points.
 _PATIENCE, _OPTIMISM = 3, 10.0
 # The largest and smallest step of real columns beside a border, in widths of the box.
 _STEPS = (0.2, 1e-5)
@@ -261,7 +261,7 @@ class Neighbourhood:
         lower, upper = self._lower[box], self._upper[box]
         now = problem.values.position(X)[:, columns]
         inner = now + self._inner[box]
-        to = torch.minimum(torch.maximum(now + self._move[box], lower), upper)
+        to = (now + self._move[box]).clamp(lower, upper)
         values = self._values.value(to)
         inside = torch.where(self._move[box] < 0, inner > lower, inner < upper)
         changes = active[:, columns] & inside & (values != X[:, columns])
@@ -603,7 +603,7 @@ def _climb_constrained(
     back = x.new_tensor([0.0, 1e-14, 1e-12, 1e-10, 1e-8, 1e-6, 1e-4, 1e-2])
     trial = found.view(1, -1) + back[:, None] * (x - found.view(-1))
     trial = torch.where(moving, trial, x)
-    trial = torch.minimum(torch.maximum(trial, here.lower[i]), here.upper[i])
+    trial = trial.clamp(here.lower[i], here.upper[i])
     ok = here.problem.admissible(trial, here.active[i].expand_as(trial))
     if not ok.any():
         return x, value

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-__all__ = ["Found", "Search", "make_generator"]
+__all__ = ["Search", "make_generator"]
 
 import math
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from botorch.acquisition import AcquisitionFunction
@@ -51,18 +51,6 @@ def make_generator(seed: int | None) -> torch.Generator:
     if seed is None:
         seed = int(torch.randint(1 << 31, (1,)))
     return torch.Generator().manual_seed(seed)
-
-
-class Found(NamedTuple):
-    """New and admissible points, the best first.
-
-    Attributes:
-        X: ``n x d`` points.
-        values: ``n`` acquisition values.
-    """
-
-    X: Tensor
-    values: Tensor
 
 
 class Search:
@@ -203,7 +191,7 @@ class Search:
         evolve: bool = True,
         per_box: int = _PER_BOX,
         ranks: bool = False,
-    ) -> Found:
+    ) -> tuple[Tensor, Tensor]:
         """Maximise the acquisition function over boxes.
 
         Args:
@@ -216,14 +204,14 @@ class Search:
             ranks: Whether the best point of every box is wanted, not only of all.
 
         Returns:
-            The points found, the best of all among them; none where everything
-            admissible is known.
+            ``n x d`` points and their ``n`` values, the best first, the best of all
+            among them; none where everything admissible is known.
         """
         evaluator = evaluator or self.evaluator
         raw = self.raw_samples
         sample = self._sample(boxes, raw, known, per_box)
         if not len(sample.X):
-            return Found(sample.X, sample.X.new_zeros(0))
+            return sample.X, sample.X.new_zeros(0)
         with evaluator.frozen():
             values = evaluator.values(sample.X)
             if evolve and self.problem.listed.num_paths > self.problem.max_paths:
@@ -239,18 +227,18 @@ class Search:
         if not ranks:
             found = self._new(X, refined, known)
             # as a rule: the first start is the best of the sample
-            if len(found.X) and found.values[0] >= values[starts[0]]:
+            if len(found[0]) and found[1][0] >= values[starts[0]]:
                 return found
         pool = values.topk(min(_POOL, len(values))).indices
         rows = torch.cat([pool, by_box])
         X = torch.cat([X, sample.X[rows]])
         return self._new(X, torch.cat([refined, values[rows]]), known)
 
-    def _new(self, X: Tensor, values: Tensor, known: Tensor) -> Found:
+    def _new(self, X: Tensor, values: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
         """The points that are not known, the best first."""
         order = _ranked(torch.arange(len(X), device=X.device), values)
         order = order[~is_known(self.problem, X[order], known)]
-        return Found(X[order], values[order])
+        return X[order], values[order]
 
     def random(self, n: int, known: Tensor) -> Tensor:
         """Different random points that may be proposed.

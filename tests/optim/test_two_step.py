@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from botorch.acquisition import LogExpectedImprovement
@@ -10,7 +12,7 @@ from botorch_structured.acquisition import PathLogExpectedImprovement
 from botorch_structured.models import TreeStructuredGP
 from botorch_structured.optim import optimize_acqf_paths, optimize_acqf_two_step
 from botorch_structured.optim.boxes import Boxes
-from botorch_structured.optim.search import Found, Search
+from botorch_structured.optim.search import Search
 from botorch_structured.spaces import ParameterTree
 
 
@@ -174,11 +176,11 @@ def test_the_first_step_searches_what_matters(monkeypatch: pytest.MonkeyPatch) -
     moved: list[list[int]] = []
     maximise = Search.maximise
 
-    def spy(self: Search, boxes: Boxes, *args: object, **kwargs: object) -> Found:
+    def spy(self: Search, boxes: Boxes, *args: Any, **kwargs: Any) -> Any:
         moved.append(boxes.free.any(0).nonzero().squeeze(-1).tolist())
         found = maximise(self, boxes, *args, **kwargs)
         if len(moved) == 1:
-            best.append(float(found.values.max()))
+            best.append(float(found[1].max()))
         return found
 
     monkeypatch.setattr(Search, "maximise", spy)
