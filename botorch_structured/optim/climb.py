@@ -30,7 +30,7 @@ from torch import Tensor
 
 from botorch_structured.optim.boxes import Boxes, uniform
 from botorch_structured.optim.closed_form import closed_form
-from botorch_structured.optim.problem import Problem, is_known
+from botorch_structured.optim.problem import is_known
 from botorch_structured.spaces.arguments import check_count
 
 Array = NDArray[Any]
@@ -413,10 +413,8 @@ def _relaxed(here: Boxes) -> Tensor:
     """Booleans of discrete columns with so many values that a gradient helps."""
     if here.problem.is_restricted:  # ``feasible`` gets admissible values only
         return torch.zeros_like(here.active)
-    steps = here.free & here.problem.values.ordered
-    if not steps.any():
-        return steps
     first, last = here.positions
+    steps = here.free & here.problem.values.ordered
     return steps & (last - first >= _RELAXED_FROM)
 
 
@@ -555,20 +553,15 @@ def _climb_together(
         if bordered:
             at = points(x, start)
             active = here.active[torch.from_numpy(start).to(at.device)]
-            new = problem.admissible(at, active) & ~_too_near(problem, at, known)
+            new = problem.admissible(at, active)
+            if problem.min_distance:
+                new &= ~is_known(problem, at, known)
             admissible = new.cpu().numpy()
         return value, slope, admissible
 
     best, new = maximize_in_unit_box(evaluate, U, valid, patience)
     found = points(values_at(best, row[:, 0]), row[:, 0])
     return found, torch.from_numpy(new).to(X)
-
-
-def _too_near(problem: Problem, X: Tensor, known: Tensor) -> Tensor:
-    """Which points are nearer to a known one than ``min_distance``, if there is one."""
-    if not problem.min_distance:
-        return torch.zeros(len(X), dtype=torch.bool, device=X.device)
-    return is_known(problem, X, known)
 
 
 def _climb_constrained(

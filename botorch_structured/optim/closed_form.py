@@ -205,10 +205,6 @@ def _guided(acqf: Any) -> ClosedForm | None:
     return _joined([acqf.acq_func, acqf.prior_module], combine)
 
 
-def _interior(prior: InteriorPrior) -> ClosedForm:
-    return ClosedForm([Source(prior)], lambda answers: answers[0])
-
-
 def _of_moments(function: Any) -> ClosedForm:
     """Any function of the moments of mixtures, see ``acquisition.mixtures``."""
     sources = [Source(model) for model in function.outcomes.models]
@@ -280,27 +276,20 @@ def _tail(u: Array) -> tuple[Array, Array]:
     return mills, share
 
 
-def _least_of_paths(dtype: torch.dtype) -> float:
-    return least_sigma(dtype) ** 2
-
-
-def _least_of_any_scale(dtype: torch.dtype) -> float:
-    return torch.finfo(dtype).tiny
-
-
+_OF_PATHS = {"path": True, "least": lambda dtype: least_sigma(dtype) ** 2}
 _FORMS: dict[type, Callable[[Any], ClosedForm | None]] = {
     ExpectedImprovement: partial(_improvement, log=False),
     LogExpectedImprovement: _improvement,
-    AnyScaleLogExpectedImprovement: partial(_improvement, least=_least_of_any_scale),
-    PathExpectedImprovement: partial(
-        _improvement, log=False, path=True, least=_least_of_paths
+    AnyScaleLogExpectedImprovement: partial(
+        _improvement, least=lambda dtype: torch.finfo(dtype).tiny
     ),
-    PathLogExpectedImprovement: partial(_improvement, path=True, least=_least_of_paths),
+    PathExpectedImprovement: partial(_improvement, log=False, **_OF_PATHS),
+    PathLogExpectedImprovement: partial(_improvement, **_OF_PATHS),
     AveragedLogExpectedImprovement: _averaged,
     AveragedLogExpectedHypervolumeImprovement: _of_moments,
     AveragedLogProbabilityOfFeasibility: _of_moments,
     PriorGuidedAcquisitionFunction: _guided,
     CostPrior: _of_moments,
     FeasibilityPrior: _of_moments,
-    InteriorPrior: _interior,
+    InteriorPrior: lambda prior: ClosedForm([Source(prior)], lambda found: found[0]),
 }

@@ -9,6 +9,7 @@ __all__ = [
     "Values",
     "best_of_paths",
     "check_acquisition",
+    "check_bounds",
     "check_points",
     "first_of_each",
     "is_known",
@@ -347,7 +348,7 @@ def make_problem(
             f"got {type(tree).__name__}."
         )
     d = tree.dim
-    bounds = _check_bounds(bounds, d)
+    bounds = check_bounds(bounds, d)
     if feasible is not None and not callable(feasible):
         raise ValueError(f"feasible: expected a callable, got {feasible!r}.")
     given = () if integer_features is None else integer_features
@@ -423,17 +424,15 @@ def make_problem(
     )
 
 
-def _check_bounds(bounds: Any, d: int) -> Tensor:
-    if (
-        not isinstance(bounds, Tensor)
-        or bounds.shape != (2, d)
-        or not bounds.is_floating_point()
-    ):
+def check_bounds(bounds: Any, d: int | None = None) -> Tensor:
+    """``bounds`` if they are ``2 x d``; any positive ``d`` where None is given."""
+    fits = isinstance(bounds, Tensor) and bounds.is_floating_point() and bounds.numel()
+    if not (fits and bounds.shape == (2, d or bounds.numel() // 2)):
         got: Any = type(bounds).__name__
         if isinstance(bounds, Tensor):
             got = f"shape {tuple(bounds.shape)} of {bounds.dtype}"
         raise ValueError(
-            f"bounds: expected a floating-point 2 x {d} tensor, got {got}."
+            f"bounds: expected a floating-point 2 x {d or 'd'} tensor, got {got}."
         )
     ends = bounds.detach().cpu().numpy()
     if not (np.isfinite(ends).all() and (ends[0] <= ends[1]).all()):
@@ -723,7 +722,10 @@ def _of_one_sample(model: Any, values: Any, ndim: int) -> Tensor | None:
 
 def _score(acq_function: AcquisitionFunction, model: Any, X: Tensor) -> Tensor | None:
     """How good every training point is, larger is better."""
-    while (inner := _inner(acq_function)) is not None:
+    # what wrappers change the values of
+    while inner := getattr(acq_function, "acq_func", None) or getattr(
+        acq_function, "raw_acqf", None
+    ):
         acq_function = inner
     sign = 1.0 if getattr(acq_function, "maximize", True) else -1.0
     transform = getattr(acq_function, "posterior_transform", None)
@@ -743,14 +745,6 @@ def _score(acq_function: AcquisitionFunction, model: Any, X: Tensor) -> Tensor |
     score = mean if objective is None else objective(mean, X.unsqueeze(-2))
     score = score.reshape(len(X), -1)
     return sign * score[:, 0] if score.shape[-1] == 1 else None
-
-
-def _inner(acq_function: AcquisitionFunction | None) -> AcquisitionFunction | None:
-    """What an acquisition function changes the values of; None if it is no wrapper."""
-    for name in ("acq_func", "raw_acqf"):
-        if isinstance(inner := getattr(acq_function, name, None), AcquisitionFunction):
-            return inner
-    return None
 
 
 def is_known(problem: Problem, X: Tensor, known: Tensor) -> Tensor:

@@ -135,7 +135,15 @@ class Search:
                         )
                 found, worth = propose(torch.cat([known, X]))
                 if not len(found):
-                    raise self._nothing_left(len(known) + k)
+                    why = f"{len(known) + k} points are known or pending"
+                    if self.problem.is_restricted:
+                        why += "; no other point satisfying feasible and the "
+                        why += "constraints was found"
+                    if self.problem.fixed:
+                        why += f"; fixed_features hold {self.problem.fixed}"
+                    raise CandidateGenerationError(
+                        f"Expected a path with a new point to propose, got none: {why}."
+                    )
                 best = worth.argmax()
                 value = worth[best]
                 if bool(value == -math.inf):
@@ -153,17 +161,6 @@ class Search:
                 for acqf, pending in zip(self._told, before, strict=True):
                     acqf.set_X_pending(pending)
         return X, values[0] if self.q == 1 else torch.stack(values)
-
-    def _nothing_left(self, num_known: int) -> CandidateGenerationError:
-        """The error for a space without a new admissible point."""
-        why = f"{num_known} points are known or pending"
-        if self.problem.is_restricted:
-            why += "; no other point satisfying feasible and the constraints was found"
-        if self.problem.fixed:
-            why += f"; fixed_features hold {self.problem.fixed}"
-        return CandidateGenerationError(
-            f"Expected a path with a new point to propose, got none: {why}."
-        )
 
     def paths(self, known: Tensor) -> Boxes:
         """The boxes of all paths (of many, if there are too many).

@@ -25,8 +25,8 @@ from torch import Tensor
 from botorch_structured.optim.problem import (
     Feasible,
     Problem,
+    check_bounds,
     check_points,
-    make_problem,
 )
 from botorch_structured.optim.search import Search, make_generator
 from botorch_structured.spaces import ParameterTree, SearchSpace
@@ -72,7 +72,7 @@ def adaptive_sobol_candidates(
     Raises:
         ValueError: An argument is not what it should be.
     """
-    bounds = make_problem(bounds, ParameterTree(_width(bounds))).bounds
+    bounds = check_bounds(bounds)
     num_points = check_count("num_points", num_points)
     centres = _centres(bounds, best_X)
     generator = make_generator(seed)
@@ -163,7 +163,7 @@ def optimize_acqf_sobol(
         ValueError: An argument is not what it should be.
         CandidateGenerationError: None of the points can be proposed.
     """
-    tree = ParameterTree(_width(bounds)) if space is None else None
+    tree = ParameterTree(check_bounds(bounds).shape[-1]) if space is None else None
     # All arguments, by name.
     search = Search(**locals(), X_start=None if best_X is None else ())
     problem, generator = search.problem, search.generator
@@ -209,14 +209,6 @@ def optimize_acqf_sobol(
     return search.greedily(propose)
 
 
-def _width(bounds: Tensor | None) -> int:
-    """The number of columns of bounds without a tree."""
-    if not isinstance(bounds, Tensor) or bounds.dim() != 2 or not bounds.numel():
-        got = tuple(bounds.shape) if isinstance(bounds, Tensor) else bounds
-        raise ValueError(f"bounds: expected a floating-point 2 x d tensor, got {got}.")
-    return bounds.shape[-1]
-
-
 def _around(
     centres: Tensor,
     n: int,
@@ -239,7 +231,7 @@ def _around(
     step = step * (smallest + (largest - smallest) * U[:, d:]).exp()
     start = centres[torch.arange(n, device=centres.device) % len(centres)]
     X = start + step * (bounds[1] - bounds[0])
-    return torch.minimum(torch.maximum(X, bounds[0]), bounds[1])
+    return X.clamp(bounds[0], bounds[1])
 
 
 def _centres(bounds: Tensor, best_X: Tensor | None) -> Tensor:

@@ -81,7 +81,12 @@ def make_criterion(
     log_probability = known.new_zeros(len(known))
     feasible = torch.ones_like(log_probability, dtype=torch.bool)
     if train_C is not None:
-        prior = _feasibility(constraints, train_C)
+        models, weights = zip(*constraints, strict=True)
+        limits = [
+            _as_predicted(some[0], _limit(c))
+            for some, c in zip(models, train_C.unbind(-1), strict=True)
+        ]
+        prior = FeasibilityPrior(models, weights, torch.stack(limits))
         with torch.no_grad():
             log_probability = prior(known)
         feasible = log_probability >= math.log(_FEASIBLE)
@@ -174,15 +179,6 @@ def _as_predicted(model: LeafModel, value: Tensor) -> Tensor:
         if isinstance(part, ClipTail):
             value = part(value.reshape(1, 1))[0].reshape(())
     return value
-
-
-def _feasibility(constraints: list[Mixture], train_C: Tensor) -> FeasibilityPrior:
-    models, weights = zip(*constraints, strict=True)
-    limits = [
-        _as_predicted(some[0], _limit(c))
-        for some, c in zip(models, train_C.unbind(-1), strict=True)
-    ]
-    return FeasibilityPrior(models, weights, torch.stack(limits))
 
 
 def _limit(outcomes: Tensor) -> Tensor:

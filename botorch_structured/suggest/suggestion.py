@@ -172,7 +172,11 @@ def suggest(
             try:
                 found = _maximise(criterion, space, known, good, distances, wanted)
             except CandidateGenerationError as error:
-                raise (_too_many(q, k) if k else error) from None
+                if not k:
+                    raise error from None
+                raise CandidateGenerationError(
+                    f"q: expected at most {k}, as many new points as are left, got {q}."
+                ) from None
             known = torch.cat([known, found.to(train_X)])
         return Suggestion(known[-q:], *surrogates.objectives[0], surrogates)
 
@@ -264,9 +268,3 @@ def _maximise(
             nothing = error
     assert nothing is not None
     raise nothing
-
-
-def _too_many(q: int, left: int) -> CandidateGenerationError:
-    return CandidateGenerationError(
-        f"q: expected at most {left}, as many new points as are left, got {q}."
-    )

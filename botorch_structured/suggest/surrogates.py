@@ -98,8 +98,18 @@ def fit_models(
     _check_space(space)
     check_table("train_X", train_X, space.dim)
     check_table("train_Y", train_Y, 1)
-    earlier = check_models(start_from or ())
-    return _fit_models(space, train_X, train_Y, earlier, averaged, **kwargs)
+    earlier = {type(model): model for model in check_models(start_from or ())}
+    classes: list[type[LeafModel]] = [TreeStructuredGP]
+    if averaged and space.tree.decision_columns and len(train_X) <= _MANY_ROWS:
+        classes.append(ConditionalGP)
+    models: list[LeafModel] = []
+    for kind in classes:
+        # a transform learns from the data: each model has its own
+        options = {k: deepcopy(v) for k, v in kwargs.items()}
+        options.setdefault("outcome_transform", _compressed_tail())
+        start = earlier.get(kind)
+        models.append(_fitted(kind, space, train_X, train_Y, start, **options))
+    return models
 
 
 def fit_surrogates(
@@ -176,7 +186,7 @@ def fit_checked(
         most = torch.finfo(Y.dtype).max ** 0.4
         Y = torch.where(Y.isfinite(), Y.clamp(-most, most), Y)
         start = earlier[k].models if k < len(earlier) else ()
-        models = _fit_models(space, X, Y, start, averaged, **options)
+        models = fit_models(space, X, Y, start, averaged, **options)
         return Mixture(models, leave_one_out_weights(models))
 
     objectives = []
@@ -317,28 +327,6 @@ def _compressed_tail(maximize: bool = True) -> ChainedOutcomeTransform:
     return ChainedOutcomeTransform(
         clip=ClipTail(maximize, tail="log"), standardize=AnyScaleStandardize(m=1)
     )
-
-
-def _fit_models(
-    space: SearchSpace,
-    train_X: Tensor,
-    train_Y: Tensor,
-    start_from: Sequence[LeafModel],
-    averaged: bool,
-    **kwargs: Any,
-) -> list[LeafModel]:
-    earlier = {type(model): model for model in start_from}
-    classes: list[type[LeafModel]] = [TreeStructuredGP]
-    if averaged and space.tree.decision_columns and len(train_X) <= _MANY_ROWS:
-        classes.append(ConditionalGP)
-    models: list[LeafModel] = []
-    for kind in classes:
-        # a transform learns from the data: each model has its own
-        options = {k: deepcopy(v) for k, v in kwargs.items()}
-        options.setdefault("outcome_transform", _compressed_tail())
-        start = earlier.get(kind)
-        models.append(_fitted(kind, space, train_X, train_Y, start, **options))
-    return models
 
 
 def _fitted(

@@ -56,3 +56,12 @@ def learners() -> tuple[ParameterTree, Tensor]:
         dtype=torch.double,
     )
     return tree, bounds
+
+
+@pytest.fixture
+def small() -> tuple[ParameterTree, Tensor]:
+    """Three paths of a decision; column 3 is shared by two of them."""
+    tree = ParameterTree(5, {0: {0: [1, 3], 1: [2, 3], 2: [4]}}, values={0: [0, 1, 2]})
+    bounds = torch.zeros(2, 5, dtype=torch.double)
+    bounds[1] = torch.tensor([2.0, 1, 1, 1, 1])
+    return tree, bounds

@@ -91,14 +91,6 @@ def data(tree: ParameterTree, bounds: Tensor, n: int = 16) -> tuple[Tensor, Tens
     return X, -((X - 0.4) ** 2).sum(-1, keepdim=True)
 
 
-@pytest.fixture
-def small() -> tuple[ParameterTree, Tensor]:
-    tree = ParameterTree(5, {0: {0: [1, 3], 1: [2, 3], 2: [4]}}, values={0: [0, 1, 2]})
-    bounds = torch.zeros(2, 5, dtype=torch.double)
-    bounds[1] = torch.tensor([2.0, 1, 1, 1, 1])
-    return tree, bounds
-
-
 @pytest.mark.parametrize("model_class", [SingleTaskGP, TreeStructuredGP])
 @pytest.mark.parametrize("kind", ["ei", "ucb", "qei", "qnei"])
 def test_any_acquisition_function(small, model_class, kind, device) -> None:

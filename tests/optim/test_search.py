@@ -252,14 +252,6 @@ def test_candidates_keep_every_promise(optimize, seed: int) -> None:
         known = torch.cat([known, X])
 
 
-@pytest.fixture
-def small() -> tuple[ParameterTree, Tensor]:
-    tree = ParameterTree(5, {0: {0: [1, 3], 1: [2, 3], 2: [4]}}, values={0: [0, 1, 2]})
-    bounds = torch.zeros(2, 5, dtype=torch.double)
-    bounds[1] = torch.tensor([2.0, 1, 1, 1, 1])
-    return tree, bounds
-
-
 def data(tree: ParameterTree, n: int = 16) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(3)
     X = torch.rand(n, tree.dim, generator=generator, dtype=torch.double)
