@@ -276,7 +276,10 @@ def _tail(u: Array) -> tuple[Array, Array]:
     return mills, share
 
 
-_OF_PATHS = {"path": True, "least": lambda dtype: least_sigma(dtype) ** 2}
+_OF_PATHS: dict[str, Any] = {
+    "path": True,
+    "least": lambda dtype: least_sigma(dtype) ** 2,
+}
 _FORMS: dict[type, Callable[[Any], ClosedForm | None]] = {
     ExpectedImprovement: partial(_improvement, log=False),
     LogExpectedImprovement: _improvement,
