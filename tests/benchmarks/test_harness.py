@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
 from toy_benchmark import Toy, arguments, faulty, guess, walk
 
 from benchmarks.harness import RunKey, read_records, run, step_seed
@@ -157,24 +156,3 @@ def test_a_state_is_kept_and_survives(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert "no suggestion" in records[5]["error"]
     assert records[6]["x"][0] == 0.04  # of the last state there was
-
-
-class Noisy(Toy):
-    """As ``Toy``, with a value that is not its truth."""
-
-    middle_value = 0.7
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return super().__call__(x) + torch.rand(())
-
-    def truth(self, x: torch.Tensor) -> float:
-        return float(x.square().sum())
-
-
-def test_truth_and_middle_value_are_recorded(tmp_path: Path) -> None:
-    run({"guess": guess}, {"noisy": Noisy, "toy": Toy}, out=tmp_path, **ONE)
-    for record in read_records(tmp_path / "noisy/guess/0.jsonl"):
-        assert record["truth"] == pytest.approx(sum(x * x for x in record["x"]))
-        assert 0 < record["value"] - record["truth"] < 1 and record["middle"] == 0.7
-    for record in read_records(tmp_path / "toy/guess/0.jsonl"):
-        assert "truth" not in record and "middle" not in record

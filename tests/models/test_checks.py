@@ -181,23 +181,23 @@ def test_data_that_no_model_can_be_made_of(
 
 
 @models
-def test_outcomes_that_were_not_observed(make: Maker) -> None:
-    missing = with_value(Y, (4, 0), torch.nan)
-    if make is MAKERS["ablr"]:
-        assert make(X, missing).posterior(X).mean.isfinite().all()
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (
+            (X, with_value(Y, (4, 0), torch.nan)),
+            r"train_Y: .* got nan in columns \[0\]",
+        ),
+        ((X[:0], Y[:0]), "train_X: expected at least one row"),
+    ],
+)
+def test_outcomes_that_were_not_observed(make: Maker, data: Any, message: str) -> None:
+    make = partial(make, *data, outcome_transform=None)
+    if make.func is MAKERS["ablr"]:
+        assert make().posterior(X).mean.isfinite().all()
         return
-    with pytest.raises(InputDataError, match=r"^train_Y: .* got nan in columns \[0\]"):
-        make(X, missing)
-
-
-@models
-def test_data_without_rows(make: Maker) -> None:
-    arguments = {"X": X[:0], "Y": Y[:0], "outcome_transform": None}
-    if make is MAKERS["ablr"]:
-        assert make(**arguments).posterior(X).mean.isfinite().all()
-        return
-    with pytest.raises(ValueError, match=r"^train_X: expected at least one row"):
-        make(**arguments)
+    with pytest.raises(ValueError, match=f"^{message}"):
+        make()
 
 
 def test_tasks_of_no_rows() -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
-from functools import cache
 from typing import Any, NamedTuple
 
 import pytest
@@ -262,7 +261,6 @@ CASES = {
 # -- tests ---------------------------------------------------------------------------
 
 
-@cache
 def waits_of(name: str, times: int = 1, candidates: int = 6) -> dict[str, list[Wait]]:
     """Of each call after the first one, at new points."""
     case = CASES[name]
@@ -289,16 +287,11 @@ def numbers(found: dict[str, list[Wait]]) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_waits_are_those_of_the_table(name: str) -> None:
-    expected, found = CASES[name].waits, waits_of(name)
-    for act, count in numbers(found).items():
-        assert count <= expected[act], shown(found)
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_waits_do_not_grow(name: str) -> None:
+def test_waits_are_those_of_the_table_and_do_not_grow(name: str) -> None:
     """Neither with the leaves, tasks or virtual points, nor with the candidates."""
     few, many = waits_of(name), waits_of(name, 2, 24)
+    for act, count in numbers(few).items():
+        assert count <= CASES[name].waits[act], shown(few)
     assert numbers(many) == numbers(few), f"{shown(few)}\n\n{shown(many)}"
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
+from toy_benchmark import complete_runs
 
 from benchmarks.packed import pack
 from benchmarks.suite import __main__ as command
@@ -32,10 +34,12 @@ def test_two_methods_from_run_to_report(
     files = sorted((tmp_path / "out").glob("*/*/*.jsonl"))
     assert len(files) == 6 and {file.stem for file in files} == {"3"}
     noisy = tmp_path / "out/synthetic-18/default/3.jsonl"
-    records = [json.loads(line) for line in noisy.read_text().splitlines()]
-    assert len(records) == 9 and not any("error" in record for record in records)
-    assert all(record["truth"] != record["value"] for record in records)
-    assert all(record["middle"] > record["optimum"] for record in records)
+    problem = problems("develop", ["synthetic"])["synthetic-18"](3)
+    for record in map(json.loads, noisy.read_text().splitlines()):
+        x = torch.tensor(record["x"], dtype=torch.double)
+        assert record["truth"] == pytest.approx(problem.truth(x)) != record["value"]
+        assert record["middle"] == problem.middle_value > record["optimum"]
+    assert complete_runs(tmp_path / "out", 9) == 6
     pack(tmp_path / "out", tmp_path / "packed.jsonl.xz")
     capsys.readouterr()
     shown = []
