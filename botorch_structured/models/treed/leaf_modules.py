@@ -170,6 +170,9 @@ class TreedStationary(TreedKernel):
             (BoTorch's ``Warp``), with concentrations for each leaf and column.
     """
 
+    # ``kind``, its version, and its values
+    _kinds: tuple[Tensor, int | None, list[int]] | None = None
+
     def __init__(
         self,
         partition: TreePartition,
@@ -206,9 +209,17 @@ class TreedStationary(TreedKernel):
                 )
                 setattr(self, name, concentration)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_kinds": None}
+
     def correlation(self, element: int) -> Correlation:
         """The correlation function of an element of the batch."""
-        return CORRELATIONS[int(self.kind.reshape(-1)[element])]
+        # on a GPU the host waits for values: read again only where they may differ
+        kind, read = self.kind, self._kinds
+        version = None if kind.is_inference() else kind._version
+        if read is None or read[0] is not kind or version is None or read[1] != version:
+            self._kinds = read = (kind, version, kind.reshape(-1).tolist())
+        return CORRELATIONS[read[2][element]]
 
     def variance_of(self, element: int, leaves: Tensor) -> Tensor:
         """Variances of given leaves, ``B``."""
