@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 from botorch_structured import demo
-from botorch_structured.demo import Comparison, Settings
+from botorch_structured.demo import DemoComparison, Settings
 from botorch_structured.test_functions import ScikitLearnCASH
 
 _DATASETS = ("breast_cancer", "digits", "iris", "moons", "wine")
@@ -107,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         problem = ScikitLearnCASH(
             settings.dataset, seed=settings.seed, timeout=chosen.timeout
         )
-        comparison = Comparison(problem, settings.budget, settings.seed, folder)
+        comparison = DemoComparison(problem, settings.budget, settings.seed, folder)
     except (OSError, ValueError) as error:
         options.error(str(error))
     try:
@@ -163,7 +163,7 @@ def _new_folder(settings: Settings) -> Path:
     return next(_FOLDER / one for one in names if not (_FOLDER / one).exists())
 
 
-def _run(comparison: Comparison, settings: Settings, folder: Path) -> None:
+def _run(comparison: DemoComparison, settings: Settings, folder: Path) -> None:
     torch.set_num_threads(1)  # many small matrices: threads would only wait
     print(
         f"Which of nine classifiers, with which hyperparameters, for "

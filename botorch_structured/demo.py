@@ -1,6 +1,6 @@
 """The demonstration behind ``python -m botorch_structured``.
 
-`Comparison` has two studies of one problem, by a model and at random, `Settings` are
+`DemoComparison` has two studies of one problem, by a model and at random, `Settings` are
 its options, and `learner_table`, `summary`, `code` and `picture` show what was found.
 """
 
@@ -10,7 +10,7 @@ __all__ = [
     "METHODS",
     "MODEL",
     "RANDOM",
-    "Comparison",
+    "DemoComparison",
     "FailedEvaluation",
     "Settings",
     "best_trial",
@@ -55,7 +55,7 @@ class FailedEvaluation(Exception):
     """A learner raised an exception, or took too long."""
 
 
-class Comparison:
+class DemoComparison:
     """A problem and a `Study` for each of two methods, from the same starts.
 
     Args:
@@ -187,7 +187,7 @@ def best_trial(trials: Sequence[Trial]) -> Trial | None:
     return min(good, key=lambda t: t.values["error"], default=None)
 
 
-def learner_table(comparison: Comparison) -> str:
+def learner_table(comparison: DemoComparison) -> str:
     """A row for each learner: how often it was tried, its best, its expected gain."""
     rows = comparison.space.starts(kind="middle")  # one of each learner
     learners = [str(config["learner"]) for config in comparison.space.decode(rows)]
@@ -225,7 +225,7 @@ def _best(trials: Sequence[Trial]) -> str:
     return "failed" if trials else "-"
 
 
-def summary(comparison: Comparison) -> str:
+def summary(comparison: DemoComparison) -> str:
     """Both methods in two lines, and the failures."""
     lines = []
     for method in (MODEL, RANDOM):
@@ -246,7 +246,7 @@ def summary(comparison: Comparison) -> str:
     return "\n".join(lines)
 
 
-def code(comparison: Comparison, dataset: str) -> str:
+def code(comparison: DemoComparison, dataset: str) -> str:
     """The winner as a script that loads the data and prints its error.
 
     Raises:
@@ -270,7 +270,7 @@ X = np.hstack([X, noise])"""
     return f'{load}\n\n{body}\nprint(f"error {{error:.4f}}")\n'
 
 
-def picture(comparisons: Sequence[Comparison], path: Path | None = None) -> Figure:
+def picture(comparisons: Sequence[DemoComparison], path: Path | None = None) -> Figure:
     """Traces of both methods, and where the evaluations of the model went.
 
     Args:

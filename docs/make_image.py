@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks.packed import groups
 from benchmarks.suite.ranks import plot_ranks
 from benchmarks.summary import load
-from botorch_structured.demo import MODEL, RANDOM, Comparison, picture
+from botorch_structured.demo import MODEL, RANDOM, DemoComparison, picture
 from botorch_structured.test_functions import ScikitLearnCASH
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -26,7 +26,7 @@ _METHODS = {"default": MODEL, "random": RANDOM}
 _RANKED = _METHODS | {"tpe_starts": "Optuna TPE", "cmaes": "CatCMA"}
 
 
-def stored_comparison(seed: int) -> Comparison:
+def stored_comparison(seed: int) -> DemoComparison:
     """The comparison of a seed, as the harness has stored it.
 
     Args:
@@ -39,7 +39,7 @@ def stored_comparison(seed: int) -> Comparison:
         if records[0]["seed"] == seed
     }
     starts = sum(bool(record.get("start")) for record in runs[MODEL])
-    comparison = Comparison(problem, len(runs[MODEL]) - starts, seed)
+    comparison = DemoComparison(problem, len(runs[MODEL]) - starts, seed)
     for name, records in runs.items():
         X = problem.space.fill.new_tensor([record["x"] for record in records])
         values = [None if r["value"] == 1.0 else r["value"] for r in records]

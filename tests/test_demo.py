@@ -13,7 +13,7 @@ from botorch_structured.demo import (
     METHODS,
     MODEL,
     RANDOM,
-    Comparison,
+    DemoComparison,
     best_trial,
     code,
     learner_table,
@@ -25,17 +25,17 @@ from botorch_structured.test_functions import ScikitLearnCASH
 from botorch_structured.test_functions.cash import Evaluation
 
 
-def make(folder: Path | None = None, budget: int = 3) -> Comparison:
-    return Comparison(ScikitLearnCASH("iris", seed=1), budget, 1, folder)
+def make(folder: Path | None = None, budget: int = 3) -> DemoComparison:
+    return DemoComparison(ScikitLearnCASH("iris", seed=1), budget, 1, folder)
 
 
-def finish(comparison: Comparison) -> Comparison:
+def finish(comparison: DemoComparison) -> DemoComparison:
     for method in METHODS:
         comparison.run(method)
     return comparison
 
 
-def untimed(comparison: Comparison) -> list[tuple[object, ...]]:
+def untimed(comparison: DemoComparison) -> list[tuple[object, ...]]:
     """Of both methods, with a budget of 3."""
     trials = comparison.trials(MODEL)[:12] + comparison.trials(RANDOM)[:12]
     return [(t.config, t.value, t.error) for t in trials]
@@ -47,12 +47,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def finished(folder: Path) -> Comparison:
+def finished(folder: Path) -> DemoComparison:
     return finish(make(folder))
 
 
 def test_one_start_a_learner_then_the_budget_of_each_method(
-    finished: Comparison,
+    finished: DemoComparison,
 ) -> None:
     starts = [t.config for t in finished.trials(MODEL)[:9]]
     assert len({config["learner"] for config in starts}) == 9
@@ -63,7 +63,7 @@ def test_one_start_a_learner_then_the_budget_of_each_method(
         assert len(torch.unique(X, dim=0)) == 12  # nothing twice
 
 
-def test_the_model_is_the_default_loop(finished: Comparison) -> None:
+def test_the_model_is_the_default_loop(finished: DemoComparison) -> None:
     X, errors = finished.data(MODEL)
     for n in range(9, 12):
         x = suggest(finished.space, X[:n], -errors[:n], seed=10_000 + n).X
@@ -75,7 +75,7 @@ def test_the_model_is_the_default_loop(finished: Comparison) -> None:
     [(MODEL, 8, 3), (MODEL, 21, 3), (RANDOM, 13, 3), (RANDOM, None, 4)],
 )
 def test_a_comparison_goes_on_as_it_would_have(
-    finished: Comparison,
+    finished: DemoComparison,
     folder: Path,
     tmp_path: Path,
     method: str,
@@ -131,7 +131,7 @@ def test_a_failure_is_recorded_and_does_not_end_a_comparison(
     assert "failed" in next(t for t in rows if t.startswith("qda"))
 
 
-def test_report_says_what_was_found(finished: Comparison) -> None:
+def test_report_says_what_was_found(finished: DemoComparison) -> None:
     best = best_trial(finished.trials(MODEL))
     assert best is not None
     table = learner_table(finished)
@@ -151,14 +151,14 @@ def test_the_code_to_paste_gives_the_same_error(
     capsys: pytest.CaptureFixture[str], dataset: str
 ) -> None:
     problem = ScikitLearnCASH(dataset, seed=2)
-    comparison = Comparison(problem, 1, seed=2)
+    comparison = DemoComparison(problem, 1, seed=2)
     comparison.run(MODEL)
     exec(code(comparison, dataset), {})
     _, best = comparison.studies[MODEL].best
     assert capsys.readouterr().out == f"error {best:.4f}\n"
 
 
-def test_picture(finished: Comparison, tmp_path: Path) -> None:
+def test_picture(finished: DemoComparison, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     figure = picture([finished, finished], tmp_path / "result.png")
     assert (tmp_path / "result.png").read_bytes()[:4] == b"\x89PNG"

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import ast
 import importlib
+import io
 import re
+import tokenize
+from collections import Counter
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 import botorch_structured
-from botorch_structured import models, spaces
+from botorch_structured import _botorch_names, models, spaces
+from botorch_structured._botorch_names import ATTRIBUTES
 
 PACKAGE = Path(botorch_structured.__file__).parent
 FAMILIES = ["tree", "treed", "ablr", "monotone", "sampled"]
@@ -41,6 +45,13 @@ LAYERS = [
     "__main__",
 ]
 _MOST_LINES = 800
+# The weight of the house, and what it may weigh: lines of code (no docstrings, no
+# comments, no blank lines), files, questions after an exact type, and private names of
+# other libraries. A change that needs more says in its message what that is worth.
+_MOST_CODE = 28_150
+_MOST_FILES = 133
+_MOST_EXACT_TYPES = 30
+_MOST_PRIVATE_NAMES = 62
 
 
 def _name(path: Path) -> str:
@@ -129,6 +140,88 @@ def test_files_end_where_their_idea_ends() -> None:
     }
     long = {n: p.read_text().count("\n") for n, p in FILES.items() if n not in public}
     assert {n: lines for n, lines in long.items() if lines > _MOST_LINES} == {}
+
+
+def _lines_of_code(text: str) -> int:
+    """Lines without docstrings, comments and blank ones."""
+    docstrings: set[int] = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and (
+            ast.get_docstring(node, clean=False) is not None
+        ):
+            first = node.body[0]
+            docstrings |= set(range(first.lineno, (first.end_lineno or 0) + 1))
+    code: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in _NO_CODE:
+            code |= set(range(token.start[0], token.end[0] + 1))
+    return len(code - docstrings)
+
+
+_NO_CODE = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+}
+
+
+def test_lines_of_code_are_counted() -> None:
+    text = '"""One.\n\nTwo."""\n\n# three\nx = """a\nb"""  # four\n'
+    text += 'def f():\n    """f."""\n'
+    assert _lines_of_code(text) == 3
+
+
+def test_the_package_is_no_heavier() -> None:
+    by_folder: Counter[str] = Counter()
+    for path in FILES.values():
+        folder = path.parent.relative_to(PACKAGE).as_posix()
+        by_folder[folder] += _lines_of_code(path.read_text())
+    table = "\n".join(f"{lines:6} {folder}" for folder, lines in by_folder.items())
+    print(table)  # shown by ``pytest -s``
+    assert by_folder.total() <= _MOST_CODE, table
+    assert len(FILES) <= _MOST_FILES
+
+
+def test_no_class_name_stands_twice() -> None:
+    places: dict[str, list[str]] = {}
+    for name, path in FILES.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(name)
+    assert not {cls: where for cls, where in places.items() if len(where) > 1}
+
+
+def test_no_file_name_stands_twice() -> None:
+    """But for the same thing in several families, and for faces."""
+    places: dict[str, list[str]] = {}
+    for name in FILES.keys() - FACES:
+        layer, _, file = name.rpartition(".")
+        family = layer in {f"models.{family}" for family in FAMILIES}
+        places.setdefault(file, []).append("a family" if family else name)
+    twice = {file: where for file, where in places.items() if len(set(where)) > 1}
+    assert not twice
+
+
+def test_few_questions_are_after_an_exact_type() -> None:
+    """A subclass of a known class would lose what such a question decides."""
+    found = Counter(
+        {
+            name: len(re.findall(r"\btype\([\w.]+\) (?:is|in|not)\b", path.read_text()))
+            for name, path in FILES.items()
+        }
+    )
+    assert found.total() <= _MOST_EXACT_TYPES, found.most_common(10)
+
+
+def test_private_names_of_other_libraries_are_few() -> None:
+    imported = [name for name in _botorch_names.__all__ if name != "ATTRIBUTES"]
+    attributes = [name for names in ATTRIBUTES.values() for name in names]
+    assert len(imported) + len(attributes) <= _MOST_PRIVATE_NAMES
+    source = FILES["_botorch_names"].read_text()
+    assert "scipy" not in source, "SciPy's private names change without notice"
 
 
 def test_errors_are_in_one_style() -> None:

@@ -367,11 +367,13 @@ class LeafMoments:
         )
         n, order = len(X), path_of_row.argsort(kind="stable")
         start, sizes = count.cumsum() - count, self._sizes(keys, path)
-        for size in np.unique(sizes):
-            every = (sizes == size).nonzero()[0]
-            most = max(1, _MAX_NUMBERS // int(size))
-            if len(every) * count[every].max() > 3 * count[every].sum() + 64:
-                most = 1
+        # paths with at most twice as many rows as another one, where that saves padding
+        level = np.log2(count).astype(int)
+        alike = len(keys) * count.max() <= 3 * n + 64
+        kind = sizes * 64 + (0 if alike else level)
+        for some in np.unique(kind):
+            every = (kind == some).nonzero()[0]
+            most = max(1, _MAX_NUMBERS // int(some // 64))
             for paths in np.split(every, range(most, len(every), most)):
                 step = np.arange(count[paths].max())
                 index = order[np.minimum(start[paths, None] + step, n - 1)]
