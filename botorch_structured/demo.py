@@ -1,7 +1,7 @@
 """The demonstration behind ``python -m botorch_structured``.
 
-`DemoComparison` has two studies of one problem, by a model and at random, `Settings` are
-its options, and `learner_table`, `summary`, `code` and `picture` show what was found.
+`DemoComparison` has two studies of one problem, by a model and at random, `Settings`
+are its options, and `learner_table`, `summary`, `code` and `picture` show both.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ _MOST_LINES = 800
 # The weight of the house, and what it may weigh: lines of code (no docstrings, no
 # comments, no blank lines), files, questions after an exact type, and private names of
 # other libraries. A change that needs more says in its message what that is worth.
-_MOST_CODE = 28_150
+_MOST_CODE = 28_170
 _MOST_FILES = 133
 _MOST_EXACT_TYPES = 30
 _MOST_PRIVATE_NAMES = 62

@@ -95,6 +95,14 @@ def _posterior(n: int, paths: int, candidates: int = 1) -> Call:
     return _variance(TreeStructuredGP(X, Y, tree).eval(), X[:candidates, None])
 
 
+def _candidates(rows: int) -> Call:
+    """At so many points on each of 64 paths."""
+    tree = flat_tree(64)
+    X, Y = make_data(tree, sizes(64, 200))
+    points = X[:64].repeat(rows, 1)
+    return _variance(TreeStructuredGP(X, Y, tree).eval(), points[:, None])
+
+
 def _mixture(n: int) -> Call:
     """A sample of four models, each with its own values, at one point."""
     tree = binary_tree(4)
@@ -168,6 +176,7 @@ THRESHOLDS = [
         lambda weights: _posterior(200, weights // 4, 64),
         (256, 1024, 4096),
     ),
+    Threshold("models.tree.moments._FEW_ROWS", _candidates, (2, 16, 64)),
     Threshold("models.sampled.sampled_gp._MANY_ROWS", _mixture, (100, 300, 1000)),
     Threshold(
         "models.monotone.array_evidence._MOST",

@@ -32,11 +32,11 @@ import math
 import random
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -200,6 +200,27 @@ class _Node:
             codes[node.decision] = code
             todo.append((node.branches[code], number - node.starts[code]))
         return codes
+
+
+Result = TypeVar("Result")
+Steps = Generator[Any, Any, Result]
+
+
+def _run(steps: Steps[Result]) -> Result:
+    """The result of a recursive generator, which yields the calls of itself.
+
+    Trees may be deeper than Python's stack.
+    """
+    stack: list[Steps[Any]] = [steps]
+    value: Any = None
+    while stack:
+        try:
+            stack.append(stack[-1].send(value))
+            value = None
+        except StopIteration as end:
+            stack.pop()
+            value = end.value
+    return value
 
 
 def _draw(counts: Mapping[int, int], rng: random.Random) -> int:
@@ -457,19 +478,25 @@ class Decomposition:
         return [(codes[0], codes) for codes in cases.values()]
 
     def _node(self, state: State) -> _Node:
+        return _run(self._node_steps(state))
+
+    def _node_steps(self, state: State) -> Steps[_Node]:
         node = self._nodes.get(state)
         if node is not None:
             return node
         groups = self._groups(state)
         if len(groups) != 1:
-            factors = [self._node(group) for group in groups]
+            factors = []
+            for group in groups:
+                factors.append((yield self._node_steps(group)))
             node = _Node(math.prod(factor.count for factor in factors), factors)
         else:
             k = self._pick(state)
             below: dict[int, _Node] = {}
             for first, codes in self._cases(state, k, False):
                 after, _ = self._after(state, False, k, first)
-                below |= dict.fromkeys(codes, self._node(after))
+                found: _Node = yield self._node_steps(after)
+                below |= dict.fromkeys(codes, found)
             branches = [below[code] for code in range(self.sizes[k])]
             *starts, count = accumulate((b.count for b in branches), initial=0)
             node = _Node(count, decision=k, branches=branches, starts=starts)
@@ -477,6 +504,9 @@ class Decomposition:
         return node
 
     def _count(self, state: State, goal: Expr) -> int:
+        return _run(self._count_steps(state, goal))
+
+    def _count_steps(self, state: State, goal: Expr) -> Steps[int]:
         if isinstance(goal, bool):
             return self._node(state).count if goal else 0
         key = (state, goal)
@@ -493,6 +523,7 @@ class Decomposition:
         k = self._pick(linked, goal)
         count = 0
         for first, codes in self._cases(linked, k, goal):
-            count += len(codes) * self._count(*self._after(linked, goal, k, first))
+            after = self._after(linked, goal, k, first)
+            count += len(codes) * (yield self._count_steps(*after))
         self._counts[key] = factor * count
         return self._counts[key]

@@ -318,6 +318,17 @@ def test_more_paths_than_numbers() -> None:
     assert set(wide.decisions.values()) == {1.0}
 
 
+def test_a_chain_of_a_thousand_decisions() -> None:
+    """It is deeper than Python's stack."""
+    D = 1_100
+    tree = ParameterTree(D, {k: {0.0: [], 1.0: [k + 1]} for k in range(D - 1)})
+    assert tree.num_paths == D
+    X = torch.zeros(2, D, dtype=torch.double)
+    X[1] = 1.0
+    assert tree.active_mask(X).sum(-1).tolist() == [1, D]
+    assert len(tree.path_index(X).unique()) == 2
+
+
 def test_a_thousand_values_of_one_decision() -> None:
     n = 1000
     columns = {float(i): [1 + i, 1 + n] for i in range(n)}

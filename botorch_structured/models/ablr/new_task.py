@@ -53,6 +53,7 @@ from botorch_structured.models.ablr.hyperparameters import (
 )
 from botorch_structured.models.ablr.tasks import StandardizeTasks
 from botorch_structured.models.checks import DataError, check_training_data
+from botorch_structured.models.fast_inference import has_methods_of
 from botorch_structured.models.outcome_scale import AnyScaleStandardize
 
 _MAX_STEPS = 200
@@ -157,7 +158,8 @@ def _check_can_share(model: Any) -> None:
             "new_task: expected a model without fantasies, got a batch of shape "
             f"{tuple(model.batch_shape)}."
         )
-    if not isinstance(model.mean_module, ZeroMean):
+    zero = isinstance(model.mean_module, ZeroMean)
+    if not (zero and has_methods_of(ZeroMean, model.mean_module, "forward")):
         raise ValueError(
             "mean_module: expected none where tasks share their weights, got "
             f"{type(model.mean_module).__name__}."

@@ -52,6 +52,8 @@ Array = NDArray[Any]
 # Numbers of the tables of paths that are looked at together (32 MiB), and of those that
 # ``near`` has for its rows.
 _MAX_NUMBERS, _MAX_NEAR = 1 << 22, 1 << 18
+# With fewer rows than this on a path, values take less time without tables.
+_FEW_ROWS = 16
 # Decisions whose paths are known.
 _MAX_KNOWN = 4096
 # Of more weights, the covariance is computed path by path.
@@ -276,7 +278,11 @@ class LeafMoments:
             path: Whether the part of the weights alone is wanted.
         """
         X = X.detach()
-        every, (n, d), keys = self.extend(X).numpy(), X.shape, self._keys(X)
+        keys = self._keys(X)
+        if not (gradient or path) and len(np.unique(keys)) * _FEW_ROWS > len(keys):
+            with torch.no_grad():  # tables of paths would be as large as all rows
+                return PointMoments(*self.graph(X))
+        every, (n, d) = self.extend(X).numpy(), X.shape
         name, (before, groups) = (keys.tobytes(), path), self._last
         if name != before:
             groups = list(self._groups(X, keys, path))
