@@ -17,6 +17,7 @@ __all__ = ["THRESHOLDS", "WITHOUT_A_ROW", "Threshold", "main", "measure"]
 
 import argparse
 import importlib
+import itertools
 import statistics
 import time
 import warnings
@@ -95,12 +96,20 @@ def _posterior(n: int, paths: int, candidates: int = 1) -> Call:
     return _variance(TreeStructuredGP(X, Y, tree).eval(), X[:candidates, None])
 
 
-def _candidates(rows: int) -> Call:
-    """At so many points on each of 64 paths."""
-    tree = flat_tree(64)
-    X, Y = make_data(tree, sizes(64, 200))
-    points = X[:64].repeat(rows, 1)
-    return _variance(TreeStructuredGP(X, Y, tree).eval(), points[:, None])
+def _candidates(decisions: int) -> Call:
+    """At points on other paths than the data: so many decisions are independent."""
+    tree = ParameterTree(
+        2 * decisions, {k: {0.0: [], 1.0: [decisions + k]} for k in range(decisions)}
+    )
+    X = torch.rand(164, tree.dim, generator=torch.Generator().manual_seed(0)).double()
+    X[:, :decisions] = X[:, :decisions].round()
+    model = TreeStructuredGP(X[:100], X[:100].sin().sum(-1, keepdim=True), tree).eval()
+    both = itertools.cycle([X[100:, None], X[100:, None].flip(0)])
+
+    def predict() -> Tensor:  # with tables that are not there yet
+        return _variance(model, next(both))()
+
+    return predict
 
 
 def _mixture(n: int) -> Call:
@@ -176,7 +185,7 @@ THRESHOLDS = [
         lambda weights: _posterior(200, weights // 4, 64),
         (256, 1024, 4096),
     ),
-    Threshold("models.tree.moments._FEW_ROWS", _candidates, (2, 16, 64)),
+    Threshold("models.tree.moments._MANY_NUMBERS", _candidates, (2, 5, 10)),
     Threshold("models.sampled.sampled_gp._MANY_ROWS", _mixture, (100, 300, 1000)),
     Threshold(
         "models.monotone.array_evidence._MOST",

@@ -52,8 +52,8 @@ Array = NDArray[Any]
 # Numbers of the tables of paths that are looked at together (32 MiB), and of those that
 # ``near`` has for its rows.
 _MAX_NUMBERS, _MAX_NEAR = 1 << 22, 1 << 18
-# With fewer rows than this on a path, values take less time without tables.
-_FEW_ROWS = 16
+# With more numbers in the tables of all paths, values may take less time without them.
+_MANY_NUMBERS = 1 << 17
 # Decisions whose paths are known.
 _MAX_KNOWN = 4096
 # Of more weights, the covariance is computed path by path.
@@ -278,13 +278,14 @@ class LeafMoments:
             path: Whether the part of the weights alone is wanted.
         """
         X = X.detach()
-        keys = self._keys(X)
-        if not (gradient or path) and len(np.unique(keys)) * _FEW_ROWS > len(keys):
-            with torch.no_grad():  # tables of paths would be as large as all rows
-                return PointMoments(*self.graph(X))
-        every, (n, d) = self.extend(X).numpy(), X.shape
+        every, (n, d), keys = self.extend(X).numpy(), X.shape, self._keys(X)
         name, (before, groups) = (keys.tobytes(), path), self._last
         if name != before:
+            if not (gradient or path):
+                numbers = self._sizes(np.unique(keys), path).sum()
+                if numbers > max(_MANY_NUMBERS, n * self.predictor.num_weights):
+                    with torch.no_grad():  # tables would be larger than all features
+                        return PointMoments(*self.graph(X))
             groups = list(self._groups(X, keys, path))
             self._last = name, groups
         # one more row and column, for padding
