@@ -199,7 +199,7 @@ def point_moments(
 def point_posterior(model: Any, X: Tensor) -> GPyTorchPosterior | None:
     """See ``FastSingleTaskGP._point_posterior``.
 
-    Half of the time of a posterior of one point is that of what BoTorch does around it.
+    BoTorch's general steps around the moments take as long as the moments of one point.
     """
     alone = X.shape[-2] == 1 and propagate_grads.off() and not functorch_is_active()
     found = _at_hand(model, X.flatten(0, -2)) if alone and X.numel() else None
