@@ -23,7 +23,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 
 def random_model(seed: int, n: int = 30) -> Any:
-    """Of either class, with categorical columns now and then."""
+    """Of either class, with categorical columns and a context now and then."""
     tree = random_tree(seed)
     assume(tree.decision_columns)
     g = torch.Generator().manual_seed(seed)
@@ -41,6 +41,12 @@ def random_model(seed: int, n: int = 30) -> Any:
         base = ScaleKernel((RBFKernel if seed % 8 == 3 else MaternKernel)())
         model = ConditionalGP(X, Y, tree, covar_module=base)
     else:
+        shared = {*others} - {
+            *tree.conditions,
+            *options.get("categorical_features", ()),
+        }
+        if seed % 5 == 0 and shared:
+            options["context_features"] = sorted(shared)[:2]
         model = TreeStructuredGP(X, Y, tree, **options)
     with torch.no_grad():
         for name, p in model.named_parameters():

@@ -8,11 +8,7 @@ import pytest
 import torch
 from botorch.fit import fit_gpytorch_mll
 from gpytorch.kernels import (
-    LinearKernel,
-    MaternKernel,
-    PeriodicKernel,
     RBFKernel,
-    ScaleKernel,
 )
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from hypothesis import assume, given
@@ -22,23 +18,11 @@ from torch import Tensor
 
 from botorch_structured.kernels import ConditionalKernel
 from botorch_structured.models import ConditionalGP, TreeStructuredGP
-from botorch_structured.spaces import Between, ParameterTree
+from botorch_structured.spaces import ParameterTree
 
 # Six leaf columns on three paths, two shared ones, the decision last.
 DEPENDENCIES = {8: {0.0: [0, 1], 1.0: [2, 3], 2.0: [4, 5]}}
 TREE = ParameterTree(9, DEPENDENCIES)
-
-
-def base_kernels(dim: int) -> list[Any]:
-    """Recognised by the structured algebra, and not."""
-    return [
-        None,
-        MaternKernel(nu=2.5, ard_num_dims=dim),
-        ScaleKernel(RBFKernel()),
-        ScaleKernel(MaternKernel(nu=1.5, active_dims=[0, dim - 1])),
-        RBFKernel() + LinearKernel(),
-        ScaleKernel(PeriodicKernel() * RBFKernel(ard_num_dims=dim)),
-    ]
 
 
 class TestContract(StructuredModelTestCase):
@@ -59,84 +43,11 @@ class TestContract(StructuredModelTestCase):
         return ConditionalGP(X, Y, DEPENDENCIES, **kwargs)
 
 
-class TestContractBaseKernel(TestContract):
-    """The same with a base kernel that the structured algebra does not know."""
-
-    def make_model(self, X: Tensor, Y: Tensor, **kwargs: Any) -> ConditionalGP:
-        batch_shape = X.shape[:-2]
-        kernel = MaternKernel(nu=1.5, batch_shape=batch_shape)
-        kwargs["covar_module"] = ScaleKernel(kernel, batch_shape=batch_shape)
-        return ConditionalGP(X, Y, DEPENDENCIES, **kwargs)
-
-    @pytest.mark.skip("BoTorch subsets the covariances that it, or we, made")
-    def test_several_outputs(self) -> None: ...
-
-    @pytest.mark.skip("the kernel has no batch of folds; the other classes test it")
-    def test_cross_validation(self) -> None: ...
-
-
 def problem(seed: int, n: int, **kwargs: Any) -> tuple[ParameterTree, Tensor, Tensor]:
     tree = random_tree(seed, **kwargs)
     g = torch.Generator().manual_seed(seed)
     X = random_points(tree, n, g)
     return tree, X, torch.randn(n, 1, generator=g, dtype=torch.float64)
-
-
-def randomised(model: ConditionalGP, seed: int) -> ConditionalGP:
-    g = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for p in model.parameters():
-            p.add_(0.3 * torch.randn(p.shape, generator=g, dtype=p.dtype))
-    return model
-
-
-@given(seeds)
-def test_structured_is_dense(seed: int) -> None:
-    """Evidence, its gradient, mean and covariance, to 1e-8."""
-    tree, X, Y = problem(seed, 5 + seed % 30)
-    assume(tree.decision_columns)
-    kernels = base_kernels(tree.dim)
-    kernel = kernels[seed % len(kernels)]
-    model = randomised(ConditionalGP(X, Y, tree, covar_module=kernel).double(), seed)
-    # a tenth of the outcomes' scale: at 1e-4 both lose digits to conditioning
-    model.likelihood.noise = 1e-2
-    assert model._is_structured()
-    mll = ExactMarginalLogLikelihood(model.likelihood, model)
-    mll.train()
-    fast = model.compute_custom_loss(mll)
-    model._is_structured = lambda: False
-    slow = model.compute_custom_loss(mll)
-    del model._is_structured
-    torch.testing.assert_close(fast, slow, rtol=1e-8, atol=1e-8)
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    for a, b in zip(
-        torch.autograd.grad(fast, parameters),
-        torch.autograd.grad(slow, parameters),
-        strict=True,
-    ):
-        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-8)
-    model.eval()
-    test = random_points(tree, 12, torch.Generator().manual_seed(seed + 1))
-    test = test.reshape(4, 3, tree.dim)
-    fast = model.posterior(test).distribution
-    model._use_predictor = lambda: False
-    slow = model.posterior(test).distribution
-    for name in ("mean", "covariance_matrix"):
-        a, b = getattr(fast, name), getattr(slow, name)
-        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-8)
-
-
-@given(seeds)
-def test_inactive_columns_have_no_influence(seed: int) -> None:
-    """To the last bit, in training data and in what is predicted."""
-    tree, X, Y = problem(seed, 10)
-    assume(tree.decision_columns)
-    test = random_points(tree, 6, torch.Generator().manual_seed(seed + 1))
-    posterior = ConditionalGP(X, Y, tree).posterior(test)
-    other = ConditionalGP(tree.impute(X, 0.123), Y, tree)
-    again = other.posterior(tree.impute(test, 0.987))
-    assert torch.equal(posterior.mean, again.mean)
-    assert torch.equal(posterior.variance, again.variance)
 
 
 @given(seeds)
@@ -171,21 +82,9 @@ def test_an_unseen_path_has_the_prior() -> None:
     torch.testing.assert_close(posterior.variance, torch.ones_like(posterior.variance))
 
 
-def test_the_priors_of_the_paper() -> None:
-    """Log-normal(0, 1) on lengthscales and sigma_f, horseshoe(1) on sigma_n."""
+def test_a_retried_fit_samples_priors_wherever_that_leads() -> None:
     X = random_points(TREE, 10, torch.Generator().manual_seed(1))
     model = ConditionalGP(X, X[:, :1], TREE)
-    scaled, noise = model.covar_module.base_kernel, model.likelihood.noise_covar
-    scaled.outputscale, noise.noise = 4.0, 0.25
-    priors = {name: (p, c(m)) for name, m, p, c, _ in model.named_priors()}
-    by_kind = {name.rpartition(".")[2]: value for name, value in priors.items()}
-    assert by_kind["amplitude_prior"][1].item() == pytest.approx(2.0)
-    assert by_kind["noise_std_prior"][1].item() == pytest.approx(0.5)
-    for kind in ("amplitude_prior", "lengthscale_prior"):
-        prior = by_kind[kind][0]
-        assert (prior.loc.item(), prior.scale.item()) == (0.0, 1.0)
-    assert by_kind["noise_std_prior"][0].scale.item() == 1.0
-    # a retried fit samples priors, wherever that leads
     for name, module, _, _, setter in model.named_priors():
         for value in (1e-9, 1e9):
             if not name.endswith("lengthscale_prior"):
@@ -242,14 +141,6 @@ def test_decisions_alone() -> None:
     model = ConditionalGP(X, Y, tree)
     fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
     assert (model.posterior(X).mean - Y).abs().max() < 1.0
-
-
-def test_a_range_condition_has_a_kernel_within_the_range() -> None:
-    tree = ParameterTree(2, conditions={1: Between(0, 0.5, 1.0)})
-    X = torch.tensor([[0.1, 0.5], [0.4, 0.5], [0.6, 0.2], [0.9, 0.2]]).double()
-    K = ConditionalGP(X, X[:, :1], tree).covar_module(X).to_dense()
-    assert (K[:2, 2:] == 0.0).all()
-    assert 0.0 < K[0, 1] < K[0, 0] and 0.0 < K[2, 3] < K[2, 2]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
@@ -26,7 +25,7 @@ from strategies import random_points, random_tree, seeds
 from torch import Tensor
 
 from botorch_structured.kernels import ConditionalKernel, LaplaceKernel
-from botorch_structured.spaces import Between, Equals, In, ParameterTree
+from botorch_structured.spaces import ParameterTree
 
 pytestmark = pytest.mark.usefixtures("double")
 
@@ -72,47 +71,6 @@ def test_equation_8(seed: int) -> None:
     torch.testing.assert_close(cross, expected[:3, 3:], rtol=1e-9, atol=1e-9)
     diagonal = wrapped(X, diag=True)
     torch.testing.assert_close(diagonal, expected.diagonal(), rtol=1e-9, atol=1e-9)
-
-
-@given(seeds)
-def test_positive_semidefinite_and_invariant_to_what_is_inactive(seed: int) -> None:
-    tree = random_tree(seed)
-    X = random_points(tree, 40, torch.Generator().manual_seed(seed))
-    wrapped = ConditionalKernel(kernels(tree.dim)[seed % 6], tree)
-    K = wrapped(X).to_dense()
-    assert torch.linalg.eigvalsh(K).min() > -1e-9 * K.diagonal().max() * len(X)
-    assert torch.equal(wrapped(tree.impute(X, 0.01)).to_dense(), K)
-    key = tree.path_key(X)
-    assert (K[key.unsqueeze(0) != key.unsqueeze(1)] == 0.0).all()
-
-
-def test_conditions_of_every_kind() -> None:
-    """Equality, sets, ranges, several parents; active never equals inactive."""
-    tree = ParameterTree(
-        5,
-        conditions={
-            1: Equals(0, 0.0),
-            2: In(0, [1.0, 2.0]),
-            3: Between(2, 0.5, math.inf),
-            4: Equals(0, 0.0) | Between(2, 0.5, math.inf),
-        },
-        values={0: [0.0, 1.0, 2.0]},
-    )
-    X = torch.tensor(
-        [
-            [0.0, 0.3, 0.5, 0.5, 0.1],
-            [0.0, 0.4, 0.5, 0.5, 0.1],
-            [1.0, 0.5, 0.2, 0.5, 0.5],
-            [1.0, 0.5, 0.4, 0.5, 0.5],
-            [1.0, 0.5, 0.6, 0.2, 0.1],
-            [1.0, 0.5, 0.9, 0.2, 0.1],
-            [2.0, 0.5, 0.2, 0.5, 0.5],
-        ]
-    )
-    K = ConditionalKernel(MaternKernel(nu=2.5), tree)(X).to_dense()
-    blocks = torch.tensor([0, 0, 1, 1, 2, 2, 3])
-    same = blocks.unsqueeze(0) == blocks.unsqueeze(1)
-    assert torch.equal(K > 0.0, same)
 
 
 def test_diagonals_of_kernels_that_return_matrices() -> None:

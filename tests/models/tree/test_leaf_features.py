@@ -130,20 +130,6 @@ def test_features_leave_the_variance_that_data_leave(make: Any) -> None:
     assert variance_errors(model, X).square().mean().sqrt() < 0.08
 
 
-@pytest.mark.parametrize("make", [tree, conditional])
-def test_features_have_the_covariance(make: Any) -> None:
-    kernel = make().covar_module
-    X = points(12)
-    features = gen_kernel_features(kernel, num_inputs=4, num_outputs=4096)
-    phi = features(X)
-    assert phi.shape == (12, features.num_outputs)
-    exact = kernel(X).to_dense()
-    value = phi @ phi.mT
-    assert (value - exact).abs().max() < 0.02 * exact.max()
-    apart = X[:, :1] != X[:, 0]
-    torch.testing.assert_close(value[apart], exact[apart])
-
-
 def test_undeclared_values_have_an_offset_of_their_own() -> None:
     kernel = tree().covar_module
     X = points(12)

@@ -79,7 +79,7 @@ def test_short_fits_find_the_optimum(make: Any, evaluations: list[int]) -> None:
 def test_every_so_often_a_fit_is_full(evaluations: list[int]) -> None:
     model = fitted(TreeStructuredGP, TREE, 24)
     short, needed = [0], {True: [], False: []}
-    for n in range(25, 25 + 3 * (MAX_SHORT_FITS + 1)):
+    for n in range(25, 25 + 2 * (MAX_SHORT_FITS + 1)):
         evaluations[0] = 0
         # what is remembered survives copies
         copied = pickle.loads(pickle.dumps(copy.deepcopy(model)))
@@ -209,6 +209,7 @@ def test_columns_of_other_kernels_have_names() -> None:
         ({"leaf_kernel": "rbf"}, "leaf_kernel"),
         ({"leaf_offset": "fixed"}, "mean_module"),
         ({"covar_module": RBFKernel()}, "covar_module"),
+        ({"context_features": [4]}, "another context_features"),
     ],
 )
 def test_another_model_is_refused(options: Any, message: str) -> None:
