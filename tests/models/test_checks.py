@@ -71,6 +71,17 @@ def with_value(values: Tensor, place: tuple[int, int], value: float) -> Tensor:
 KIND, SHAPE = InputDataError, BotorchTensorDimensionError
 ONES = torch.ones_like(Y)
 FLOATS = "expected torch.float64 or torch.float32, got"
+SQUARES = "expected outcomes whose variance is a number"
+BATCHES = {"X": X.expand(1, N, 3), "Y": Y.expand(2, N, 1)}
+SINGLE = {"X": X.float(), "Y": 1e18 * Y.float()}
+EXTREMES = torch.cat([-Y[:1], Y[1:]]) / Y.max()
+
+
+def at(values: Tensor, value: float, column: int = 0) -> Tensor:
+    """With a value in row 4."""
+    return with_value(values, (4, column), value)
+
+
 BAD_DATA: list[tuple[type[ValueError], str, dict[str, Any]]] = [
     (KIND, "train_X: .*got numpy.ndarray.*as_tensor", {"X": X.numpy()}),
     (KIND, "train_Y: .*got numpy.ndarray.*as_tensor", {"Y": Y.numpy()}),
@@ -79,82 +90,34 @@ BAD_DATA: list[tuple[type[ValueError], str, dict[str, Any]]] = [
     (KIND, f"train_X: {FLOATS} torch.float16", {"X": X.half(), "Y": Y.half()}),
     (KIND, "train_X: .*dense.*got torch.sparse_coo", {"X": X.to_sparse()}),
     (KIND, "train_Y: .*values, got a meta tensor", {"Y": Y.to("meta")}),
-    (
-        KIND,
-        "train_Y: expected the same dtype as train_X, torch.float64, got torch.float32",
-        {"Y": Y.float()},
-    ),
+    (KIND, "train_Y: .*same dtype as train_X, .*got torch.float32", {"Y": Y.float()}),
     (KIND, "train_Yvar: .*same dtype", {"train_Yvar": ONES.float()}),
-    (
-        SHAPE,
-        "train_Y: expected ``12 x m``, the rows of train_X (12, 3), got (11, 1)",
-        {"Y": Y[1:]},
-    ),
+    (SHAPE, "train_Y: .*``12 x m``, .*train_X (12, 3), got (11, 1)", {"Y": Y[1:]}),
     (SHAPE, "train_Y: .*An explicit output dimension is required", {"Y": Y[:, 0]}),
     (SHAPE, "train_X: .*at least one column", {"X": X[:, :0]}),
     (SHAPE, "train_Y: .*got (12, 0)", {"Y": Y[:, :0]}),
-    (
-        SHAPE,
-        "train_Y: expected ``1 x 12 x m``.*got (2, 12, 1)",
-        {"X": X.expand(1, N, 3), "Y": Y.expand(2, N, 1)},
-    ),
-    (
-        SHAPE,
-        "train_Yvar: expected the shape of train_Y, (12, 1), got (11, 1)",
-        {"train_Yvar": ONES[1:]},
-    ),
+    (SHAPE, "train_Y: .*``1 x 12 x m``.*got (2, 12, 1)", BATCHES),
+    (SHAPE, "train_Yvar: .*train_Y, (12, 1), got (11, 1)", {"train_Yvar": ONES[1:]}),
     (SHAPE, "train_Yvar: .*got (1,)", {"train_Yvar": ONES[0]}),
+    (KIND, "train_X: .*nan in columns [1] of rows [4]", {"X": at(X, torch.nan, 1)}),
+    (KIND, "train_X: .*-inf in columns [2] of rows [4]", {"X": at(X, -torch.inf, 2)}),
+    (KIND, "train_Y: .*inf in columns [0] of rows [4]", {"Y": at(Y, torch.inf)}),
+    (KIND, "train_X: .*squares, .*magnitudes up to 1.0e+200", {"X": 1e200 * X}),
     (
         KIND,
-        "train_X: expected finite numbers, got nan in columns [1] of rows [4]",
-        {"X": with_value(X, (4, 1), torch.nan)},
-    ),
-    (
-        KIND,
-        "train_X: expected finite numbers, got -inf in columns [2] of rows [4]",
-        {"X": with_value(X, (4, 2), -torch.inf)},
-    ),
-    (
-        KIND,
-        "train_Y: expected finite outcomes.*got inf in columns [0] of rows [4]",
-        {"Y": with_value(Y, (4, 0), torch.inf)},
-    ),
-    (
-        KIND,
-        "train_X: expected inputs whose squares, .*, got magnitudes up to 1.0e+200",
-        {"X": 1e200 * X},
-    ),
-    (
-        KIND,
-        "train_Y: expected outcomes whose variance is a number (about 1e-150 to "
-        "1e+150 in torch.float64), got magnitudes up to 1.0e+160. Rescale them.",
+        f"train_Y: {SQUARES} (about 1e-150 to 1e+150 in torch.float64), got magnitudes "
+        "up to 1.0e+160. Rescale them.",
         {"Y": 1e160 * Y / Y.max()},
     ),
+    (KIND, f"train_Y: {SQUARES} .*1.5e+308", {"Y": 1.5e308 * EXTREMES}),
+    (KIND, f"train_Y: {SQUARES} .*e-160 at most", {"Y": 1e-160 * Y}),
+    (KIND, "train_Y: .*(about 1e-15 to 2e+15 in torch.float32)", SINGLE),
     (
         KIND,
-        "train_Y: expected outcomes whose variance is a number .*1.5e+308",
-        {"Y": 1.5e308 * with_value(Y / Y.max(), (0, 0), -1.0)},
+        "train_Yvar: .*-0.5 in columns [0] of rows [4]",
+        {"train_Yvar": at(ONES, -0.5)},
     ),
-    (
-        KIND,
-        "train_Y: expected outcomes whose variance is a number .*e-160 at most",
-        {"Y": 1e-160 * Y},
-    ),
-    (
-        KIND,
-        "train_Y: expected .* (about 1e-15 to 2e+15 in torch.float32), got",
-        {"X": X.float(), "Y": 1e18 * Y.float()},
-    ),
-    (
-        KIND,
-        "train_Yvar: expected a finite variance.*got -0.5 in columns [0] of rows [4]",
-        {"train_Yvar": with_value(ONES, (4, 0), -0.5)},
-    ),
-    (
-        KIND,
-        "train_Yvar: .*got nan",
-        {"train_Yvar": with_value(ONES, (4, 0), torch.nan)},
-    ),
+    (KIND, "train_Yvar: .*got nan", {"train_Yvar": at(ONES, torch.nan)}),
     (KIND, "train_Yvar: .*got inf", {"train_Yvar": torch.inf * ONES}),
 ]
 

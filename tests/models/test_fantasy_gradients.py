@@ -39,7 +39,6 @@ def steep(x: Tensor) -> Tensor:
 
 X = points(24, 0)
 Y = (3.0 * X[:, :1]).sin() + X[:, 1:2] ** 2 + 0.3 * (7.0 * X[:, 2:]).cos()
-TREE = {0: {0.0: [1], 1.0: [2]}}
 
 
 def treed() -> TreedGP:

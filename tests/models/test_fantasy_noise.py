@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from botorch.acquisition.joint_entropy_search import qJointEntropySearch
-from botorch.models import SingleTaskGP
 from botorch.models.deterministic import GenericDeterministicModel
 from botorch.models.transforms import Normalize
 from botorch.sampling import IIDNormalSampler
@@ -156,21 +155,6 @@ def test_the_mean_and_the_variance_are_given_the_noise(
 
 
 @KINDS
-def test_given_noise_after_own(kind: str) -> None:
-    model = noisy(MAKE[kind](*data(), outcome_transform=None))
-    new_X, more, x = points(2), points(2, 1, seed=5), points(7, seed=4)
-    noise = torch.tensor([[0.9]])
-    first = fantasies(model, new_X)
-    second = fantasies(first, more, noise)
-    own = model.posterior(new_X, observation_noise=True).variance
-    own = (own - model.posterior(new_X).variance).squeeze(-1)
-    twice = torch.cat([new_X.expand(2, -1, -1), more], dim=-2)
-    new_Y = second.train_targets[..., 40:]
-    expected = given_by_hand(model, x, twice, new_Y, torch.cat([own, noise[0]]))
-    check(second, x, expected)
-
-
-@KINDS
 def test_known_noise_is_concatenated(kind: str) -> None:
     X, Y = data()
     Yvar = torch.full_like(Y, 0.0025)
@@ -232,24 +216,6 @@ def test_joint_entropy_search_takes_optima_for_noiseless(kind: str) -> None:
         assert (acqf(x) - noisily(x)).abs().max() > 1e-6
 
 
-@pytest.mark.parametrize("kind", ["tree", "conditional", "dense", "one leaf"])
-def test_joint_entropy_search_of_a_dense_twin(kind: str) -> None:
-    """By GPyTorch, which has the right variance."""
-    X, Y = data()
-    model = noisy(MAKE[kind](X, Y, outcome_transform=None))
-    parts = ("covar_module", "mean_module", "likelihood")
-    own = {name: copy.deepcopy(getattr(model, name)) for name in parts}
-    twin = SingleTaskGP(X, Y, outcome_transform=None, **own).eval()
-    best = points(2, seed=6), torch.full((2, 1), 2.5)
-    x = points(9, 1, seed=8).unsqueeze(-3)
-    with torch.no_grad():
-        one, other = (
-            qJointEntropySearch(m, *best).conditional_model.posterior(x).variance
-            for m in (model, twin)
-        )
-    torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-8)
-
-
 @pytest.mark.parametrize("kind", ["tree", "conditional", "treed", "dense"])
 def test_samples_take_the_noise(kind: str) -> None:
     models = [
@@ -304,14 +270,6 @@ def test_paths_of_a_tree_with_known_noise() -> None:
             found, expected = (getattr(m, posterior)(x) for m in (one, other))
             torch.testing.assert_close(found.mean, expected.mean)
             torch.testing.assert_close(found.variance, expected.variance)
-
-
-@KINDS
-def test_fantasies_at_no_points(kind: str) -> None:
-    model = noisy(MAKE[kind](*data(), outcome_transform=None))
-    x = points(4)
-    found = fantasies(model, points(0), torch.tensor([[0.5]])).posterior(x).mean
-    torch.testing.assert_close(found, model.posterior(x).mean.expand(2, 4, 1))
 
 
 def test_known_noise_of_one_row() -> None:

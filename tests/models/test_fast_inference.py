@@ -39,7 +39,6 @@ from botorch_structured.models import (
     MultiTaskABLR,
     TreedGP,
     TreeStructuredGP,
-    map_fit,
 )
 from botorch_structured.models.fast_inference import (
     FastSingleTaskGP,
@@ -408,29 +407,6 @@ def test_when_what_is_fast_is_asked_for() -> None:
     torch.testing.assert_close(model(X[:2]).mean, dense.eval()(X[:2]).mean)
     model.train()
     torch.testing.assert_close(model.compute_custom_loss(mll.train()), expected)
-
-
-def test_options_of_a_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, _, mll = cached()
-    seen: list[Any] = []
-    monkeypatch.setattr(
-        map_fit, "fit_fallback", lambda mll, **kwargs: seen.append(kwargs)
-    )
-    ours = {"maxiter": 7, "ftol": 1e-3}
-    given = {"options": {"maxiter": 2}, "method": "L-BFGS-B"}
-    fit_map(mll, ours)
-    fit_map(mll, ours, optimizer_kwargs=given)
-    fit_map(mll, ours, optimizer=len)
-    fit_map(mll, ours, closure=len)
-    fit_map(mll, optimizer_kwargs=given)
-    assert [s["optimizer_kwargs"] for s in seen] == [
-        {"options": ours},
-        {"options": {"maxiter": 2, "ftol": 1e-3}, "method": "L-BFGS-B"},
-        None,
-        None,
-        given,
-    ]
-    assert given["options"] == {"maxiter": 2}
 
 
 class Singular:

@@ -8,91 +8,13 @@ import torch
 from torch import Tensor
 
 from botorch_structured.optim.boxes import (
-    Boxes,
-    boxes_at,
     path_boxes,
-    project,
     raw_candidates,
-    whole_box,
 )
 from botorch_structured.optim.problem import make_problem
-from botorch_structured.spaces import Between, ParameterTree, SearchSpace
+from botorch_structured.spaces import ParameterTree, SearchSpace
 
 FILL = -7.0
-
-
-def whole(tree: ParameterTree, bounds: Tensor, **kwargs: object) -> Boxes:
-    return whole_box(make_problem(bounds, tree, fill=FILL, **kwargs))
-
-
-def draw(space: Boxes, n: int) -> Tensor:
-    generator = torch.Generator().manual_seed(0)
-    U = torch.rand(n, space.problem.tree.dim, generator=generator, dtype=torch.double)
-    return space.draw(torch.zeros(n, dtype=torch.long), U)
-
-
-def test_undeclared_outcomes_are_those_seen() -> None:
-    tree = ParameterTree(2, {0: {1: [1]}})
-    bounds = torch.tensor([[0.0, 0.0], [5.0, 1.0]], dtype=torch.double)
-    seen = torch.tensor([[3.0, FILL], [9.0, FILL], [1.0, 0.2]], dtype=torch.double)
-    values = make_problem(bounds, tree, X_avoid=seen).values
-    assert values.listed.tolist() == [True, False]
-    assert values.table[0].tolist()[:3] == [1, 3, math.inf]  # 9 is out of bounds
-
-
-def test_columns_without_a_value_are_never_new() -> None:
-    tree = ParameterTree(3, {0: {0: [1], 1: [2]}})
-    bounds = torch.tensor([[0.0, 0.2, 0.0], [1.0, 0.8, 1.0]], dtype=torch.double)
-    space = whole(tree, bounds, integer_features=[1])  # none in [0.2, 0.8]
-    X = space.problem.impute(draw(space, 50))
-    assert X.isfinite().all()
-    new = space.problem.is_new(X, tree.active_mask(X), X[:0])
-    assert torch.equal(new, X[:, 0] == 1)
-    assert new.any() and not new.all()
-
-
-def test_points_are_projected_on_their_own_path_only() -> None:
-    tree = ParameterTree(4, {0: {0: [1, 2], 1: [1], 2: [3]}}, values={0: [0, 1, 2]})
-    bounds = torch.tensor([[0.0, 0, 0, 0], [2, 1, 5, 5]], dtype=torch.double)
-    space = whole(
-        tree,
-        bounds,
-        integer_features=[2],
-        categorical_features={0: [0.0, 2.0], 3: [1.0, 5.0]},
-    )
-    X = bounds.new_tensor(
-        [[0, 1.5, 2.7, FILL], [1, 0.5, FILL, FILL], [2, FILL, FILL, 4.0]]
-    )
-    assert project(space, X).tolist() == [[0, 1, 3, FILL], [2, FILL, FILL, 5.0]]
-
-
-def test_fixed_and_numeric_columns() -> None:
-    tree = ParameterTree(
-        4, {0: {0: [2], 1: [3]}}, conditions={2: Between(1, 0.5, math.inf)}
-    )
-    bounds = torch.tensor([[0.0, 0, 0, 0], [1, 1, 1, 1]], dtype=torch.double)
-    space = whole(tree, bounds, fixed_features={0: 1.0, 1: 0.75, 3: 0.25})
-    X = draw(space, 20)
-    assert (X[:, 0] == 1).all() and (X[:, 1] == 0.75).all()
-    assert (X[:, 3] == 0.25).all() and not space.problem.empty.any()
-
-
-def test_paths_are_parts_of_the_whole_space() -> None:
-    """The same values, decisions pinned, inactive columns at the fill value."""
-    tree = ParameterTree(
-        4, {0: {0: [2], 1: [3]}}, conditions={2: Between(1, 0.5, math.inf)}
-    )
-    bounds = torch.tensor([[0.0, 0, 0, 0], [2, 1, 1, 7.5]], dtype=torch.double)
-    space = whole(tree, bounds, integer_features=[3], categorical_features={0: [0, 1]})
-    assert space.lower.tolist() == [[0, 0, 0, 0]]
-    assert space.upper.tolist() == [[1, 1, 1, 7]]
-    rows = bounds.new_tensor([[0, 0.7, 0, 0], [1, 0.2, 0, 0], [2, 0, 0, 0]])
-    boxes, ok = boxes_at(space.problem, rows)
-    assert ok.tolist() == [True, True, False]  # 2 is none of the values of column 0
-    assert boxes.lower[0].tolist() == [0, 0.5, 0, FILL]
-    assert boxes.upper[0].tolist() == [0, 1, 1, FILL]
-    assert boxes.lower[1].tolist() == [1, 0, FILL, 0]
-    assert boxes.upper[1].tolist() == [1, math.nextafter(0.5, 0), FILL, 7]
 
 
 def test_the_boxes_of_all_paths() -> None:

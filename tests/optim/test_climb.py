@@ -23,13 +23,12 @@ from botorch_structured.acquisition import AveragedLogExpectedImprovement, Inter
 from botorch_structured.optim.boxes import Boxes, whole_box
 from botorch_structured.optim.climb import (
     Evaluator,
-    best_of_each,
     maximize_in_unit_box,
     refine,
 )
 from botorch_structured.optim.local_search import one_exchange
 from botorch_structured.optim.problem import make_problem
-from botorch_structured.spaces import Between, Equals, ParameterTree, SearchSpace
+from botorch_structured.spaces import Equals, ParameterTree, SearchSpace
 
 Array = NDArray[Any]
 STEPS = (0.2, 0.05)
@@ -385,37 +384,3 @@ def test_a_new_branch_is_drawn_at_random() -> None:
     deeper = opened[:, 3] == 1
     assert (opened[~deeper, 4] == FILL).all()
     assert 0 <= opened[deeper, 4].min() < 0.01 and 0.99 < opened[deeper, 4].max() <= 1
-
-
-def test_a_numeric_decision_steps_like_a_number() -> None:
-    tree = ParameterTree(2, conditions={1: Between(0, 0.5, math.inf)})
-    bounds = torch.tensor([[0.0, 2.0], [1.0, 3.0]], dtype=torch.double)
-    space = whole(tree, bounds)
-    X = torch.tensor([[0.4, FILL], [0.6, 2.5]], dtype=torch.double)
-    near, _, owner = of(space, X, (0.2,))
-    first, second = near[owner == 0], near[owner == 1]
-    assert first[:, 0].tolist() == pytest.approx([0.2, 0.6])
-    assert first[0, 1] == FILL and 2 <= first[1, 1] <= 3
-    pairs = sorted((round(a, 9), round(b, 9)) for a, b in second.tolist())
-    assert pairs == [(0.4, FILL), (0.6, 2.3), (0.6, 2.7), (0.8, 2.5)]
-
-
-def test_single_precision() -> None:
-    tree = ParameterTree(3, {0: {0.1: [1], 0.7: [2]}})
-    bounds = torch.tensor([[0.1, 0.0, 0.1], [0.7, 3.0, 0.4]])
-    space = whole(tree, bounds, integer_features=[1])
-    X = points(space, 500)
-    assert X.dtype == torch.float
-    active = tree.active_mask(X)
-    near, on, _ = of(space, X, STEPS)
-    for Z, where in ((X, active), (near, on)):
-        assert Z.dtype == torch.float
-        assert tree.is_declared(Z).all()
-        assert ((Z >= bounds[0]) & (Z <= bounds[1]))[where].all()
-
-
-def test_the_first_of_the_best_of_every_group() -> None:
-    group = torch.tensor([2, 0, 2, 0, 7, 2])
-    values = torch.tensor([1.0, -math.inf, 3.0, 2.0, -math.inf, 3.0])
-    assert best_of_each(group, values).tolist() == [3, 2, 4]
-    assert best_of_each(group[:0], values[:0]).tolist() == []

@@ -231,22 +231,6 @@ def test_improvements_of_any_size(kind: type, dtype: torch.dtype) -> None:
         )
 
 
-def test_without_a_form_near_rows() -> None:
-    X, columns = points(2, 3), np.array([[1], [2]])
-    plain = SingleTaskGP(points(8, 0), points(8, 0)[:, :1])
-    mixture = AveragedLogExpectedImprovement([make(), plain], 0.5)
-    assert at(mixture, X, False) is None
-    for acqf in (
-        LogExpectedImprovement(plain, best_f=0.0),
-        ProbabilityOfImprovement(make(), best_f=0.0),
-        mixture,
-        PriorGuidedAcquisitionFunction(
-            LogExpectedImprovement(make(), best_f=0.0), torch.nn.Identity(), log=True
-        ),
-    ):
-        assert near(acqf, X, columns) is None
-
-
 class OtherPosterior(TreeStructuredGP):
     def posterior(self, *args: Any, **kwargs: Any) -> Any:
         return super().posterior(*args, **kwargs)
@@ -271,14 +255,17 @@ def test_other_acquisition_functions_need_autograd() -> None:
 
     transform = ScalarizedPosteriorTransform(torch.ones(1, dtype=torch.double))
     batch = SingleTaskGP(X, X.sum(-1, keepdim=True))
+    columns = np.array([[1], [2], [3], [4]])
     for acqf in (
+        AveragedLogExpectedImprovement([model, batch], 0.5),
+        guided(improvement(), torch.nn.Identity()),
         Mine(model, best_f=0.0),
         ProbabilityOfImprovement(model, best_f=0.0),
         LogExpectedImprovement(model, 0.0, posterior_transform=transform),
         LogExpectedImprovement(model, torch.zeros(4)),
         LogExpectedImprovement(batch, best_f=0.0),
     ):
-        assert at(acqf, X, gradient=True) is None
+        assert at(acqf, X, gradient=True) is None and near(acqf, X, columns) is None
     for mine in (OtherPosterior, OtherCall):
         acqf = LogExpectedImprovement(make(mine), best_f=0.0)
         assert at(acqf, X, gradient=True) is None

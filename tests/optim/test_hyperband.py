@@ -99,13 +99,14 @@ def test_triplets_start_a_model() -> None:
 
 
 def test_bad_arguments() -> None:
-    for wrong in (0.0, -1.0):
-        with pytest.raises(ValueError, match="smallest: expected a positive number"):
-            hyperband_rungs(wrong)
-    with pytest.raises(ValueError, match="smallest: expected at most `largest`"):
-        hyperband_rungs(2.0)
-    with pytest.raises(ValueError, match="eta: expected a number above 1"):
-        hyperband_rungs(0.1, eta=1.0)
+    for eta, smallest, message in (
+        (3.0, 0.0, "smallest: expected a positive number"),
+        (3.0, -1.0, "smallest: expected a positive number"),
+        (3.0, 2.0, "smallest: expected at most `largest`"),
+        (1.0, 0.1, "eta: expected a number above 1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            hyperband_rungs(smallest, eta=eta)
     X = torch.rand(3, 2)
     for rungs in ([], [(4, 0.1)], [(1, 0.1), (2, 1.0)]):
         with pytest.raises(ValueError, match="rungs: expected counts"):

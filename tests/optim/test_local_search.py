@@ -27,15 +27,6 @@ from botorch_structured.optim.local_search import one_exchange
 from botorch_structured.optim.problem import make_problem
 from botorch_structured.spaces import Between, ParameterTree, SearchSpace
 
-INTEGERS = [3]
-CATEGORIES = {4: [0.0, 1.0, 2.5, 4.0]}
-KINDS = {"integer_features": INTEGERS, "categorical_features": CATEGORIES}
-PEAK = torch.tensor([0.0, 0.123456789, 0.7, 37.4, 2.4, 1.3], dtype=torch.double)
-
-
-def bonus_for(best: int):  # noqa: ANN201
-    return lambda X: 100.0 * (X[..., 0].round() == best).to(X)
-
 
 class Function(AcquisitionFunction):
     """Any function of ``n x d`` points; keeps the points, refuses gradients."""
@@ -155,11 +146,12 @@ def test_the_papers_fixed_step() -> None:
 
 def test_all_starts_share_the_calls(learners) -> None:
     tree, bounds = learners
-    acqf = Function(lambda X: -((tree.impute(X, PEAK) - PEAK) ** 2).sum(-1))
-    optimize_acqf_local_search(acqf, bounds, tree, num_restarts=1, seed=0, **KINDS)
+    acqf = Function(lambda X: -((tree.impute(X, 0.3) - 0.3) ** 2).sum(-1))
+    kinds = {"integer_features": [3], "categorical_features": {4: [0.0, 1.0, 2.5]}}
+    optimize_acqf_local_search(acqf, bounds, tree, num_restarts=1, seed=0, **kinds)
     one = [len(X) for X in acqf.seen]
     acqf.seen = []
-    optimize_acqf_local_search(acqf, bounds, tree, num_restarts=30, seed=0, **KINDS)
+    optimize_acqf_local_search(acqf, bounds, tree, num_restarts=30, seed=0, **kinds)
     many = [len(X) for X in acqf.seen]
     assert len(many) < 200 and many[1] > 20 * one[1]
 
@@ -205,39 +197,6 @@ def test_a_start_at_a_known_point_moves_off() -> None:
     for x, less in ((without, lower), (far, same)):
         assert less < 0 < value
         assert 0.03 <= float((x[0, 2] - 0.3141).abs()) < 0.0303
-
-
-def test_numeric_decisions_cross_their_intervals(peak) -> None:
-    tree = ParameterTree(
-        3, conditions={1: Between(0, 5.0, math.inf), 2: Between(0, 3, 5)}
-    )
-    bounds = torch.tensor([[0.0, 0, 0], [10, 1, 1]], dtype=torch.double)
-    target = torch.tensor([4.2, 0.1, 0.9]).double()
-    acqf = peak(tree, target)
-    start = torch.tensor([[9.0, 0.1, 0.5]], dtype=torch.double)
-    kwargs = {"raw_samples": 1, "num_restarts": 1, "X_start": start}
-    X, _ = optimize_acqf_local_search(acqf, bounds, tree, **kwargs, seed=1)
-    assert abs(float(X[0, 0]) - 4.2) < 2e-3
-    X, _ = optimize_acqf_local_search(
-        acqf, bounds, tree, integer_features=[0], **kwargs, seed=1
-    )
-    assert X[0, 0] == 4.0 and abs(float(X[0, 2]) - 0.9) < 2e-4
-    X, _ = optimize_acqf_local_search(acqf, bounds, tree, fixed_features={0: 5.0})
-    assert torch.allclose(X, X.new_tensor([[5.0, 0.1, 0.9]]), atol=2e-4)
-
-
-def test_constraints_are_followed_along_the_axes(peak) -> None:
-    tree = ParameterTree(4, {0: {0: [1, 2], 1: [1, 3]}}, values={0: [0, 1]})
-    bounds = torch.tensor([[0.0, 0, 0, 0], [1, 1, 1, 1]], dtype=torch.double)
-    at_most = (torch.tensor([1, 2]), torch.tensor([-1.0, -1.0]).double(), -1.0)
-    for path, best in ((0, -0.18), (1, 0.0)):
-        acqf = peak(tree, torch.full((4,), 0.8).double(), bonus_for(path))
-        X, value = optimize_acqf_local_search(
-            acqf, bounds, tree, inequality_constraints=[at_most], seed=0
-        )
-        assert path == 1 or X[0, 1] + X[0, 2] <= 1.0
-        # On the border (slope 0.6 across, 0 along it) as near as the best start was.
-        assert best - 0.02 < float(value) - 100 <= best + 1e-12
 
 
 def data(tree: ParameterTree, n: int = 16) -> tuple[Tensor, Tensor]:

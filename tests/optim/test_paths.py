@@ -28,10 +28,6 @@ from botorch_structured.optim import optimize_acqf_paths
 from botorch_structured.optim.problem import make_problem
 from botorch_structured.spaces import Between, ParameterTree, SearchSpace
 
-INTEGERS = [3]
-CATEGORIES = {4: [0.0, 1.0, 2.5, 4.0]}
-PEAK = torch.tensor([0.0, 0.123456789, 0.7, 37.4, 2.4, 1.3], dtype=torch.double)
-
 
 def bonus_for(best: int):  # noqa: ANN201
     return lambda X: 100.0 * (X[..., 0].round() == best).to(X)

@@ -184,7 +184,7 @@ def test_the_last_point_of_a_large_finite_space(optimize, peak) -> None:
 
 
 @every_one
-@settings(max_examples=10)
+@settings(max_examples=6)
 @given(seed=seeds)
 def test_candidates_keep_every_promise(optimize, seed: int) -> None:
     """Also the points in between, at which the acquisition function is evaluated."""

@@ -7,7 +7,6 @@ import torch
 from botorch.acquisition import (
     AcquisitionFunction,
     LogExpectedImprovement,
-    qKnowledgeGradient,
     qLogExpectedImprovement,
 )
 from botorch.exceptions.errors import CandidateGenerationError
@@ -279,21 +278,3 @@ def test_says_what_it_expects(arguments: dict, message: str) -> None:
         adaptive_sobol_candidates(**arguments)
     with pytest.raises(ValueError, match=message):
         optimize_acqf_sobol(acqf, **arguments)
-
-
-def test_the_maximiser_says_what_it_expects() -> None:
-    model, X, Y = gp()
-    acqf = LogExpectedImprovement(model, best_f=Y.max())
-    for arguments, message in (
-        (dict(num_rounds=-1), "num_rounds: expected"),
-        (dict(q=0), "q: expected"),
-        (dict(q=2), "takes pending points"),
-        (dict(min_distance=2.0), "min_distance: expected"),
-        (dict(refine_above=math.nan), "refine_above: expected"),
-        (dict(X_avoid=X[:, :1]), "X_avoid: expected"),
-        (dict(feasible=3), "feasible: expected"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            optimize_acqf_sobol(acqf, UNIT, **arguments)
-    with pytest.raises(ValueError, match="one-shot"):
-        optimize_acqf_sobol(qKnowledgeGradient(model, num_fantasies=2), UNIT)

@@ -81,42 +81,6 @@ def data(tree: ParameterTree, device: torch.device) -> tuple[Tensor, Tensor]:
     return X, -((X - 0.4) ** 2).sum(-1, keepdim=True)
 
 
-def test_paths_without_shared_columns_are_ranked_in_one_call(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """By their decisions alone, and as by the search for points that matter."""
-    tree = ParameterTree(4, {0: {p: [1 + p] for p in range(3)}})
-    bounds = torch.zeros(2, 4, dtype=torch.double)
-    bounds[1] = torch.tensor([2.0, 1, 1, 1])
-    generator = torch.Generator().manual_seed(0)
-    X = torch.rand(12, 4, generator=generator, dtype=torch.double)
-    X[:, 0] = torch.arange(12) % 3
-    X = tree.impute(X)
-    Y = X[:, :1].sin() - (X[:, 1:] - 0.3).square().sum(-1, keepdim=True)
-    model = TreeStructuredGP(X, Y, tree)
-    path = PathLogExpectedImprovement(model, Y.max())
-    leaf = LogExpectedImprovement(model, Y.max())
-    some = torch.full((3, 1, 4), 0.5, dtype=torch.double)
-    some[:, 0, 0] = torch.arange(3)
-    best = int(path(some).argmax())
-    searched: list[int] = []
-    maximise = Search.maximise
-
-    def counted(self, boxes, *args, **kwargs):  # noqa: ANN001, ANN202
-        searched.append(len(boxes))
-        return maximise(self, boxes, *args, **kwargs)
-
-    monkeypatch.setattr(Search, "maximise", counted)
-    new, value = optimize_acqf_two_step(path, leaf, bounds, tree, X_avoid=X, seed=0)
-    assert searched == [1]
-    assert new[0, 0] == best
-    assert torch.allclose(leaf(new.unsqueeze(0)), value)
-    # more paths than may be listed: their decisions are searched, too
-    searched.clear()
-    optimize_acqf_two_step(path, leaf, bounds, tree, X_avoid=X, seed=0, max_paths=2)
-    assert len(searched) == 2
-
-
 def test_the_papers_algorithm(space, device) -> None:
     tree, bounds = space
     X, Y = data(tree, device)
