@@ -69,13 +69,9 @@ _TAKE_NUMBERS = {aten.fill, aten.fill_, aten.masked_fill, aten.masked_fill_}
 
 
 class Wait(NamedTuple):
-    """A place where the host waits for the device.
+    """A place where the host waits: for a "read", or a "copy" to the device.
 
-    Attributes:
-        kind: "read" (device to host) or "copy" (host to device).
-        operation: Its name in torch.
-        numel: How many values are moved, or are looked at to find a shape.
-        where: The innermost line of the package, or else of whoever calls torch.
+    ``where`` is the innermost line of the package, or else of whoever calls torch.
     """
 
     kind: str
@@ -98,11 +94,7 @@ class MixedDevices(RuntimeError):
 
 
 class RehearsedDevice:
-    """A context in which ``meta`` is a device with values; see the module.
-
-    Attributes:
-        waits: Where a GPU would have made the host wait, in order.
-    """
+    """A context in which ``meta`` is a device with values; see the module."""
 
     def __init__(self) -> None:
         self.waits: list[Wait] = []

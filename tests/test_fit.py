@@ -27,7 +27,7 @@ from botorch.models.robust_relevance_pursuit_model import (
 )
 from botorch.models.transforms.input import Normalize, Warp
 from botorch.models.transforms.outcome import Log
-from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.kernels import RBFKernel
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import ConstantMean
 from gpytorch.mlls import (
@@ -95,10 +95,10 @@ def thinned(chains: Chains, index: int) -> np.ndarray:
 def test_conjugate_mean() -> None:
     """A normal prior on the mean, all else held: a normal posterior, in closed form.
 
-    At most one Kolmogorov-Smirnov test of 20 fails at p = 0.01.
+    At most one Kolmogorov-Smirnov test of 10 fails at p = 0.01.
     """
     failures = 0
-    for seed in range(20):
+    for seed in range(10):
         model = with_priors(seed)
         hold(model.covar_module.raw_lengthscale, model.likelihood.raw_noise)
         with torch.no_grad():
@@ -160,33 +160,6 @@ def test_hyperparameters_against_quadrature() -> None:
     covariance = centred[0] @ p @ centred[1]
     scale = np.sqrt((p.sum(1) @ centred[0] ** 2) * (p.sum(0) @ centred[1] ** 2))
     assert np.corrcoef(z.T)[0, 1] == pytest.approx(covariance / scale, abs=0.08)
-
-
-def test_a_prior_on_a_standard_deviation() -> None:
-    """The prior is over what it is on, whatever the parameter behind it is."""
-
-    def model() -> SingleTaskGP:
-        kernel = ScaleKernel(RBFKernel())
-        kernel.register_prior(
-            "amplitude_prior",
-            LogNormalPrior(0.0, 1.0),
-            lambda m: m.outputscale.sqrt(),
-            lambda m, v: m.initialize(outputscale=torch.as_tensor(v).square()),
-        )
-        model = SingleTaskGP(*data(6, 1), covar_module=kernel)
-        hold(kernel.base_kernel.raw_lengthscale, model.mean_module.raw_constant)
-        hold(model.likelihood.raw_noise)
-        return model
-
-    grid = np.linspace(-3.0, 4.0, 300)
-    p = quadrature(model(), [grid])
-    chains = fit_slice_sampling(model(), num_samples=2, thinning=600, seed=0).chains
-    assert chains.names == ("covar_module.amplitude",)
-    z = chains.coordinates.reshape(-1)
-    mean = (p * grid).sum()
-    deviation = math.sqrt((p * (grid - mean) ** 2).sum())
-    assert abs(z.mean() - mean) < 4 * deviation / math.sqrt(chains.ess[0])
-    assert z.std() == pytest.approx(deviation, rel=0.1)
 
 
 # -- what comes back --------------------------------------------------------------
@@ -472,16 +445,6 @@ def test_any_gp_with_priors(make: Callable[[], SingleTaskGP]) -> None:
         )
         torch.testing.assert_close(posterior.mean[i], plain.mean, **tolerance)
         torch.testing.assert_close(posterior.variance[i], plain.variance, **tolerance)
-
-
-@pytest.mark.parametrize("cls", [SingleTaskGP, ConditionalGP, TreeStructuredGP])
-def test_devices(cls: type, device: torch.device) -> None:
-    X, Y = (t.to(device) for t in data(12, 3))
-    X[:, 0] = (X[:, 0] > 0.5).double()
-    tree = () if cls is SingleTaskGP else ({0: {0: [1], 1: [2]}},)
-    result = fit_slice_sampling(cls(X, Y, *tree), seed=0, **SHORT)
-    mean = result.posterior(X[:3]).mean
-    assert mean.device.type == device.type and mean.isfinite().all()
 
 
 def test_a_learned_input_transform_is_sampled() -> None:

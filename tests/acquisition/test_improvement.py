@@ -16,7 +16,6 @@ from botorch.models import ModelListGP, SingleTaskGP
 from botorch.models.map_saas import EnsembleMapSaasSingleTaskGP
 from botorch.posteriors import GPyTorchPosterior
 from botorch.utils.datasets import SupervisedDataset
-from ConfigSpace import Categorical, ConfigurationSpace, EqualsCondition, Float
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from linear_operator.operators import DiagLinearOperator
@@ -30,8 +29,6 @@ from botorch_structured.acquisition import (
     best_at_context,
 )
 from botorch_structured.models import TreeStructuredGP
-from botorch_structured.optim import optimize_acqf_paths, optimize_acqf_two_step
-from botorch_structured.spaces import SearchSpace
 
 PATHS = (PathExpectedImprovement, PathLogExpectedImprovement)
 CONTEXTS = (ContextLogExpectedImprovement, PathContextLogExpectedImprovement)
@@ -159,14 +156,6 @@ def test_constant_in_leaf_columns(
     assert torch.equal(value(X), value(other))
 
 
-def test_single_precision() -> None:
-    X = torch.rand(6, 1, 3)
-    for acqf in PATHS:
-        value = acqf(given_moments(torch.float), 0.5)(X)
-        assert value.dtype == torch.float
-        assert value.isfinite().all()
-
-
 # column 0 chooses between columns 1 and 2; column 3 is the context, the target is 1
 TREE = {0: {0: [1], 1: [2]}}
 TARGET = {3: 1.0}
@@ -288,11 +277,8 @@ def test_the_published_criterion_is_largest_at_the_cheapest_context(
 
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("acqf", CONTEXTS)
-def test_minimising_and_batches(acqf: Any, models: Any) -> None:
+def test_batches_and_gradients(acqf: Any, models: Any) -> None:
     model, cost = models
-    X = points(24)
-    mirrored = fitted(X, -model.train_targets, context_features=[3])
-    mirrored.load_state_dict(model.state_dict(), strict=False)
     x = points(6, seed=9).view(2, 3, 1, 4).requires_grad_()
     value = acqf(model, -0.1, TARGET, cost)(x)
     assert value.shape == (2, 3)
@@ -343,41 +329,6 @@ def test_best_at_context(models: Any) -> None:
     means = model.posterior(with_context(X, 1.0)).mean.squeeze(-1)
     assert best == means.max()
     assert torch.equal(x, with_context(X, 1.0)[means.argmax()])
-
-
-@pytest.mark.usefixtures("double")
-def test_searches_find_a_cheap_context_and_the_best_branch() -> None:
-    """Both searches, in a space with a context column, end near the optimum."""
-    cs = ConfigurationSpace()
-    branch = Categorical("branch", ["left", "right"])
-    a, b = Float("a", (0.0, 1.0)), Float("b", (0.0, 1.0))
-    cs.add(branch, a, b, Float("share", (0.05, 1.0)))
-    cs.add(EqualsCondition(a, branch, "left"), EqualsCondition(b, branch, "right"))
-    space = SearchSpace.from_configspace(cs)
-    order = [space.names.index(name) for name in ("branch", "a", "b", "share")]
-    share = order[3]
-    X = space.starts(seed=0)
-    X = torch.cat([X, space.sample(4, seed=1)])
-    for i in range(6):
-        y, cost = -errors(X[:, order]), log_cost(X[:, order])
-        model = TreeStructuredGP(X, y.unsqueeze(-1), space, context_features=[share])
-        cost_model = TreeStructuredGP(X, cost.unsqueeze(-1), space)
-        for m in (model, cost_model):
-            fit_gpytorch_mll(ExactMarginalLogLikelihood(m.likelihood, m))
-        best_f, x_best = best_at_context(model, X, {share: 1.0})
-        acqf = ContextLogExpectedImprovement(model, best_f, {share: 1.0}, cost_model)
-        if i % 2:
-            x, _ = optimize_acqf_paths(acqf, space=space, X_avoid=X, seed=i)
-        else:
-            first = PathContextLogExpectedImprovement(
-                model, best_f, {share: 1.0}, cost_model
-            )
-            x, _ = optimize_acqf_two_step(
-                first, acqf, space=space, X_avoid=X, top_k=2, seed=i
-            )
-        X = torch.cat([X, x])
-    assert errors(x_best[order].unsqueeze(0)) < 0.02
-    assert X[6:, share].mean() < 0.9  # cheaper than full evaluations
 
 
 X = points(4).double()

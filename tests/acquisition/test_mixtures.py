@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -236,56 +237,34 @@ def test_pending_points_are_refused() -> None:
 
 X = unit_points(5).squeeze(1)
 ONE, TWO = SingleTaskGP(X, X[:, :1]), SingleTaskGP(X, X)
-NAN = torch.nan
+NAN, INF = torch.nan, torch.inf
 
 
-@pytest.mark.parametrize(
-    ("make", "arguments", "words"),
-    [
-        (AveragedLogExpectedImprovement, ([], 0.0), "models: expected at least one"),
-        *[
-            (
-                AveragedLogExpectedImprovement,
-                ([ONE, ONE], torch.tensor(best)),
-                "best_f: expected a finite number or 2",
-            )
-            for best in (NAN, [1.0, 2.0, 3.0])
-        ],
-        *[
-            (
-                AveragedLogExpectedImprovement,
-                ([ONE, ONE], 0.0, weights),
-                "weights: expected 2 finite numbers",
-            )
-            for weights in ([1.0], [0.0, 0.0], [-1.0, 2.0], [1.0, torch.inf])
-        ],
-        *[
-            (FeasibilityPrior, (models,), "models: expected for each outcome a list")
-            for models in ([[ONE], []], [], [[TWO]])
-        ],
-        (
-            FeasibilityPrior,
-            ([[ONE, ONE]], [[1.0], [1.0]]),
-            "weights: expected those of 1 outcomes",
-        ),
-        (
-            FeasibilityPrior,
-            ([[ONE, ONE]], [[1.0]]),
-            "weights: expected 2 finite numbers",
-        ),
-        (
-            FeasibilityPrior,
-            ([[ONE, ONE]], None, [1.0, 2.0]),
-            "limits: expected 1 numbers",
-        ),
-        (FeasibilityPrior, ([[ONE]], None, [NAN]), "limits: expected"),
-        (
-            AveragedLogExpectedHypervolumeImprovement,
-            ([[ONE]], FastNondominatedPartitioning(X.amin(0), X)),
-            "partitioning: expected one of 1 outcomes",
-        ),
+PAIR, EI, PRIOR = [ONE, ONE], AveragedLogExpectedImprovement, FeasibilityPrior
+BOXES = FastNondominatedPartitioning(X.amin(0), X)
+WRONG: dict[str, list[tuple[Any, tuple[Any, ...]]]] = {
+    "models: expected at least one": [(EI, ([], 0.0))],
+    "best_f: expected a finite number or 2": [
+        (EI, (PAIR, torch.tensor(best))) for best in (NAN, [1.0, 2.0, 3.0])
     ],
-)
-def test_bad_arguments(make: type, arguments: tuple, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        make(*arguments)
+    "weights: expected 2 finite numbers": [
+        *[(EI, (PAIR, 0.0, w)) for w in ([1.0], [0.0, 0.0], [-1.0, 2.0], [1.0, INF])],
+        (PRIOR, ([PAIR], [[1.0]])),
+    ],
+    "models: expected for each outcome a list": [
+        (PRIOR, (models,)) for models in ([[ONE], []], [], [[TWO]])
+    ],
+    "weights: expected those of 1 outcomes": [(PRIOR, ([PAIR], [[1.0], [1.0]]))],
+    "limits: expected": [(PRIOR, ([PAIR], None, [NAN]))],
+    "limits: expected 1 numbers": [(PRIOR, ([PAIR], None, [1.0, 2.0]))],
+    "partitioning: expected one of 1 outcomes": [
+        (AveragedLogExpectedHypervolumeImprovement, ([[ONE]], BOXES))
+    ],
+}
+
+
+@pytest.mark.parametrize("words", WRONG)
+def test_bad_arguments(words: str) -> None:
+    for make, arguments in WRONG[words]:
+        with pytest.raises(ValueError, match=words):
+            make(*arguments)

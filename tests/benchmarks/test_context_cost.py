@@ -71,16 +71,15 @@ def test_the_command_goes_on(tmp_path: Path, capsys: Any) -> None:
 def test_long_evaluations_are_stopped(tmp_path: Path) -> None:
     """Those of the second leaf, which take 10 seconds of 40; and all of them."""
     problem = context_cost.ContextProblem("3", tmp_path)
-    errors, seconds, shares = context_cost.run_limited(problem, 0, 40.0, 24)
+    errors, seconds, shares = context_cost.run_limited(problem, 0, 40.0, 12)
     assert len(errors) == len(seconds) == len(shares) and set(shares.tolist()) == {1.0}
     stopped = errors.isinf()
     assert 0 < stopped.sum() < 5
     assert set(seconds[stopped].tolist()) == {8.0}
     assert set(seconds[~stopped].tolist()) == {1.0}
-    assert float(errors.min()) < 1e-3
-    best = float(errors[:10].min())
-    assert len(context_cost.run_limited(problem, 0, 40.0, 24, best)[0]) <= 10
-    errors, seconds, _ = context_cost.run_limited(problem, 0, 4.0, 24)
+    best = float(errors[:6].min())
+    assert len(context_cost.run_limited(problem, 0, 40.0, 12, best)[0]) <= 6
+    errors, seconds, _ = context_cost.run_limited(problem, 0, 4.0, 12)
     assert errors.isinf().all() and seconds.sum() == pytest.approx(4.0, abs=0.8)
 
 

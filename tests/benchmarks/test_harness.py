@@ -49,8 +49,7 @@ def test_same_starts_and_different_runs(whole: dict) -> None:
     assert step_seed(0, 1) != step_seed(1, 0)
 
 
-@pytest.mark.parametrize("processes", [0, 2])
-@pytest.mark.parametrize("stop", ["SIGKILL", "SIGINT"])
+@pytest.mark.parametrize(("processes", "stop"), [(0, "SIGKILL"), (2, "SIGINT")])
 def test_killed_and_resumed(
     processes: int, stop: str, whole: dict, tmp_path: Path
 ) -> None:

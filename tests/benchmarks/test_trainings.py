@@ -62,17 +62,3 @@ def test_a_network_learns_and_penalties_keep_it_from_it() -> None:
     # a width between two is rounded
     again = problem.components(X[:1] + torch.tensor([0.0, 0.0, 0.3]).double())
     assert torch.equal(again, parts[:1])
-
-
-@pytest.mark.parametrize("negate", [False, True])
-def test_parts_add_up(negate: bool) -> None:
-    problem = small_forest(negate=negate)
-    X = problem.starts(0).reshape(2, 2, -1)
-    parts = problem.components(X)
-    assert parts.shape == (2, 2, 2)
-    torch.testing.assert_close(parts.sum(-1), problem(X), rtol=0.0, atol=1e-15)
-    opposite = small_forest(negate=not negate)
-    assert torch.equal(opposite.components(X), -parts)
-    for signs, mirrored in zip(problem.monotone, opposite.monotone, strict=True):
-        assert signs == {column: -sign for column, sign in mirrored.items()}
-        assert set(signs) == set(range(problem.dim))

@@ -8,7 +8,6 @@ import torch
 from scipy.stats import wilcoxon
 from toy_benchmark import complete_runs
 
-from benchmarks import monotone_methods
 from benchmarks.harness import read_records
 from benchmarks.monotone_methods import METHODS
 from benchmarks.quality import wang
@@ -29,23 +28,6 @@ def test_methods_suggest_new_points_of_the_space(name: str) -> None:
     assert torch.equal(*points)  # nothing but the seeds decides
     assert problem.space.feasible(points[0]).all()
     assert (points[0] - X).abs().min() > 1e-3
-
-
-def test_the_papers_gps_revert_to_the_zero_of_the_outcomes() -> None:
-    """Not to their average, which is -11 here and would keep a search in the middle."""
-    problem = MonotoneMixture1D()
-    X = torch.tensor([[0.0], [0.001], [0.002]]).double()
-    Y = torch.tensor([[-10.0], [-11.0], [-12.0]]).double()
-    for paper, far in ((True, 0.0), (False, -11.0)):
-        model = monotone_methods._component(problem, X, Y, paper=paper)
-        kernel = model.covar_module.base_kernel if paper else model.covar_module
-        kernel.lengthscale = 0.05
-        model.eval()
-        mean = model.posterior(torch.ones(1, 1).double()).mean
-        assert mean.item() == pytest.approx(far, abs=1e-6)
-        known = model.posterior(X).mean
-        assert known[1].item() == pytest.approx(-11.0, abs=0.01)
-        assert (known.diff(dim=0) < (-0.8 if paper else -0.1)).all()
 
 
 def test_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

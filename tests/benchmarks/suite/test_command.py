@@ -27,7 +27,7 @@ def test_two_methods_from_run_to_report(
 ) -> None:
     command_line = (
         "run --kinds jenatton synthetic --budget 9 --processes 0 --seeds 1 "
-        "--problems jenatton-4-off synthetic-2 synthetic-18 --methods random default "
+        "--problems jenatton-4-off synthetic-4 synthetic-18 --methods random default "
         f"--first-seed 3 --out {tmp_path / 'out'}"
     )
     assert main(command_line.split()) == 0

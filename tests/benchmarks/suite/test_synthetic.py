@@ -1,16 +1,11 @@
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
-
-import numpy as np
 import pytest
 import torch
 
-from benchmarks.suite import synthetic
 from benchmarks.suite.synthetic import SyntheticProblem, draw
 
-SOME = [0, 2, 4, 7, 12, 18, 20, 38]  # rough, smooth, bowls; chains, trees; one to eight
+SOME = [0, 4, 12, 18, 38]  # rough, smooth, bowls; chains, trees; one to eight
 
 
 def fresh(number: int) -> SyntheticProblem:
@@ -19,7 +14,7 @@ def fresh(number: int) -> SyntheticProblem:
 
 
 def test_a_number_gives_one_problem() -> None:
-    first, second = fresh(2), fresh(2)
+    first, second = fresh(4), fresh(4)
     assert first is not second and first.properties == second.properties
     assert first.space.names == second.space.names
     X = first.space.sample(50, seed=0)
@@ -65,34 +60,3 @@ def test_every_active_column_counts() -> None:
         changed = problem.truths(moved) != values
         assert not changed[~active[:, c]].any()
         assert changed[active[:, c] & (X[:, c] != Z[:, c])].any()
-
-
-@pytest.fixture(scope="module")
-def drawn() -> Iterator[list[SyntheticProblem]]:
-    """40 draws, without the search for their optima."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(synthetic, "_SEARCHED", 0)
-        patch.setattr(SyntheticProblem, "_descend", lambda self, i, U: (U, U[:, 0]))
-        patch.setattr(SyntheticProblem, "_refine", lambda self, i, U, rng: (0.0, i, U))
-        yield [SyntheticProblem(np.random.default_rng(k)) for k in range(40)]
-
-
-def test_the_draws_have_all_properties(drawn: list[SyntheticProblem]) -> None:
-    for name, few in {"shape": 8, "sharing": 8, "function": 5, "optimum": 8}.items():
-        counts = Counter(p.properties[name] for p in drawn)
-        assert len(counts) == 3 and min(counts.values()) >= few, (name, counts)
-    paths = [p.properties["paths"] for p in drawn]
-    assert min(paths) <= 3 and max(paths) > 40
-    dims = [len(active) for p in drawn for active in p._active]
-    assert min(dims) == 0 and max(dims) == 8
-    assert sum(p.properties["noise"] > 0 for p in drawn) in range(12, 29)
-    assert {p.properties["offset"] for p in drawn} == {0.0, 0.3, 1.0, 3.0}
-    assert {p.properties["rho"] for p in drawn} == {0.0, 0.5, 0.8, 0.95}
-    assert sum(p.properties["steps"] > 0 for p in drawn) >= 5
-    columns = [c for p in drawn for c in p.space.columns]
-    assert len({type(c) for c in columns}) == 3
-    assert any(c.ordered for c in columns if c.discrete)
-    spaces = [p.space for p in drawn]
-    assert any(
-        s.categorical_features.keys() > {*s.tree.decision_columns} for s in spaces
-    )

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from benchmarks.suite import yahpo
 from benchmarks.suite.yahpo import DATA, DEVELOP, YahpoXGBoost
@@ -103,22 +102,6 @@ def test_the_surrogate_gets_natural_values(stand_in: StandIn, tmp_path: Path) ->
     assert columns["acc"].tolist() == pytest.approx([0.53])
     assert columns["logloss"].tolist() == [100.0]
     assert columns["timetrain"].tolist() == [1.0]
-
-
-def test_space_and_starts(stand_in: StandIn, tmp_path: Path) -> None:
-    problem = YahpoXGBoost("3", tmp_path)
-    assert problem.space.dim == 14 and problem.tree.num_paths == 3
-    default = problem.space.decode(problem.space.starts(kind="default"))[0]
-    assert default["booster"] == "gblinear" and default["nrounds"] == 2981
-    starts = problem.starts(4)
-    assert torch.equal(starts, problem.starts(4))
-    assert not torch.equal(starts, problem.starts(5))
-    boosters = {config["booster"] for config in problem.space.decode(starts)}
-    assert boosters == set(CHOICES["booster"])
-    # 1 - acc, and no noise
-    values = torch.tensor([problem(x) for x in starts])
-    assert values.tolist() == pytest.approx([0.48, 0.47, 0.49])
-    assert [problem.truth(x) for x in starts] == values.tolist()
 
 
 @needs_surrogate
