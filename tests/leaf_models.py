@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+import pytest
 import torch
 from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
+from gpytorch.mlls import ExactMarginalLogLikelihood
 from hypothesis import assume
 from strategies import random_points, random_tree
 from torch import Tensor
@@ -65,3 +68,38 @@ def some_points(model: Any, n: int, seed: int) -> Tensor:
         if c not in model.tree.decision_columns and len(values) < len(known) / 2:
             X[::2, c] = values[torch.arange(len(X[::2])) % len(values)]
     return X
+
+
+def objective_of(model: Any) -> tuple[Any, Any]:
+    mll = ExactMarginalLogLikelihood(model.likelihood, model).train()
+    return mll, model.fit_objective(mll)
+
+
+def expected(mll: Any) -> tuple[float, np.ndarray]:
+    """Value and gradient by autograd."""
+    mll.zero_grad()
+    loss = mll.model.compute_custom_loss(mll)
+    loss.backward()
+    gradient = [
+        torch.zeros_like(p) if p.grad is None else p.grad
+        for p in mll.parameters()
+        if p.requires_grad
+    ]
+    return loss.item(), torch.cat([g.reshape(-1) for g in gradient]).numpy()
+
+
+def check_objective(model: Any, seed: int, tolerance: float = 1e-10) -> None:
+    """At a random point, where the noise leaves enough digits."""
+    mll, objective = objective_of(model)
+    assert objective is not None
+    rng = np.random.default_rng(seed)
+    for _ in range(2):
+        theta = objective.read() + 0.4 * rng.standard_normal(len(objective.bounds))
+        objective.write(np.clip(theta, *objective.bounds.T))
+        assert objective.loss() == objective.loss()
+        value, gradient = objective(objective.read())
+        assert objective.loss() == value
+        known, slope = expected(mll)
+        assert value == pytest.approx(known, rel=tolerance, abs=tolerance)
+        scale = max(1.0, float(np.abs(slope).max()))
+        np.testing.assert_allclose(gradient, slope, rtol=0, atol=tolerance * scale)

@@ -6,7 +6,6 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from botorch import fit_gpytorch_mll
@@ -26,53 +25,18 @@ from gpytorch.means import ConstantMean, LinearMean
 from gpytorch.mlls import ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood
 from gpytorch.priors import HalfCauchyPrior, LogNormalPrior, NormalPrior
 from hypothesis import given, settings
+from leaf_models import check_objective, objective_of
 from strategies import random_points, random_tree, seeds
 from torch import Tensor
 
 from botorch_structured.kernels import LaplaceKernel
 from botorch_structured.models import ConditionalGP, TreeStructuredGP
-from botorch_structured.models.tree.objective import LeafObjective
 from botorch_structured.spaces import ParameterTree
 
 # a ``SingleTaskGP`` has priors of the default dtype
 pytestmark = pytest.mark.usefixtures("double")
 
 TREE = ParameterTree(6, {0: {0.0: [1, 2], 1.0: [3], 2.0: []}})
-
-
-def objective_of(model: Any) -> tuple[Any, LeafObjective | None]:
-    mll = ExactMarginalLogLikelihood(model.likelihood, model).train()
-    return mll, model.fit_objective(mll)
-
-
-def expected(mll: Any) -> tuple[float, np.ndarray]:
-    """Value and gradient by autograd."""
-    mll.zero_grad()
-    loss = mll.model.compute_custom_loss(mll)
-    loss.backward()
-    gradient = [
-        torch.zeros_like(p) if p.grad is None else p.grad
-        for p in mll.parameters()
-        if p.requires_grad
-    ]
-    return loss.item(), torch.cat([g.reshape(-1) for g in gradient]).numpy()
-
-
-def check(model: Any, seed: int, tolerance: float = 1e-10) -> None:
-    """At a random point, where the noise leaves enough digits."""
-    mll, objective = objective_of(model)
-    assert objective is not None
-    rng = np.random.default_rng(seed)
-    for _ in range(2):
-        theta = objective.read() + 0.4 * rng.standard_normal(len(objective.bounds))
-        objective.write(np.clip(theta, *objective.bounds.T))
-        assert objective.loss() == objective.loss()
-        value, gradient = objective(objective.read())
-        assert objective.loss() == value
-        known, slope = expected(mll)
-        assert value == pytest.approx(known, rel=tolerance, abs=tolerance)
-        scale = max(1.0, float(np.abs(slope).max()))
-        np.testing.assert_allclose(gradient, slope, rtol=0, atol=tolerance * scale)
 
 
 def data(tree: ParameterTree, seed: int, n: int) -> tuple[Tensor, Tensor]:
@@ -124,7 +88,7 @@ def test_tree_kernel(seed: int) -> None:
         return
     if "train_Yvar" not in options:
         model.likelihood.noise = 1e-2
-    check(model, seed)
+    check_objective(model, seed)
 
 
 KERNELS: dict[str, Callable[[], Kernel | None]] = {
@@ -173,7 +137,7 @@ def test_conditional_kernel(kernel: str, seed: int) -> None:
     # GPyTorch's squared distances are inner products, with an error of 1e-16 times the
     # largest (1e2 at short lengthscales), and this
     # kernel takes their roots
-    check(model, seed, tolerance=1e-6 if kernel == "matern12" else 1e-10)
+    check_objective(model, seed, tolerance=1e-6 if kernel == "matern12" else 1e-10)
 
 
 @pytest.mark.parametrize("model_class", [TreeStructuredGP, ConditionalGP])
@@ -187,19 +151,19 @@ def test_without_decisions(kernel: str, model_class: Any) -> None:
     model = model_class(X, Y, {}, noise, covar_module=given)
     if noise is None:
         model.likelihood.noise = 1e-2
-    check(model, 0, tolerance=1e-6 if kernel == "matern12" else 1e-10)
+    check_objective(model, 0, tolerance=1e-6 if kernel == "matern12" else 1e-10)
 
 
 def test_default_categories() -> None:
     X, Y = data(TREE, 0, 30)
     X[:, 4] = X[:, 4].mul(3).round()
-    check(ConditionalGP(X, Y, TREE, categorical_features=[4]), 0)
+    check_objective(ConditionalGP(X, Y, TREE, categorical_features=[4]), 0)
 
 
 def test_decisions_only() -> None:
     tree = ParameterTree(2, {0: {0.0: [], 1.0: [1]}, 1: {0.0: [], 1.0: []}})
     X, Y = data(tree, 0, 20)
-    check(TreeStructuredGP(X, Y, tree), 0)
+    check_objective(TreeStructuredGP(X, Y, tree), 0)
 
 
 def test_parameters_that_are_held() -> None:
@@ -207,7 +171,7 @@ def test_parameters_that_are_held() -> None:
         model = model_class(*data(TREE, 1, 20), TREE)
         model.likelihood.raw_noise.requires_grad_(False)
         model.mean_module.requires_grad_(False)
-        check(model, 0)
+        check_objective(model, 0)
         assert model.likelihood.noise.item() == pytest.approx(1e-4)
 
 
@@ -218,10 +182,10 @@ def test_more_weights_than_rows() -> None:
     _, objective = objective_of(model)
     assert objective is not None and model.covar_module.num_weights > 60
     model.likelihood.noise = 1e-2
-    check(model, 0)
+    check_objective(model, 0)
     large = TreeStructuredGP(*data(tree, 2, 200), tree)
     large.likelihood.noise = 1e-2
-    check(large, 0)
+    check_objective(large, 0)
 
 
 class _Mine(TreeStructuredGP):
@@ -273,7 +237,7 @@ OF_A_USER: dict[str, Callable[[Tensor, Tensor], Any]] = {
 @pytest.mark.parametrize("name", OF_A_USER)
 def test_parts_of_a_user(name: str) -> None:
     """Torch evaluates them in the closed form of everything else."""
-    check(OF_A_USER[name](*data(TREE, 0, 12)), 0)
+    check_objective(OF_A_USER[name](*data(TREE, 0, 12)), 0)
 
 
 UNKNOWN: dict[str, Callable[[Tensor, Tensor], Any]] = {

@@ -6,17 +6,16 @@ import copy
 import pickle
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from botorch import fit_gpytorch_mll
 from botorch.acquisition import LogExpectedImprovement
 from botorch.models import SingleTaskGP
 from gpytorch.mlls import ExactMarginalLogLikelihood
+from leaf_models import check_objective
 from torch import Tensor
 
 from botorch_structured.models import ConditionalGP, OldStudiesMean, TreeStructuredGP
-from botorch_structured.models.tree.objective import LeafObjective
 from botorch_structured.models.tree.old_studies import normal_scores
 from botorch_structured.optim import optimize_acqf_paths
 from botorch_structured.spaces import Between, Equals, ParameterTree, SearchSpace
@@ -224,20 +223,7 @@ def test_closed_form(make: Any, mean: OldStudiesMean) -> None:
     X, Y = points(25)
     model = make(X, Y, SPACE, mean_module=mean)
     model.likelihood.noise = 1e-2
-    mll = ExactMarginalLogLikelihood(model.likelihood, model).train()
-    objective = model.fit_objective(mll)
-    assert isinstance(objective, LeafObjective)
-    rng = np.random.default_rng(0)
-    for _ in range(2):
-        theta = objective.read() + 0.3 * rng.standard_normal(len(objective.bounds))
-        objective.write(np.clip(theta, *objective.bounds.T))
-        value, gradient = objective(objective.read())
-        mll.zero_grad()
-        loss = model.compute_custom_loss(mll)
-        loss.backward()
-        assert value == pytest.approx(loss.item(), rel=1e-10)
-        named = [p.grad.reshape(-1) for p in mll.parameters() if p.requires_grad]
-        np.testing.assert_allclose(gradient, torch.cat(named), atol=1e-9)
+    check_objective(model, 0, 1e-9)
 
 
 def fitted(model: Any, **kwargs: Any) -> Any:

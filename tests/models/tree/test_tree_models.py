@@ -1,4 +1,4 @@
-"""TreeStructuredGP: BoTorch's contract, and the laws that the tree adds."""
+"""Both tree models: BoTorch's contract, and the laws that the tree adds."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from botorch.fit import fit_gpytorch_mll
 from botorch.models import SingleTaskGP
 from botorch.models.transforms import Normalize, Warp
 from botorch.models.transforms.input import InputStandardize
-from gpytorch.kernels import ScaleKernel
+from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
+from hypothesis import assume, given
 from model_test_case import StructuredModelTestCase
-from strategies import random_points
+from strategies import random_points, random_tree, seeds
 from torch import Tensor
 
-from botorch_structured.kernels import TreeStructuredKernel
+from botorch_structured.kernels import ConditionalKernel, TreeStructuredKernel
 from botorch_structured.linalg.correlations import CORRELATIONS
-from botorch_structured.models import TreeStructuredGP, map_fit
+from botorch_structured.models import ConditionalGP, TreeStructuredGP, map_fit
 from botorch_structured.models.tree import tree_structured_gp
+from botorch_structured.models.tree.noise import has_steps
 from botorch_structured.spaces import ParameterTree
 
 # Six leaf columns on three paths, two shared ones, the decision last.
@@ -44,6 +46,11 @@ class TestContract(StructuredModelTestCase):
 
     def make_model(self, X: Tensor, Y: Tensor, **kwargs: Any) -> TreeStructuredGP:
         return TreeStructuredGP(X, Y, DEPENDENCIES, **kwargs)
+
+
+class TestConditional(TestContract):
+    def make_model(self, X: Tensor, Y: Tensor, **kwargs: Any) -> ConditionalGP:
+        return ConditionalGP(X, Y, DEPENDENCIES, **kwargs)
 
 
 pytestmark = pytest.mark.usefixtures("double")
@@ -325,3 +332,142 @@ def test_paths_need_a_tree_kernel() -> None:
     for call in (lambda: model.path_posterior(X), model.weight_posterior):
         with pytest.raises(ValueError, match="TreeStructuredKernel"):
             call()
+
+
+# -- of a ConditionalGP ---------------------------------------------------------------
+
+
+def problem(seed: int, n: int, **kwargs: Any) -> tuple[ParameterTree, Tensor, Tensor]:
+    tree = random_tree(seed, **kwargs)
+    g = torch.Generator().manual_seed(seed)
+    X = random_points(tree, n, g)
+    return tree, X, torch.randn(n, 1, generator=g, dtype=torch.float64)
+
+
+@given(seeds)
+def test_branches_are_isolated(seed: int) -> None:
+    """What is observed on other paths changes nothing on this one."""
+    tree, X, Y = problem(seed, 12)
+    key = tree.path_key(X)
+    assume(tree.decision_columns and len(key.unique()) > 1)
+    mine = key == key[0]
+    model = ConditionalGP(X, Y, tree, outcome_transform=None)
+    shifted = torch.where(mine.unsqueeze(-1), Y, Y + 3.0)
+    other = ConditionalGP(X, shifted, tree, outcome_transform=None)
+    other.load_state_dict(model.state_dict())
+    a, b = model.posterior(X[mine]), other.posterior(X[mine])
+    assert torch.equal(a.mean, b.mean)
+    assert not torch.equal(
+        model.posterior(X[~mine]).mean, other.posterior(X[~mine]).mean
+    )
+    # the posterior of points on different paths is uncorrelated
+    covariance = model.posterior(X).distribution.covariance_matrix
+    assert (covariance[mine][:, ~mine] == 0.0).all()
+
+
+def test_an_unseen_path_has_the_prior() -> None:
+    X = random_points(TREE, 20, torch.Generator().manual_seed(1))
+    X = X[X[:, 8] != 2.0]
+    model = ConditionalGP(X, X[:, :1], TREE, outcome_transform=None)
+    new = X.clone()
+    new[:, 8] = 2.0
+    posterior = model.posterior(new)
+    assert (posterior.mean == model.mean_module.constant).all()
+    torch.testing.assert_close(posterior.variance, torch.ones_like(posterior.variance))
+
+
+def test_a_retried_fit_samples_priors_wherever_that_leads() -> None:
+    X = random_points(TREE, 10, torch.Generator().manual_seed(1))
+    model = ConditionalGP(X, X[:, :1], TREE)
+    for name, module, _, _, setter in model.named_priors():
+        for value in (1e-9, 1e9):
+            if not name.endswith("lengthscale_prior"):
+                setter(module, torch.as_tensor(value))
+    assert all(torch.isfinite(p).all() for p in model.parameters())
+
+
+def test_repeated_outcomes_raise_the_noise_floor() -> None:
+    X = random_points(TREE, 20, torch.Generator().manual_seed(1))
+    steps = (X[:, :1] * 3).round()
+    for Y, floor in ((X[:, :1], 1e-9), (steps, 1e-4)):
+        noise = ConditionalGP(X, Y, TREE).likelihood.noise_covar
+        assert noise.raw_noise_constraint.lower_bound.item() == pytest.approx(floor)
+
+
+@pytest.mark.parametrize("model_class", [ConditionalGP, TreeStructuredGP])
+@pytest.mark.parametrize("tree", [{}, {2: {0.0: [0, 1], 1.0: []}}])
+def test_names_are_no_numbers(model_class: Any, tree: Any) -> None:
+    """Ax's flat spaces come with no dependencies."""
+    X = torch.rand(12, 3, generator=torch.Generator().manual_seed(0))
+    X[:, 1:] = torch.stack([(3 * X[:, 1]).floor(), torch.arange(12) % 2.0], -1)
+    model = model_class(X, X[:, :1], tree, categorical_features=[1])
+    points = torch.tensor([[0.3, 0.0, 0.0], [0.3, 1.0, 0.0], [0.3, 2.0, 0.0]])
+    K = model.covar_module(points).to_dense()
+    torch.testing.assert_close(K[0, 1], K[0, 2])
+    assert K[0, 1] < K[0, 0]
+    fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+    assert model.posterior(points).mean.isfinite().all()
+
+
+def test_decisions_alone() -> None:
+    tree = ParameterTree(2, {0: {0.0: [1], 1.0: []}, 1: {0.0: [], 1.0: []}})
+    X = torch.tensor([[0.0, 0], [0, 1], [1, 0], [0, 0]], dtype=torch.float64)
+    Y = torch.tensor([[1.0], [2], [4], [1]], dtype=torch.float64)
+    model = ConditionalGP(X, Y, tree)
+    fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+    assert (model.posterior(X).mean - Y).abs().max() < 1.0
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"categorical_features": [9]}, "columns from 0 to 8"),
+        ({"categorical_features": [0], "covar_module": RBFKernel()}, "got both"),
+        (
+            {"covar_module": ConditionalKernel(RBFKernel(), ParameterTree(9, {}))},
+            "same tree",
+        ),
+    ],
+)
+def test_bad_conditional_options(arguments: dict[str, Any], message: str) -> None:
+    X = random_points(TREE, 10, torch.Generator().manual_seed(1))
+    with pytest.raises(ValueError, match=message):
+        ConditionalGP(X, X[:, :1], DEPENDENCIES, **arguments)
+
+
+def test_an_undeclared_value_of_a_strict_decision_is_refused() -> None:
+    tree = ParameterTree(2, {0: {0.0: [1]}}, values={0: [0.0, 1.0]})
+    X = torch.tensor([[0.0, 0.5], [2.0, 0.5]], dtype=torch.float64)
+    with pytest.raises(ValueError, match="declared values"):
+        ConditionalGP(X, X[:, :1], tree)
+
+
+# -- the floor of the noise ------------------------------------------------------------
+
+
+def test_has_steps() -> None:
+    y = torch.tensor([1.0, 2.0, 1.0, 3.0])
+    assert has_steps(y) and has_steps(torch.stack([y, torch.arange(4.0)]))
+    assert not has_steps(torch.arange(4.0))
+    assert not has_steps(torch.tensor([0.0, *range(7)]))  # a quarter
+    assert not has_steps(torch.ones(3)) and not has_steps(torch.ones(1))
+
+
+@pytest.mark.parametrize("steps", [False, True])
+def test_exact_for_smooth_outcomes_wary_of_steps(steps: bool) -> None:
+    g = torch.Generator().manual_seed(0)
+    X = torch.rand(30, 2, generator=g, dtype=torch.float64)
+    X[:, 0] = (X[:, 0] > 0.5).double()
+    Y = (X[:, 1:] - 0.4).square()
+    if steps:
+        Y = (8.0 * Y).floor()
+    model = TreeStructuredGP(X, Y, {0: {0.0: [], 1.0: []}})
+    fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+    if steps:
+        assert model.likelihood.noise >= 1e-4 * (1 - 1e-6)
+    else:
+        assert model.likelihood.noise < 1e-6
+    # the prior is part of the state: what was fitted under it can be loaded anywhere
+    other = TreeStructuredGP(X[:3], X[:3, 1:], {0: {0.0: [], 1.0: []}})
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(other.likelihood.noise, model.likelihood.noise)
