@@ -20,7 +20,6 @@ from botorch.models import (
     SingleTaskGP,
     SingleTaskVariationalGP,
 )
-from botorch.models.approximate_gp import ApproximateGPyTorchModel
 from botorch.models.deterministic import GenericDeterministicModel
 from botorch.models.robust_relevance_pursuit_model import (
     RobustRelevancePursuitSingleTaskGP,
@@ -534,7 +533,7 @@ def without_rows() -> SingleTaskGP:
     return with_priors_of(X[:0], Y[:0], outcome_transform=None)
 
 
-def variational() -> ApproximateGPyTorchModel:
+def variational() -> SingleTaskVariationalGP:
     return SingleTaskVariationalGP(*data())
 
 
@@ -553,36 +552,30 @@ def batch(*shape: int) -> SingleTaskGP:
     return SingleTaskGP(X, torch.rand(shape, dtype=torch.float64))
 
 
+def without_priors() -> SingleTaskGP:
+    parts = {"likelihood": GaussianLikelihood(), "covar_module": RBFKernel()}
+    return SingleTaskGP(*data(), **parts)
+
+
+def logarithmic() -> SingleTaskGP:
+    return with_priors_of(data()[0], data()[1].exp(), outcome_transform=Log())
+
+
+PURSUIT = "can be copied, got RobustRelevancePursuitSingleTaskGP"
 UNSUITABLE = {
     "number": (lambda: 3, ValueError, "an exact GP with rows.*got int"),
     "outputs": (lambda: batch(12, 2), ValueError, "one output and no batch.*ModelList"),
     "batch": (lambda: batch(2, 12, 1), ValueError, "one output and no batch"),
     "network": (network, ValueError, "mll_or_model: expected at most 1000 values"),
-    "no priors": (
-        lambda: SingleTaskGP(
-            *data(), likelihood=GaussianLikelihood(), covar_module=RBFKernel()
-        ),
-        ValueError,
-        "at least one prior",
+    "no priors": (without_priors, ValueError, "at least one prior"),
+    "log": (logarithmic, UnsupportedError, "outcome transform.*Log"),
+    "pursuit": (
+        lambda: RobustRelevancePursuitSingleTaskGP(*data()), UnsupportedError, PURSUIT
     ),
-    "log": (
-        lambda: with_priors_of(data()[0], data()[1].exp(), outcome_transform=Log()),
-        UnsupportedError,
-        "outcome transform.*Log",
-    ),
-    "relevance pursuit": (
-        lambda: RobustRelevancePursuitSingleTaskGP(*data()),
-        UnsupportedError,
-        "can be copied, got RobustRelevancePursuitSingleTaskGP",
-    ),
-    "variational": (
-        variational,
-        ValueError,
-        "exact GP.*got SingleTaskVariational",
-    ),
+    "variational": (variational, ValueError, "exact GP.*got SingleTaskVariational"),
     "elbo": (elbo, ValueError, "an exact GP with rows"),
     "no rows": (without_rows, ValueError, "an exact GP with rows"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", UNSUITABLE)

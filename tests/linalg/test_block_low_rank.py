@@ -40,21 +40,6 @@ def test_unknown_keys_are_no_leaf() -> None:
     assert layout.find(torch.tensor([0, 1, 2, 3, 4])).tolist() == [2, 0, 2, 1, 2]
 
 
-@pytest.mark.parametrize("size", [128, 256])
-def test_slow_cholesky_sizes_are_avoided(size: int) -> None:
-    layout = LeafLayout(torch.zeros(size, dtype=torch.long))
-    assert layout.buckets[0].index.shape[-1] % 128 != 0
-
-
-def test_padding_stays_small() -> None:
-    sizes = [1, 2, 3, 5, 8, 40, 41, 300]
-    keys = torch.cat([torch.full((s,), i) for i, s in enumerate(sizes)])
-    for bucket in LeafLayout(keys).buckets:
-        width = bucket.index.shape[-1]
-        filled = (bucket.index < len(keys)).sum(-1)
-        assert (1.25 * filled + 6 >= width).all()
-
-
 def test_a_block_that_needs_jitter() -> None:
     """Two equal rows without noise: each block gets jitter as in GPyTorch."""
     layout = LeafLayout(torch.tensor([0, 0, 1, 1]))

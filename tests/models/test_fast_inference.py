@@ -102,20 +102,15 @@ def fixed(kind: type[FixedNoiseGaussianLikelihood], factor: float) -> Likelihood
     return kind(factor * NOISE * torch.linspace(0.5, 2.0, 24))
 
 
+def beside_a_louder(own: Likelihood) -> tuple[Likelihood, Likelihood]:
+    return own, gaussian(GaussianLikelihood, LOUDER * NOISE)
+
+
 #: A likelihood, and one of GPyTorch's own that adds the same noise.
 PAIRS: dict[str, Callable[[], tuple[Likelihood, Likelihood]]] = {
-    "noise": lambda: (
-        gaussian(Louder, NOISE),
-        gaussian(GaussianLikelihood, LOUDER * NOISE),
-    ),
-    "marginal": lambda: (
-        gaussian(LouderMarginal, NOISE),
-        gaussian(GaussianLikelihood, LOUDER * NOISE),
-    ),
-    "part": lambda: (
-        with_louder_noise(),
-        gaussian(GaussianLikelihood, LOUDER * NOISE),
-    ),
+    "noise": lambda: beside_a_louder(gaussian(Louder, NOISE)),
+    "marginal": lambda: beside_a_louder(gaussian(LouderMarginal, NOISE)),
+    "part": lambda: beside_a_louder(with_louder_noise()),
     "fixed": lambda: (
         fixed(LouderFixed, 1.0),
         fixed(FixedNoiseGaussianLikelihood, LOUDER),
@@ -177,28 +172,19 @@ def test_what_is_more_than_noise_is_refused_where_leaves_are_apart() -> None:
         treed(Doubled())
 
 
-@pytest.mark.parametrize(
-    "likelihood",
-    [
-        lambda: gaussian(Louder, NOISE),
-        with_louder_noise,
-        lambda: fixed(LouderFixed, 1.0),
-        lambda: LouderHadamard(2, task_feature_index=0),
-    ],
-)
-def test_regressions_take_none_but_known_likelihoods(likelihood: Any) -> None:
+def test_regressions_take_none_but_known_likelihoods() -> None:
     X, Y = tree_data()
-    with pytest.raises(ValueError, match="likelihood: expected .* not a subclass"):
-        MultiTaskABLR(X, Y, task_feature=0, likelihood=likelihood())
-
-
-def test_regressions_do_not_learn_noise_beside_what_is_given() -> None:
-    X, Y = tree_data()
-    more = FixedNoiseGaussianLikelihood(
-        torch.full((24,), NOISE), learn_additional_noise=True
-    )
-    with pytest.raises(ValueError, match="learn_additional_noise=False"):
-        MultiTaskABLR(X, Y, task_feature=0, likelihood=more)
+    noise = torch.full((24,), NOISE)
+    more = FixedNoiseGaussianLikelihood(noise, learn_additional_noise=True)
+    for likelihood, message in (
+        (gaussian(Louder, NOISE), "not a subclass"),
+        (with_louder_noise(), "not a subclass"),
+        (fixed(LouderFixed, 1.0), "not a subclass"),
+        (LouderHadamard(2, task_feature_index=0), "not a subclass"),
+        (more, "learn_additional_noise=False"),
+    ):
+        with pytest.raises(ValueError, match=f"likelihood: expected .*{message}"):
+            MultiTaskABLR(X, Y, task_feature=0, likelihood=likelihood)
 
 
 @pytest.mark.filterwarnings("ignore::botorch_structured.fit.ChainsWarning")

@@ -87,10 +87,6 @@ def _no_decisions(train_X: Tensor) -> dict[str, Any]:
     return {"hierarchical_dependencies": {}}
 
 
-def _halves(train_X: Tensor) -> dict[str, Any]:
-    return {"hierarchical_dependencies": Halves(train_X.shape[-1])}
-
-
 class OneLeafTreeStructuredGP(_StandIn, TreeStructuredGP):
     arguments = staticmethod(_no_decisions)
 
@@ -103,10 +99,6 @@ class _OwnKernel(_StandIn):
     """With a kernel of leaves that is the user's, in a space without decisions."""
 
     arguments = staticmethod(_no_decisions)
-
-    @staticmethod
-    def kernel(dim: int, batch_shape: torch.Size) -> Kernel:
-        raise AssertionError("a stand-in says which kernel")
 
     def __init__(
         self, train_X: Tensor, train_Y: Tensor, *args: Any, **kwargs: Any
@@ -130,32 +122,32 @@ class OwnKernelConditionalGP(_OwnKernel, ConditionalGP):
         return ConditionalKernel(base, ParameterTree(dim))
 
 
-class HalvesTreeStructuredGP(_StandIn, TreeStructuredGP):
-    arguments = staticmethod(_halves)
+class _Halved(_StandIn):
+    @staticmethod
+    def arguments(train_X: Tensor) -> dict[str, Any]:
+        return {"hierarchical_dependencies": Halves(train_X.shape[-1])}
 
 
-class HalvesConditionalGP(_StandIn, ConditionalGP):
-    arguments = staticmethod(_halves)
+class HalvesTreeStructuredGP(_Halved, TreeStructuredGP): ...
+
+
+class HalvesConditionalGP(_Halved, ConditionalGP): ...
 
 
 class OneLeafTreedGP(_StandIn, TreedGP):
-    @staticmethod
-    def arguments(train_X: Tensor) -> dict[str, Any]:
-        return {"max_leaves": 1}
+    arguments = staticmethod(lambda train_X: {"max_leaves": 1})
 
 
 class SplitTreedGP(_StandIn, TreedGP):
     """Split wherever there are four rows: by evidence, test data would hardly ever."""
 
-    @staticmethod
-    def arguments(train_X: Tensor) -> dict[str, Any]:
-        return {"min_leaf_size": 2, "split_criterion": "variance"}
+    arguments = staticmethod(
+        lambda train_X: {"min_leaf_size": 2, "split_criterion": "variance"}
+    )
 
 
 class PlainMonotoneGP(_StandIn, MonotoneGP):
-    @staticmethod
-    def arguments(train_X: Tensor) -> dict[str, Any]:
-        return {"monotone": {}}
+    arguments = staticmethod(lambda train_X: {"monotone": {}})
 
 
 class RisingMonotoneGP(_StandIn, MonotoneGP):
@@ -169,9 +161,7 @@ class RisingMonotoneGP(_StandIn, MonotoneGP):
 
 
 class SignalsABLR(_StandIn, MultiTaskABLR):
-    @staticmethod
-    def arguments(train_X: Tensor) -> dict[str, Any]:
-        return {"task_feature": None}
+    arguments = staticmethod(lambda train_X: {"task_feature": None})
 
 
 STAND_INS = {
