@@ -36,7 +36,6 @@ from gpytorch.mlls import (
     SumMarginalLogLikelihood,
 )
 from gpytorch.models import ExactGP
-from numpy.typing import NDArray
 
 from botorch_structured.models import contexts
 from botorch_structured.models.monotone.decomposed_gp import DecomposedGP
@@ -51,8 +50,6 @@ from botorch_structured.models.sampled.coordinates import PriorCoordinates
 from botorch_structured.models.sampled.density import ModelDensity, StationaryDensity
 from botorch_structured.models.sampled.sampled_gp import SampledGP
 from botorch_structured.spaces.arguments import check_count
-
-Vector = NDArray[np.float64]
 
 # Sweeps before the first kept one, of new chains and of those that go on. With few data
 # posteriors have several modes (more signal, or more noise), and a chain must have time
@@ -172,7 +169,7 @@ def fit_slice_sampling(
             fit_seed = int(streams[-1].generate_state(1)[0])
             _fit_held(mll, coordinates, previous, fit_seed)
             # a fit may leave graphs, which cannot be copied: better refused now
-            _mixture(mll, coordinates, coordinates.read_values()[None])
+            models_at(mll.model, coordinates, coordinates.read_values()[None])
         default = _WARMUP if previous is None else _SHORT_WARMUP
         sweeps = default if warmup is None else warmup
         total = num_chains * (sweeps + draws)
@@ -191,23 +188,14 @@ def fit_slice_sampling(
         _warn_of(chains)
         kept = chains.samples[:, thinning - 1 :: thinning].transpose(1, 0, 2)
         kept = kept.reshape(-1, len(coordinates))[:num_samples]
-        results.append(_mixture(mll, coordinates, kept, chains))
+        models = models_at(mll.model, coordinates, kept)
+        results.append(SampledGP(models, chains=chains))
     if not several:
         return results[0]
     listed = getattr(mll_or_model, "model", mll_or_model)
     if isinstance(listed, DecomposedGP):
         return listed._with_models(results)
     return ModelListGP(*results)
-
-
-def _mixture(
-    mll: MarginalLogLikelihood,
-    coordinates: PriorCoordinates,
-    values: Vector,
-    chains: Chains | None = None,
-) -> SampledGP:
-    """The mixture of models with other hyperparameters, ``S x k``."""
-    return SampledGP(models_at(mll.model, coordinates, values), chains=chains)
 
 
 def _prepare(
@@ -255,7 +243,7 @@ def _prepare(
             f"{list(coordinates.names)}, got {list(previous.names)}."
         )
     # a model that SampledGP refuses is refused before any work
-    _mixture(mll, coordinates, coordinates.read_values()[None])
+    SampledGP(models_at(mll.model, coordinates, coordinates.read_values()[None]))
     return mll, coordinates, previous
 
 

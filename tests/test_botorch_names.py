@@ -20,9 +20,55 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.priors import NormalPrior
 
 from botorch_structured import _botorch_names
-from botorch_structured._botorch_names import ATTRIBUTES
 
+# The private attributes and methods of each class that are read, set or overridden.
+_TABLE = {
+    "botorch.acquisition.LogExpectedImprovement": "_log",
+    "botorch.acquisition.PriorGuidedAcquisitionFunction": "_prior_exponent",
+    "botorch.models.SingleTaskGP": """
+        _apply_noise _aug_batch_shape _clear_cache
+        _get_test_prior_mean_and_covariances _has_transformed_inputs
+        _input_batch_shape _num_outputs _original_train_inputs
+        _revert_to_original_inputs _set_transformed_inputs _subset_batch_dict
+    """,
+    "botorch.models.MultiTaskGP": """
+        _extract_targets_and_noise _num_outputs _output_tasks
+        _restore_targets_and_noise _supports_batched_models _supports_cache_root
+        _task_feature
+    """,
+    "botorch.models.ModelListGP": "_broadcast_mvns",
+    "botorch.models.model.Model": """
+        _has_transformed_inputs _is_ensemble _is_fully_bayesian _original_train_inputs
+        _revert_to_original_inputs _set_transformed_inputs
+    """,
+    "botorch.models.transforms.outcome.OutcomeTransform": "_is_linear",
+    "botorch.models.transforms.outcome.Standardize": """
+        _is_trained _min_stdv _outputs _stdvs_sq
+    """,
+    "botorch.posteriors.TransformedPosterior": """
+        _mean_transform _posterior _sample_transform _variance_transform
+    """,
+    "gpytorch.distributions.MultitaskMultivariateNormal": "_interleaved",
+    "gpytorch.kernels.Kernel": "_batch_shape _lengthscale_param _priors",
+    "gpytorch.kernels.ScaleKernel": "_outputscale_param",
+    "gpytorch.likelihoods.GaussianLikelihood": "_shaped_noise_covar",
+    "gpytorch.likelihoods.noise_models.HomoskedasticNoise": "_noise_param",
+    "gpytorch.means.ConstantMean": "_constant_param",
+    "gpytorch.mlls.ExactMarginalLogLikelihood": "_add_other_terms",
+    "gpytorch.models.ExactGP": "_train_targets",
+    "gpytorch.priors.NormalPrior": "_transform",
+    "torch.Tensor": "_version",
+    "torch.nn.Module": "_apply _buffers _load_from_state_dict _modules _parameters",
+}
+ATTRIBUTES = {kind: names.split() for kind, names in _TABLE.items()}
 NAMES = [(kind, name) for kind, names in ATTRIBUTES.items() for name in names]
+_MOST_NAMES = 62
+
+
+def test_they_are_few() -> None:
+    assert len(_botorch_names.__all__) + len(NAMES) <= _MOST_NAMES
+    source = Path(_botorch_names.__file__).read_text()
+    assert "scipy" not in source, "SciPy's private names change without notice"
 
 
 @cache

@@ -35,12 +35,6 @@ def finish(comparison: DemoComparison) -> DemoComparison:
     return comparison
 
 
-def untimed(comparison: DemoComparison) -> list[tuple[object, ...]]:
-    """Of both methods, with a budget of 3."""
-    trials = comparison.trials(MODEL)[:12] + comparison.trials(RANDOM)[:12]
-    return [(t.config, t.value, t.error) for t in trials]
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("comparison")
@@ -70,31 +64,6 @@ def test_the_model_is_the_default_loop(finished: DemoComparison) -> None:
         assert torch.equal(x, X[n : n + 1])
 
 
-@pytest.mark.parametrize(
-    ("method", "stop", "budget"),
-    [(MODEL, 8, 3), (MODEL, 21, 3), (RANDOM, 13, 3), (RANDOM, None, 4)],
-)
-def test_a_comparison_goes_on_as_it_would_have(
-    finished: DemoComparison,
-    folder: Path,
-    tmp_path: Path,
-    method: str,
-    stop: int | None,
-    budget: int,
-) -> None:
-    """Interrupted, also within a line of a log, or with a larger budget."""
-    for name in METHODS if method == RANDOM else [MODEL]:
-        kept = (folder / METHODS[name]).read_bytes().splitlines(keepends=True)
-        if name == method and stop is not None:
-            kept = [*kept[:stop], kept[stop][:20]]
-        (tmp_path / METHODS[name]).write_bytes(b"".join(kept))
-    resumed = make(tmp_path, budget)
-    assert len(resumed.trials(method)) < 9 + budget
-    assert untimed(finish(resumed)) == untimed(finished)
-    for name in METHODS:
-        assert len(resumed.trials(name)) == 9 + budget
-
-
 def test_the_same_error_in_another_order_of_summation_is_no_improvement(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -109,26 +78,6 @@ def test_the_same_error_in_another_order_of_summation_is_no_improvement(
     )
     comparison.run(MODEL)
     assert "found at evaluation 2 of 10" in summary(comparison)
-
-
-def test_a_failure_is_recorded_and_does_not_end_a_comparison(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    comparison = make(budget=1)
-    evaluate = comparison.problem.evaluate
-
-    def sometimes(config: dict[str, object]) -> Evaluation:
-        if config["learner"] == "qda":
-            return Evaluation(1.0, "LinAlgError: singular", 0.1, "failed")
-        return evaluate(config)
-
-    monkeypatch.setattr(comparison.problem, "evaluate", sometimes)
-    finish(comparison)
-    failed = [t for t in comparison.trials(MODEL) if t.state == "failed"]
-    assert len(failed) >= 1
-    assert "the last with: FailedEvaluation: LinAlgError: sing" in summary(comparison)
-    rows = learner_table(comparison).splitlines()
-    assert "failed" in next(t for t in rows if t.startswith("qda"))
 
 
 def test_report_says_what_was_found(finished: DemoComparison) -> None:

@@ -72,16 +72,6 @@ def test_links_lead_somewhere(page: str) -> None:
             assert section in _sections(target.read_text(encoding="utf-8")), link
 
 
-def test_every_page_is_in_the_menu() -> None:
-    entries = set()
-    for name, text in TEXT.items():
-        for block in re.findall(r"^```\{toctree\}\n(.*?)^```", text, re.M | re.S):
-            for line in re.findall(r"^[^:\n].*$", block, re.M):
-                found = PAGES[name].parent.glob(f"{line}.md")
-                entries |= {p.relative_to(DOCS).as_posix() for p in found}
-    assert set(PAGES) - entries == {"index.md"}
-
-
 NAMED = set(
     re.findall(r"\b(?:benchmarks|tests|docs)/[\w./-]+\w", "".join(TEXT.values()))
 )
@@ -104,20 +94,6 @@ def test_results_are_small_and_named_on_a_page() -> None:
     others = [file for file in files if not shown & {file, *file.parents} - {RESULTS}]
     assert not others
 
-
-@pytest.mark.parametrize("peer", ["SMAC3", "imputed", "`GPSampler` (all"])
-def test_comparisons_are_those_of_the_results(peer: str) -> None:
-    """Two pages show them; both are copied from a report."""
-
-    def cells(page: str) -> list[str]:
-        rows = re.findall(r"^\| .*\d : \d.*$", TEXT[page], re.M)
-        (row,) = (row for row in rows if peer in row)
-        return re.findall(r"\d+ : \d+[^|]*", row)
-
-    assert cells("versus.md") == cells("results.md")
-
-
-# -- the README and tutorials ----------------------------------------------------------
 
 _SPACE = re.search(r"^```python\n(.*?)^```", README, re.M | re.S)
 # The bold first words of a paragraph, and the block below it.

@@ -32,7 +32,6 @@ def records(folder: Path) -> list[tuple[object, ...]]:
 
 
 def refused(options: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """What is said then."""
     with pytest.raises(SystemExit) as stopped:
         command.main(options)
     assert stopped.value.code == 2

@@ -104,7 +104,7 @@ def _make_learners(seed: int, dataset: Any) -> Problem:
 
     def suggest(trial: optuna.Trial, learner: str) -> dict[str, Any]:
         values: dict[str, Any] = {}
-        for name, (lower, upper, *log) in LEARNERS[learner].tuned:
+        for name, (lower, upper, *log) in LEARNERS[learner].tuned.items():
             full = f"{learner}:{name}"
             if log:
                 values[full] = trial.suggest_float(full, lower, upper, log=True)
@@ -125,7 +125,7 @@ def _make_learners(seed: int, dataset: Any) -> Problem:
         if "learner" not in config:
             return ["learner"]
         learner = config["learner"]
-        names = [f"{learner}:{tuned.name}" for tuned in LEARNERS[learner].tuned]
+        names = [f"{learner}:{name}" for name in LEARNERS[learner].tuned]
         return [name for name in names if name not in config]
 
     def evaluate(config: dict[str, Any]) -> float:

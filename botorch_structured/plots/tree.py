@@ -8,7 +8,15 @@ is the next decision on all its paths, each leaf is one path. `layout` makes tha
 
 from __future__ import annotations
 
-__all__ = ["layout", "plot_covariance", "plot_tree", "text_width", "tree_size"]
+__all__ = [
+    "layout",
+    "path_text",
+    "plot_covariance",
+    "plot_tree",
+    "text_width",
+    "tree_size",
+    "with_names",
+]
 
 import math
 import textwrap
@@ -27,6 +35,7 @@ from botorch_structured.plots import style
 from botorch_structured.plots.style import BLUE, GREY, INK, PALE, RED, shortened
 from botorch_structured.spaces import ParameterTree, SearchSpace
 from botorch_structured.spaces.arguments import brief
+from botorch_structured.spaces.parameter_tree import Path
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -82,7 +91,7 @@ def plot_tree(
             lengths do not fit.
         ImportError: Without matplotlib.
     """
-    tree, names, written = _with_names(tree, names, labels)
+    tree, names, written = with_names(tree, names, labels)
     if tree.num_paths > max_paths:
         raise ValueError(
             f"tree: expected at most max_paths={max_paths} paths to draw, got "
@@ -98,12 +107,12 @@ def tree_size(
     space: SearchSpace, X: Tensor, Y: Tensor, minimize: bool
 ) -> tuple[float, float]:
     """Inches that `plot_tree` takes with these arguments where nothing shrinks."""
-    tree, names, written = _with_names(space, None, None)
+    tree, names, written = with_names(space, None, None)
     data = PathData(tree, X, Y, minimize)
     return Drawing(layout(tree), names, written, data, ".4g").size
 
 
-def _with_names(
+def with_names(
     tree: Any,
     names: Sequence[str] | None,
     labels: Mapping[int, Sequence[str]] | None,
@@ -151,6 +160,20 @@ def _with_names(
     return tree, list(names), written
 
 
+def path_text(
+    path: Path, names: Sequence[str] | None, labels: Mapping[tuple[int, Any], str]
+) -> str:
+    """The decisions of a path: ``learner=svm, layers ≥ 2``; without names if None."""
+    parts = []
+    for column, outcome in path.decisions.items():
+        text = shortened(labels.get((column, outcome), f"{outcome}"))
+        if names is not None:
+            joint = " " if isinstance(outcome, tuple) else "="
+            text = f"{shortened(names[column])}{joint}{text}"
+        parts.append(text)
+    return ", ".join(parts)
+
+
 def _interval(low: float, high: float) -> str:
     """An interval as text. An end next to a short number is open: ``< 0.5``."""
 
@@ -187,7 +210,7 @@ class TrieNode:
 
     outcome: tuple[int, float | tuple[float, float]] | None
     paths: list[int]
-    columns: list[int]
+    columns: list[int] = field(default_factory=list)
     decision: int | None = None
     depth: int = 0
     row: float = 0.0
@@ -206,38 +229,26 @@ def layout(tree: ParameterTree) -> TrieNode:
     decisions = set(tree.decision_columns)
     rows = iter(range(len(paths)))
 
-    def grow(
-        outcome: tuple[int, float | tuple[float, float]] | None,
-        members: list[int],
-        made: frozenset[int],
-        shown: frozenset[int],
-        depth: int,
-    ) -> TrieNode:
-        here = [paths[i] for i in members]
+    def grow(node: TrieNode, made: frozenset[int], shown: frozenset[int]) -> None:
+        here = [paths[i] for i in node.paths]
         active = set.intersection(*(set(path.active_columns) for path in here))
-        node = TrieNode(
-            outcome, members, sorted(active - decisions - shown), depth=depth
-        )
+        node.columns = sorted(active - decisions - shown)
         open_decisions = set.intersection(*(set(p.decisions) for p in here)) - made
         if not open_decisions:
             node.row = next(rows)
-            return node
+            return
         node.decision = decision = min(open_decisions)
         for value in tree.decision_values[decision]:
-            through = [i for i in members if paths[i].decisions[decision] == value]
+            through = [i for i in node.paths if paths[i].decisions[decision] == value]
             if through:
-                child = grow(
-                    (decision, value),
-                    through,
-                    made | {decision},
-                    shown | set(node.columns),
-                    depth + 1,
-                )
+                child = TrieNode((decision, value), through, depth=node.depth + 1)
+                grow(child, made | {decision}, shown | set(node.columns))
                 node.children.append(child)
         node.row = (node.children[0].row + node.children[-1].row) / 2
-        return node
 
-    return grow(None, list(range(len(paths))), frozenset(), frozenset(), 0)
+    root = TrieNode(None, list(range(len(paths))))
+    grow(root, frozenset(), frozenset())
+    return root
 
 
 class PathData:
@@ -508,7 +519,7 @@ def plot_covariance(
         style.check_points(X, None)
         covariance = _covariance(kernel, X)
     else:
-        paths, columns, outcomes = _with_names(known, names, labels)
+        paths, columns, outcomes = with_names(known, names, labels)
         style.check_points(X, paths.dim)
         order, blocks = _sorted_by_path(paths, X, columns, outcomes)
         covariance = _covariance(kernel, X)[order][:, order]
@@ -560,15 +571,9 @@ def _sorted_by_path(
     blocks = []
     first = 0
     for count in counts.tolist():
-        decisions = tree.path_of(X[order[first]]).decisions
-        parts = []
-        for column, outcome in decisions.items():
-            text = outcomes.get((column, outcome), f"{outcome}")
-            if len(tree.decision_columns) > 1:
-                joint = " " if isinstance(outcome, tuple) else "="
-                text = f"{names[column]}{joint}{text}"
-            parts.append(text)
-        blocks.append((", ".join(parts), count))
+        path = tree.path_of(X[order[first]])
+        shown = names if len(tree.decision_columns) > 1 else None
+        blocks.append((path_text(path, shown, outcomes), count))
         first += count
     return order.cpu(), blocks
 

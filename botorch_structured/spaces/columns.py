@@ -1,5 +1,22 @@
 """Columns of a search space: how one parameter's values become numbers and back.
 
+A `Column` is one parameter as one column of numbers. Its ``bounds`` are those of the
+numbers; ``fill`` is their middle, which it holds where the parameter is inactive (or
+the legal value next to that); ``discrete`` says whether the numbers are whole,
+``ordered`` whether neighbouring ones are alike; ``default`` is the number of the
+declared default, None if there is none. All kinds have these methods:
+
+====================  ==================================================================
+``encode(value)``     the number of a value; ValueError if the parameter cannot take it
+``decode(x)``         the value of a number, in its native type and inside the bounds
+``within(lo, hi)``    the least and largest number from ``lo`` to ``hi``, or None
+``middle(span)``      the middle of what `within` gave, on the scale of the parameter
+``draw(n, ...)``      ``n`` random numbers, distributed as the parameter is, within a
+                      ``span`` (default: the bounds); ``spread``: one of them in each
+                      n-th of the distribution, in random order
+``expected()``        the values that the parameter takes, in words
+====================  ==================================================================
+
 A `Constant` is a parameter without a column.
 """
 
@@ -13,7 +30,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from numbers import Real
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -52,52 +69,6 @@ def _uniform(n: int, generator: Source, spread: bool) -> Tensor:
 def native(value: Any) -> Any:
     """``value`` as a Python number, if it is one of NumPy's."""
     return value.item() if isinstance(value, np.generic) else value
-
-
-class Column(Protocol):
-    """One parameter as one column of numbers.
-
-    ``bounds`` are those of the numbers; ``fill`` is what the column holds where the
-    parameter is inactive (the middle of the bounds, or the legal value next to it);
-    ``discrete`` says whether the numbers are whole, ``ordered`` whether neighbouring
-    ones are alike; ``default`` is the number of the
-    declared default, None if there is none.
-    """
-
-    name: str
-    bounds: tuple[float, float]
-    fill: float
-    discrete: bool
-    ordered: bool
-    default: float | None
-
-    def encode(self, value: Any) -> float:
-        """The number of a value; ValueError if the parameter cannot take it."""
-
-    def decode(self, x: float) -> Any:
-        """The value of a number, in its native type and inside the bounds."""
-
-    def within(self, lo: float, hi: float) -> Span | None:
-        """The least and largest number from ``lo`` to ``hi``; None if there is none."""
-
-    def middle(self, span: Span) -> float:
-        """The middle of what `within` gave, on the scale of the parameter."""
-
-    def draw(
-        self, n: int, generator: Source, span: Span | None = None, spread: bool = False
-    ) -> Tensor:
-        """``n`` random numbers, distributed as the parameter is.
-
-        Args:
-            n: How many.
-            generator: Default: PyTorch's own.
-            span: Where, as `within` gives it. Default: the bounds.
-            spread: Whether each n-th of the distribution gets one of them, in random
-                order, instead of independent draws.
-        """
-
-    def expected(self) -> str:
-        """The values the parameter takes, in words."""
 
 
 def described(column: Column) -> str:
@@ -458,6 +429,9 @@ class CategoricalColumn:
         else:
             code = torch.multinomial(weights, max(n, 1), True, generator=generator)
         return codes[code[:n]]
+
+
+Column = FloatColumn | IntegerColumn | CategoricalColumn
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,6 @@ __all__ = [
     "Operand",
     "Or",
     "Relation",
-    "TableRelation",
 ]
 
 import math
@@ -300,22 +299,14 @@ class LinearClause(Comparison):
 
 @dataclass(frozen=True, eq=False)
 class Relation(Comparison):
-    """A comparison of two numbers."""
+    """A comparison of two numbers; of two choices by a table of every pair."""
 
     compare: Callable[[Any, Any], Any]
+    table: tuple[tuple[bool, ...], ...] = ()
 
     def _compare(self, X: Tensor) -> Tensor:
-        left, right = (operand.evaluate(X) for operand in self.operands)
-        verdict: Tensor = self.compare(left, right)
+        if self.table:
+            verdict = torch.tensor(self.table, device=X.device)
+            return verdict[tuple(operand.index(X) for operand in self.operands)]
+        verdict = self.compare(*(operand.evaluate(X) for operand in self.operands))
         return verdict
-
-
-@dataclass(frozen=True, eq=False)
-class TableRelation(Comparison):
-    """A comparison of two choices, worked out beforehand for every pair."""
-
-    table: tuple[tuple[bool, ...], ...]
-
-    def _compare(self, X: Tensor) -> Tensor:
-        table = torch.tensor(self.table, device=X.device)
-        return table[tuple(operand.index(X) for operand in self.operands)]

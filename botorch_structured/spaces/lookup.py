@@ -5,10 +5,8 @@ a numeric one. `Lookup` finds, for whole tensors of points, the *state* of each 
 (0: inactive, ``c + 1``: outcome ``c``, the last one: a value that was not declared) and
 the columns that these states switch on.
 
-An atom is a row of truth values, one for each state of its decision. Conditions are
-evaluated level by level: those of a level refer to decisions of the levels above only,
-so one gather does for any number of plain atoms; compound ones are walked through one
-by one.
+An atom is a row of truth values, one for each state of its decision. Each distinct
+condition is evaluated once; those of decisions from the top of the tree down.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ __all__ = ["Decision", "Located", "Lookup", "cut_intervals", "mix"]
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from graphlib import TopologicalSorter
@@ -150,48 +148,6 @@ class Located(NamedTuple):
     states: Tensor
 
 
-class _Conditions:
-    """Some conditions, whose truth follows from the states of decisions.
-
-    Args:
-        conditions: The conditions.
-        offsets: Where the truth values of each atom begin.
-        truth: Those of all atoms, end to end; for ``True`` from 0 on.
-    """
-
-    def __init__(
-        self, conditions: Sequence[Expr], offsets: dict[Expr, int], truth: Tensor
-    ) -> None:
-        self.truth, self.offsets = truth, offsets
-        distinct = {expr: i for i, expr in enumerate(dict.fromkeys(conditions))}
-        simple: list[Expr] = [e if e in offsets else True for e in distinct]
-        parents = [0 if e is True else e[1] for e in simple]
-        self.parents = torch.tensor(parents, device=truth.device)
-        starts = [[offsets[e]] for e in simple]
-        self.starts = torch.tensor(starts, device=truth.device)
-        self.compound = {e: i for e, i in distinct.items() if e not in offsets}
-        which = [distinct[expr] for expr in conditions]
-        self.which = torch.tensor(which, device=truth.device)
-
-    def holds(self, states: Tensor) -> Tensor:
-        """``D x n`` states -> booleans, a row for each condition."""
-        places = states.index_select(0, self.parents) + self.starts
-        found = self.truth.index_select(0, places.flatten()).view(places.shape)
-        for expr, i in self.compound.items():
-            found[i] = self._evaluate(expr, states)
-        return found.index_select(0, self.which)
-
-    def _evaluate(self, expr: Expr, states: Tensor) -> Tensor:
-        if expr is False:
-            return torch.zeros_like(states[0], dtype=torch.bool)
-        if expr[0] == "atom":
-            return self.truth[states[expr[1]] + self.offsets[expr]]
-        parts = [self._evaluate(part, states) for part in expr[1]]
-        return reduce(
-            torch.logical_and if expr[0] == "and" else torch.logical_or, parts
-        )
-
-
 class Lookup:
     """The tables of one tree on one device.
 
@@ -228,21 +184,23 @@ class Lookup:
             [o.strict for o in decisions], dtype=torch.bool, device=device
         )
 
-        truth = [True] * (width + 2)
-        offsets: dict[Expr, int] = {True: 0}
-        for a in dict.fromkeys(a for expr in conditions for a in _atoms(expr)):
-            offsets[a] = len(truth)
-            _, k, mask = a
-            truth += [bool(mask >> bit & 1) for bit in range(len(decisions[k]) + 1)]
-            truth.append(False)  # for values that were not declared
-        table = torch.tensor(truth, device=device)
         own = [conditions[o.col] for o in decisions]
-        self.levels = [
-            (index(level), _Conditions([own[k] for k in level], offsets, table))
-            for level in _levels(own)
-        ]
+        atoms = dict.fromkeys(a for expr in conditions for a in _atoms(expr))
+        self.row = {a: i for i, a in enumerate([False, True, *atoms])}
+        self.parents = index([0, 0, *(k for _, k, _ in atoms)])
+        # no atom holds for values that were not declared, nor beyond the last state
+        truth = torch.zeros(len(self.row), width + 2, dtype=torch.bool)
+        truth[1] = True
+        for (_, k, mask), row in zip(atoms, truth[2:], strict=True):
+            for state in range(len(decisions[k]) + 1):
+                row[state] = bool(mask >> state & 1)
+        self.truth = truth.to(device)
+        above = {k: refers_to(expr) for k, expr in enumerate(own)}
+        order = TopologicalSorter(above).static_order()
+        self.dependent = [(k, own[k]) for k in order if own[k] is not True]
         self.always = torch.tensor([e is True for e in conditions], device=device)
-        self.of_columns = _Conditions(conditions, offsets, table)
+        self.distinct = list(dict.fromkeys(conditions))
+        self.which = index([self.distinct.index(expr) for expr in conditions])
         # A digit of the key is a state, from 1 on where it cannot be "inactive".
         self.first = index([1 if expr is True else 0 for expr in own])
         self.strides: Tensor | None = None
@@ -269,8 +227,9 @@ class Lookup:
         # Comparisons that are False for NaN, which is no outcome.
         known = (flat <= self.high.gather(1, code)) & (flat >= self.low[:, :1])
         states = torch.where(known, code + 1, self.undeclared.unsqueeze(-1))
-        for level, conditions in self.levels:
-            states[level] *= conditions.holds(states)
+        for k, expr in self.dependent:
+            rows = {a: self.truth[self.row[a], states[a[1]]] for a in _atoms(expr)}
+            states[k] *= _holds(expr, rows) if rows else expr
         return Located(values, states.t().reshape(values.shape))
 
     def active(self, states: Tensor) -> Tensor:
@@ -282,8 +241,11 @@ class Lookup:
         shape = (*states.shape[:-1], self.dim)
         if not len(self.columns):
             return self.always.expand(shape).clone()
-        flat = states.reshape(-1, len(self.columns)).t().contiguous()
-        return self.of_columns.holds(flat).t().contiguous().reshape(shape)
+        flat = states.reshape(-1, len(self.columns)).t()
+        found = self.truth.gather(1, flat[self.parents])
+        rows = dict(zip(self.row, found, strict=True))
+        held = torch.stack([_holds(expr, rows) for expr in self.distinct])
+        return held[self.which].t().contiguous().reshape(shape)
 
     def keys(self, at: Located) -> Tensor:
         """``batch_shape x n`` integers, equal exactly where the paths are the same.
@@ -307,6 +269,14 @@ class Lookup:
         return torch.where(odd.any(-1), hashed, key)
 
 
+def _holds(expr: Expr, rows: Mapping[Expr, Tensor]) -> Tensor:
+    """Where an expression holds, given where its atoms do."""
+    if isinstance(expr, bool) or expr[0] == "atom":
+        return rows[expr]
+    parts = (_holds(part, rows) for part in expr[1])
+    return reduce(torch.logical_and if expr[0] == "and" else torch.logical_or, parts)
+
+
 def _atoms(expr: Expr) -> Iterator[Expr]:
     """The atoms of an expression."""
     if isinstance(expr, bool):
@@ -316,16 +286,3 @@ def _atoms(expr: Expr) -> Iterator[Expr]:
     else:
         for part in expr[1]:
             yield from _atoms(part)
-
-
-def _levels(conditions: Sequence[Expr]) -> list[list[int]]:
-    """Decisions by how many stand above them, without those that are always active."""
-    above = {k: refers_to(expr) for k, expr in enumerate(conditions)}
-    depth: dict[int, int] = {}
-    for k in TopologicalSorter(above).static_order():
-        highest = max((depth[j] for j in above[k]), default=0)
-        depth[k] = highest + (conditions[k] is not True)
-    levels: dict[int, list[int]] = {}
-    for k, d in depth.items():
-        levels.setdefault(d, []).append(k)
-    return [levels[d] for d in sorted(levels) if d > 0]

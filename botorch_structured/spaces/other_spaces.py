@@ -46,7 +46,6 @@ from botorch_structured.spaces.conditions import (
     Operand,
     Or,
     Relation,
-    TableRelation,
 )
 from botorch_structured.spaces.parameter_tree import ParameterTree
 
@@ -327,7 +326,7 @@ class _ConfigSpaceReader(_Reader):
         try:
             if left and right:
                 rows = (tuple(bool(compare(a, b)) for b in right) for a in left)
-                return TableRelation(both, tuple(rows))
+                return Relation(both, compare, tuple(rows))
             if not all(isinstance(v, (bool, int, float)) for v in (*left, *right)):
                 raise TypeError("numbers and other values have no order")
         except TypeError as error:

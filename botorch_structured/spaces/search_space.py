@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["SearchSpace"]
+__all__ = ["SearchSpace", "random_source"]
 
 import math
 import pickle
@@ -358,15 +358,10 @@ class SearchSpace:
         return self.__dict__
 
     def __copy__(self) -> SearchSpace:
-        # Columns only learn more values, tree and function do not change: share them.
-        parts = (self.columns, self.tree, self.constants, self._forbidden)
-        copied = type(self).__new__(type(self))
-        copied.__dict__.update(self.__dict__)  # those of subclasses, too
-        copied._setup(*parts, self._feasible)
-        return copied
+        return self  # columns learn more values, and nothing else changes
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SearchSpace:
-        return self.__copy__()
+        return self
 
     @property
     def dim(self) -> int:
@@ -562,7 +557,7 @@ class SearchSpace:
                 feasible.
         """
         n = arguments.check_count("n", n, least=0)
-        generator = _generator(seed)
+        generator = random_source(seed)
         found: list[Tensor] = []
         missing, drawn, batch = n, 0, n
         while missing > 0:
@@ -643,7 +638,7 @@ class SearchSpace:
             seed = 0
         empty: list[Expr] = []  # paths on which no point was found
         for _ in range(_MAX_ROUNDS):
-            generator = _generator(seed)
+            generator = random_source(seed)
             paths = self._choose_paths(n, at_most, kind, generator, empty)
             decisions = range(len(self.tree.decision_columns))
             rows = [[path.get(k, -1) for k in decisions] for path in paths]
@@ -818,13 +813,27 @@ class SearchSpace:
             ordered.insert(constant.place, constant)
         return ordered
 
-    def _named(self) -> dict[str, list[Column | Constant]]:
-        """The same by the names in configurations: several of one in dictionaries."""
+    def named(self) -> dict[str, list[Column | Constant]]:
+        """Columns and constants by the names that configurations have for them.
+
+        There are several of one name where dictionaries give it different values.
+        """
         named: dict[str, list[Column | Constant]] = {}
         for p in self._ordered():
             if (shown := self._shown(p.name)) is not None:
                 named.setdefault(shown, []).append(p)
         return named
+
+    def can_have(self, p: Column | Constant, held: Mapping[int, float]) -> bool:
+        """Whether some configuration with columns held has a parameter.
+
+        Args:
+            p: A column or a constant.
+            held: Column -> its value wherever it is active.
+        """
+        if isinstance(p, Constant):
+            return self.tree.can_hold(p.condition, held)
+        return self.tree.can_be_active(self._position[p.name], held)
 
     def _present(self, X: Tensor, active: Tensor) -> Tensor:
         """``n x (d + num_constants)`` booleans: which parameters points have."""
@@ -965,7 +974,8 @@ def _codes(
     return numbers
 
 
-def _generator(seed: int | None) -> Source:
+def random_source(seed: int | None) -> Source:
+    """Random numbers of a seed, which is checked; PyTorch's own for None."""
     seed = arguments.check_seed(seed)
     return None if seed is None else torch.Generator().manual_seed(seed)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from botorch_structured.plots import plot_traces, plot_tree
 from botorch_structured.plots.style import COLOURS, GREY, new_figure, shortened, tidy
 from botorch_structured.plots.traces import best_so_far
-from botorch_structured.plots.tree import text_width, tree_size
+from botorch_structured.plots.tree import path_text, text_width, tree_size, with_names
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.study.trials import Trial
 
@@ -150,7 +150,8 @@ def _bars(
     space: SearchSpace, X: Tensor, values: Tensor, minimize: bool
 ) -> list[tuple[str, int]]:
     """The paths with most evaluations, that of the best included, and how many."""
-    keys = space.tree.path_key(X).tolist()
+    tree, names, labels = with_names(space, None, None)
+    keys = tree.path_key(X).tolist()
     sign = 1.0 if minimize else -1.0
     bars = []
     counts = Counter(keys)
@@ -163,14 +164,8 @@ def _bars(
         here = [i for i, k in enumerate(keys) if k == key]
         own = [float(values[i]) for i in here if not values[i].isnan()]
         best = f"best {min(own, key=lambda v: sign * v):.4g}" if own else "no best"
-        parts = []
-        for c, v in space.tree.path_of(X[here[0]]).decisions.items():
-            if isinstance(v, tuple):
-                text = f"{v[0]:.4g} to {v[1]:.4g}"
-            else:
-                text = str(space.columns[c].decode(v))
-            parts.append(f"{shortened(space.names[c])}={shortened(text)}")
-        bars.append((f"{shortened(', '.join(parts), _PATH)}  ({best})", counts[key]))
+        text = path_text(tree.path_of(X[here[0]]), names, labels)
+        bars.append((f"{shortened(text, _PATH)}  ({best})", counts[key]))
     return bars
 
 

@@ -224,10 +224,9 @@ class StudyLog:
                 name = next(n for n in value if expected[n] != got[n])
                 expected, got = {name: expected[name]}, {name: got[name]}
             hint = " Without the argument it is read from the log."
-            wanted, found = _difference(expected, got)
             raise ValueError(
-                f"{self.where(1)}: {key}: expected {wanted} as in this study, "
-                f"got {found}.{hint if key == 'seed' else ''}"
+                f"{self.where(1)}: {key}: expected {json.dumps(expected)} as in this "
+                f"study, got {json.dumps(got)}.{hint if key == 'seed' else ''}"
             )
         for number, line in enumerate(others, start=2):
             where = self.where(number)
@@ -301,19 +300,6 @@ def _check(entry: dict[str, Any], fields: _Fields, where: str) -> dict[str, Any]
     return entry
 
 
-def _difference(one: Any, other: Any) -> list[str]:
-    """Two values as texts; what they begin with alike is cut if it is long."""
-    texts = [json.dumps(value) for value in (one, other)]
-    same = len(os.path.commonprefix(texts))
-    if same > _SHOWN - 10:
-        first = same - _SHOWN // 4
-        texts = [f"{text[: _SHOWN // 4]}...{text[first:]}" for text in texts]
-    return [_cut(text) for text in texts]
-
-
 def _text(value: Any) -> str:
-    return _cut(json.dumps(value))
-
-
-def _cut(text: str) -> str:
+    text = json.dumps(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

@@ -8,12 +8,11 @@ __all__ = [
     "Point",
     "answered",
     "draw_new",
-    "hold",
     "suggest_with",
     "used_up",
 ]
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -26,7 +25,7 @@ from botorch_structured.models.contexts import seeded
 from botorch_structured.optim import optimize_acqf_paths
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.suggest import fit_models
-from botorch_structured.suggest.criterion import hold as hold_columns
+from botorch_structured.suggest.criterion import hold
 
 Point = tuple[float, ...]
 ModelMaker = Callable[[SearchSpace, Tensor, Tensor], Model]
@@ -41,22 +40,6 @@ _LISTED, _MOST_STARTS = 1_000, 20_000
 # Of the range of a number on its scale: as far as numbers that were rounded on the way,
 # say 0.0021 for 0.0021346, may be off.
 _ROUNDING = 1e-2
-
-
-def hold(
-    space: SearchSpace, points: Sequence[Point], held: Mapping[int, float]
-) -> list[Point]:
-    """Points with some columns held; those whose path has another value are left out.
-
-    Args:
-        space: The space.
-        points: Points of it.
-        held: Column -> its value wherever it is active.
-    """
-    if not held or not points:
-        return list(points)
-    X = torch.tensor(points, dtype=torch.double)
-    return [tuple(x) for x in hold_columns(space, X, held)[0].tolist()]
 
 
 def draw_new(
@@ -78,8 +61,8 @@ def draw_new(
     X = space.sample((_HELD_DRAWS if held else _DRAWS) + q, seed=seed)
 
     def new_ones() -> list[Point]:
-        points = hold(space, [tuple(x) for x in X.tolist()], held)
-        return [x for x in dict.fromkeys(points) if x not in known]
+        points = hold(space, X, held)[0] if held else X
+        return [x for x in dict.fromkeys(map(tuple, points.tolist())) if x not in known]
 
     if held and len(new_ones()) < q:  # few are on a rare path
         n = (q + len(known)) * min(space.tree.num_paths, _LISTED)
@@ -183,7 +166,7 @@ def suggest_with(
                 f"that returned a {type(fitted).__name__}."
             )
         pending = train_X[:0] if X_pending is None else X_pending
-        comparable = hold_columns(space, train_X, fixed_features)[0]
+        comparable = hold(space, train_X, fixed_features)[0]
         comparable = comparable if len(comparable) else train_X
         for _ in range(q):
             now = pending if len(pending) else None

@@ -30,8 +30,7 @@ from botorch_structured.spaces.arguments import (
     later_seed,
 )
 from botorch_structured.spaces.search_space import KINDS
-from botorch_structured.study.csv_rows import read_csv
-from botorch_structured.study.given import read_fixed, read_space
+from botorch_structured.study.given import read_csv, read_fixed, read_space
 from botorch_structured.study.log import StudyLog, describe, writable
 from botorch_structured.study.points import (
     AcquisitionMaker,
@@ -39,12 +38,12 @@ from botorch_structured.study.points import (
     Point,
     answered,
     draw_new,
-    hold,
     suggest_with,
     used_up,
 )
 from botorch_structured.study.trials import Goals, Trial, read_metadata
 from botorch_structured.suggest import Surrogates, fit_surrogates, suggest
+from botorch_structured.suggest.criterion import hold
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -300,8 +299,8 @@ class Study:
         q = check_count("q", q)
         with _LOCK:
             elsewhere = self._encode(pending, "pending")
-            held = read_fixed(self.space, fixed)
-            again = [k for k in self._again if hold(self.space, [k], held) == [k]][:q]
+            held = {} if fixed is None else read_fixed(self.space, fixed)
+            again = [k for k in self._again if self._held([k], held) == [k]][:q]
             new = self._next(q - len(again), elsewhere, held)
             if len(again) + len(new) < q:
                 raise used_up(self.space, q, fixed)
@@ -651,7 +650,7 @@ class Study:
         mine = (asked.point for asked in self._pending.values())
         busy = list(dict.fromkeys([*mine, *others]))
         known = {*self._points, *busy}
-        starts = dict.fromkeys(hold(self.space, self._next_starts(busy), held))
+        starts = self._held(self._next_starts(busy), held)
         new = self._asked_for([x for x in starts if x not in known], elsewhere)
         new = dict(list(new.items())[:q])
         busy += [asked.point for asked in new.values()]
@@ -667,6 +666,13 @@ class Study:
             if len(found) < missing:
                 break
         return new
+
+    def _held(self, points: list[Point], held: Mapping[int, float]) -> list[Point]:
+        """Points with some columns held, without those of paths with other values."""
+        if not (held and points):
+            return points
+        X, _ = hold(self.space, self._tensor(points), held)
+        return [tuple(x) for x in X.tolist()]
 
     def _draw(
         self, q: int, busy: Sequence[Point], held: Mapping[int, float]

@@ -238,7 +238,7 @@ class ScikitLearnCASH(ConditionalTestFunction):
         space = SearchSpace.from_dictionaries(
             [
                 {"learner": [name]}
-                | {f"{name}:{r.name}": r.values for r in entry.tuned}
+                | {f"{name}:{key}": range_ for key, range_ in entry.tuned.items()}
                 for name, entry in LEARNERS.items()
             ]
         )

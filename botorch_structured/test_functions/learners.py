@@ -12,7 +12,7 @@ torch.
 
 from __future__ import annotations
 
-__all__ = ["LEARNERS", "Learner", "Range", "cross_validated_error", "serve"]
+__all__ = ["LEARNERS", "Learner", "cross_validated_error", "serve"]
 
 import importlib
 import os
@@ -20,53 +20,49 @@ import pickle
 import signal
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 
-class Range(NamedTuple):
-    """Values as `SearchSpace.from_dictionaries` takes them."""
-
-    name: str
-    values: tuple[Any, ...]
-
-
 class Learner(NamedTuple):
-    """A class of scikit-learn, its tuned parameters, and those with one value."""
+    """A class of scikit-learn, its tuned parameters, and those with one value.
+
+    Ranges are as `SearchSpace.from_dictionaries` takes them.
+    """
 
     module: str
     class_name: str
-    tuned: Sequence[Range] = ()
+    tuned: Mapping[str, tuple[Any, ...]] = {}
     fixed: Mapping[str, Any] = {}
 
 
-_TREE = [
-    Range("max_depth", (1, 10)),
-    Range("min_samples_split", (2, 100)),
-    Range("min_samples_leaf", (2, 100)),
-]
-_C, _GAMMA = Range("C", (1e-5, 1e5, "log")), Range("gamma", (1e-5, 1e5, "log"))
-_ROUNDS, _NEIGHBOURS = Range("n_estimators", (1, 30)), Range("n_neighbors", (1, 30))
+_TREE = {
+    "max_depth": (1, 10),
+    "min_samples_split": (2, 100),
+    "min_samples_leaf": (2, 100),
+}
+_C, _GAMMA = {"C": (1e-5, 1e5, "log")}, {"gamma": (1e-5, 1e5, "log")}
+_ROUNDS, _NEIGHBOURS = {"n_estimators": (1, 30)}, {"n_neighbors": (1, 30)}
 _SEED = {"random_state": 0}
 _ENSEMBLE, _LINEAR = "sklearn.ensemble", "sklearn.discriminant_analysis"
 
 # ``max_iter`` bounds the two SVMs, which take minutes to converge where C is large.
 # The paper takes ``reg_param`` to 1e3; scikit-learn rejects more than 1.
 LEARNERS: dict[str, Learner] = {
-    "knn": Learner("sklearn.neighbors", "KNeighborsClassifier", [_NEIGHBOURS]),
-    "svm": Learner("sklearn.svm", "SVC", [_C, _GAMMA], {"max_iter": 200_000}),
-    "linsvm": Learner("sklearn.svm", "LinearSVC", [_C], {"max_iter": 1_000, **_SEED}),
+    "knn": Learner("sklearn.neighbors", "KNeighborsClassifier", _NEIGHBOURS),
+    "svm": Learner("sklearn.svm", "SVC", _C | _GAMMA, {"max_iter": 200_000}),
+    "linsvm": Learner("sklearn.svm", "LinearSVC", _C, {"max_iter": 1_000, **_SEED}),
     "dt": Learner("sklearn.tree", "DecisionTreeClassifier", _TREE, _SEED),
     "rf": Learner(
-        _ENSEMBLE, "RandomForestClassifier", [_ROUNDS, *_TREE], {"n_jobs": 1, **_SEED}
+        _ENSEMBLE, "RandomForestClassifier", _ROUNDS | _TREE, {"n_jobs": 1, **_SEED}
     ),
-    "adab": Learner(_ENSEMBLE, "AdaBoostClassifier", [_ROUNDS], _SEED),
+    "adab": Learner(_ENSEMBLE, "AdaBoostClassifier", _ROUNDS, _SEED),
     "gnb": Learner("sklearn.naive_bayes", "GaussianNB"),
     "lda": Learner(_LINEAR, "LinearDiscriminantAnalysis"),
     "qda": Learner(
         _LINEAR,
         "QuadraticDiscriminantAnalysis",
-        [Range("reg_param", (1e-3, 1.0, "log"))],
+        {"reg_param": (1e-3, 1.0, "log")},
     ),
 }
 

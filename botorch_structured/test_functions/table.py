@@ -43,6 +43,7 @@ from torch import Tensor
 from botorch_structured.spaces import ParameterTree, SearchSpace
 from botorch_structured.spaces.arguments import check_columns, check_count
 from botorch_structured.spaces.columns import FloatColumn
+from botorch_structured.spaces.search_space import random_source
 from botorch_structured.test_functions.base import (
     ConditionalTestFunction,
     default_num_starts,
@@ -294,7 +295,7 @@ class _RowSpace(SearchSpace):
         """
         if kind != "random":
             raise ValueError(f'kind: expected "random" for a table, got {kind!r}.')
-        order = torch.randperm(len(self._rows), generator=_generator(seed))
+        order = torch.randperm(len(self._rows), generator=random_source(seed))
         rows = self._rows[order]
         seen: Counter[int] = Counter()
         turns = []
@@ -308,12 +309,8 @@ class _RowSpace(SearchSpace):
     def sample(self, n: int, seed: int | None = None) -> Tensor:
         """``n x d`` rows, drawn with replacement."""
         size = (check_count("n", n, least=0),)
-        drawn = torch.randint(len(self._rows), size, generator=_generator(seed))
+        drawn = torch.randint(len(self._rows), size, generator=random_source(seed))
         return self._rows[drawn]
-
-
-def _generator(seed: int | None) -> torch.Generator | None:
-    return None if seed is None else torch.Generator().manual_seed(seed)
 
 
 def _columns(

@@ -7,13 +7,20 @@ import math
 import pickle
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import optuna
 import pytest
-from ConfigSpace import Categorical, ConfigurationSpace, EqualsCondition, Float
+from ConfigSpace import (
+    Categorical,
+    ConfigurationSpace,
+    EqualsCondition,
+    Float,
+    ForbiddenLessThanRelation,
+    Integer,
+)
 from optuna.distributions import CategoricalDistribution
 from optuna.exceptions import ExperimentalWarning
 from optuna.storages import BaseStorage, InMemoryStorage, JournalStorage, RDBStorage
@@ -21,7 +28,9 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
 from botorch_structured.integrations.optuna import StructuredSampler
+from botorch_structured.integrations.optuna.trial_space import configurations
 from botorch_structured.spaces import SearchSpace
+from botorch_structured.suggest import fit_models
 
 Objective = Callable[[optuna.Trial], Any]
 
@@ -36,13 +45,6 @@ class Counting(StructuredSampler):
     def sample_independent(self, study: Any, trial: Any, name: str, d: Any) -> Any:
         self.independent.append((trial.number, name))
         return super().sample_independent(study, trial, name, d)
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    yield
-    optuna.logging.set_verbosity(optuna.logging.INFO)
 
 
 def classifier(trial: optuna.Trial) -> float:
@@ -91,7 +93,6 @@ def test_paths_are_complete_after_the_start(
 ) -> None:
     sampler = Counting(seed=0)
     study = ended(make_study(sampler), objective, 15)
-    # the start: one trial for each branch
     assert {number for number, _ in sampler.independent} == set(range(branches))
     ends = [tuple(trial.params) for trial in study.trials[:branches]]
     assert len(set(ends)) == branches
@@ -102,13 +103,6 @@ def test_maximisation_is_minimisation_of_the_negative() -> None:
     study = make_study(StructuredSampler(seed=0), direction="maximize")
     high = ended(study, lambda trial: -classifier(trial), 8)
     assert points(low) == points(high)
-
-
-def test_the_same_seed_gives_the_same_study() -> None:
-    one = ended(make_study(StructuredSampler(seed=3)), classifier, 8)
-    two = ended(make_study(StructuredSampler(seed=3)), classifier, 8)
-    other = ended(make_study(StructuredSampler(seed=4)), classifier, 8)
-    assert points(one) == points(two) != points(other)
 
 
 def _memory(path: Path) -> BaseStorage:
@@ -188,19 +182,6 @@ def test_reseeding_gives_other_suggestions() -> None:
     )
 
 
-def test_failures_are_bad_outcomes() -> None:
-    def objective(trial: optuna.Trial) -> float:
-        kind = trial.suggest_categorical("kind", ["good", "bad"])
-        x = trial.suggest_float(f"{kind} x", 0, 1)
-        if kind == "bad":
-            raise ZeroDivisionError
-        return (x - 0.3) ** 2
-
-    study = ended(make_study(StructuredSampler(seed=0)), objective, 14)
-    kinds = [trial.params["kind"] for trial in study.trials]
-    assert "bad" in kinds[:3] and kinds.count("bad") < 5
-
-
 @pytest.mark.parametrize("declared", [False, True])
 @pytest.mark.parametrize("stop", [MemoryError, optuna.TrialPruned])
 def test_trials_that_stop_early_are_bad_outcomes(
@@ -271,30 +252,6 @@ def test_one_name_with_other_ranges_and_single_values() -> None:
     assert space is not None and sorted(space.names) == ["kind", "x#1", "x#2"]
 
 
-def test_a_range_that_ends_at_another_value() -> None:
-    def objective(trial: optuna.Trial) -> float:
-        high = trial.suggest_float("high", 1, 2)
-        return abs(trial.suggest_float("x", 0, high) - 0.9 * high)
-
-    sampler = Counting(seed=0)
-    study = ended(make_study(sampler), objective, 14)
-    assert all(t.params["x"] <= t.params["high"] for t in study.trials)
-
-
-def test_whole_numbers_decide() -> None:
-    def objective(trial: optuna.Trial) -> float:
-        widths = [
-            trial.suggest_int(f"width {layer}", 8, 64, log=True)
-            for layer in range(trial.suggest_int("layers", 1, 3))
-        ]
-        return abs(sum(widths) - 100) / 100
-
-    sampler = Counting(seed=0)
-    study = ended(make_study(sampler), objective, 14)
-    assert {number for number, _ in sampler.independent} <= set(range(4))
-    assert study.best_value < 0.1
-
-
 def test_a_branch_that_shows_late_is_explored() -> None:
     def objective(trial: optuna.Trial) -> float:
         x = trial.suggest_float("x", 0, 1)
@@ -347,6 +304,9 @@ BETWEEN = "what is between its values (declare a list of them)"
     [
         ((1e-6, 1e6, "log"), _uniform(1e-3, 1e6, log=True), "1e-06"),
         ((-1.0, 2.0), _uniform(0, 1), "-1.0 and 2.0"),
+        ((1e-12, 1.0, "log"), _uniform(1e-9, 1.0), "1e-12"),
+        ((0.0, 1.0), _uniform(1e-9, 1.0), "0.0"),
+        ((0, 10**10), _integer(5, 10**10), "0 and 1"),
         ((0.0, 1.0), _uniform(0, 1, step=0.25), BETWEEN),
         ((0.0, 1.0), _choice(0.0, 1.0), BETWEEN),
         ((0.0, 9.0), _integer(0, 9), BETWEEN),
@@ -359,7 +319,6 @@ BETWEEN = "what is between its values (declare a list of them)"
         # Optuna asks no sampler for these
         ((1, 5), _integer(5, 5), "1 and 2"),
         (["a", "b"], _choice("b"), "'a'"),
-        # constants
         ([3], _integer(4, 9), "3"),
         (["a"], _choice("b", "c"), "'a'"),
         (["a"], _choice("b"), "'a'"),
@@ -483,21 +442,6 @@ def test_a_declared_space(as_space: bool) -> None:
     assert sampler.space_of(study) is sampler.space_of(make_study(None))
 
 
-def test_a_constant_of_a_declared_space() -> None:
-    space = [
-        {"kind": ["a"], "x": (0.0, 1.0), "z": [0.1]},
-        {"kind": ["b"], "y": (0.0, 1.0), "z": [0.1]},
-    ]
-
-    def objective(trial: optuna.Trial) -> float:
-        kind = trial.suggest_categorical("kind", ["a", "b"])
-        value = trial.suggest_float("x" if kind == "a" else "y", 0.0, 1.0)
-        return value + trial.suggest_float("z", 0.1, 0.1)
-
-    study = ended(make_study(StructuredSampler(space, seed=0)), objective, 6)
-    assert all(trial.params["z"] == 0.1 for trial in study.trials)
-
-
 def test_enqueued_and_added_trials() -> None:
     study = make_study(StructuredSampler(seed=0))
     study.enqueue_trial({"learner": "svm", "C": 10.0})
@@ -549,7 +493,6 @@ LEARNERS = [
 
 @pytest.mark.parametrize("space", [None, LEARNERS])
 def test_a_fixed_decision_is_held(space: Any) -> None:
-    """Nothing is suggested, nor explored, that is elsewhere; nothing is random."""
     sampler = Counting(space, seed=0)
     study = make_study(partial({"learner": "forest"}, sampler))
     ended(study, classifier, 12)
@@ -558,7 +501,6 @@ def test_a_fixed_decision_is_held(space: Any) -> None:
     if space is None:
         # the ends of ``depth`` and ``share`` are tried first
         assert {number for number, _ in sampler.independent} <= {0, 1, 2}
-        # and all is open again without the wrapper
         study.sampler = sampler
         ended(study, classifier, 2)
         assert len({trial.params["learner"] for trial in study.trials}) == 3
@@ -574,7 +516,6 @@ def test_a_fixed_number_is_held_where_it_is_asked_for() -> None:
 
 
 def test_open_parameters_of_enqueued_trials_are_suggested() -> None:
-    """As the best ones for those that are given, in the early trials, too."""
     for early in (4, 12):
         sampler = Counting(seed=0)
         study = ended(make_study(sampler), classifier, early)
@@ -651,15 +592,8 @@ def test_functions_in_place_of_the_default_model() -> None:
     seen = []
 
     def model(space: SearchSpace, X: Any, Y: Any) -> Any:
-        from botorch.fit import fit_gpytorch_mll
-        from gpytorch.mlls import ExactMarginalLogLikelihood
-
-        from botorch_structured.models import TreeStructuredGP
-
         seen.append(len(X))
-        model = TreeStructuredGP(X, Y, space)
-        fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
-        return model
+        return fit_models(space, X, Y, averaged=False)[0]
 
     ended(make_study(StructuredSampler(seed=0, model=model)), classifier, 6)
     assert seen == [3, 4, 5]
@@ -715,3 +649,145 @@ def test_a_value_between_two_steps_is_left_out() -> None:
     values = [trial.params["k"] for trial in study.trials]
     assert values[0] == 18
     assert sorted(values[1:]) == [*range(1, 52, 5)]
+
+
+def test_optunahub_loads_the_package() -> None:
+    # the folder optunahub/ of this repository would do for "import optunahub"
+    pytest.importorskip("optunahub.version", exc_type=ImportError)
+    import optunahub
+
+    module = optunahub.load_local_module(
+        "samplers/structured",
+        registry_root=str(Path(__file__).parents[2] / "optunahub" / "package"),
+    )
+    assert module.StructuredSampler is StructuredSampler
+
+
+def run(
+    space: Any, objective: Callable[[optuna.Trial], float], n: int = 8, **more: Any
+) -> optuna.Study:
+    study = optuna.create_study(sampler=StructuredSampler(space, seed=0), **more)
+    study.optimize(objective, n_trials=n, catch=(MemoryError,))
+    return study
+
+
+@pytest.mark.parametrize(
+    ("branches", "ranges", "lacking"),
+    [
+        (({"n": [10]}, {"n": [20]}), ((10, 10), (20, 20)), None),
+        (({"n": [10]}, {"n": [20]}), ((1, 99), (1, 99)), None),
+        (({"n": [10]}, {"n": [20]}), ((15, 30), (15, 30)), "10"),
+        (({"n": [10]}, {"n": [20]}), ((20, 20), (10, 10)), "10"),
+        (({"n": [10]}, {}), ((10, 10), (20, 20)), None),
+        (({"n": (1, 9)}, {}), ((1, 9), (1, 1)), None),
+        (({"n": (1, 9)}, {}), ((1, 9), (5, 7)), None),
+        (({"n": (1, 9)}, {}), ((1, 1), (1, 9)), "2 and 9"),
+    ],
+)
+def test_what_other_branches_have_does_not_matter(
+    branches: tuple[dict[str, Any], ...],
+    ranges: tuple[tuple[int, int], ...],
+    lacking: str | None,
+) -> None:
+    space = [
+        {"k": [k], "x": (0.0, 1.0), **branch}
+        for k, branch in zip("ab", branches, strict=True)
+    ]
+
+    def objective(trial: optuna.Trial) -> float:
+        k = trial.suggest_categorical("k", ["a", "b"])
+        trial.suggest_int("n", *ranges["ab".index(k)])
+        return trial.suggest_float("x", 0.0, 1.0)
+
+    if lacking is None:
+        assert len(told(run(space, objective))) == 8
+    else:
+        with pytest.raises(ValueError, match=rf"'n': .*does not take {lacking}\."):
+            run(space, objective)
+
+
+def test_a_trial_that_fails_fails_as_it_did() -> None:
+    """With a single value that is not all that is declared; pruned ones are checked."""
+    stop: list[type[Exception]] = [MemoryError]
+
+    def objective(trial: optuna.Trial) -> float:
+        trial.suggest_int("n", 3, 3)
+        raise stop[0]
+
+    space = {"n": (1, 9), "x": (0.0, 1.0)}
+    states = [trial.state for trial in run(space, objective, 3).trials]
+    assert states == [TrialState.FAIL] * 3
+    stop = [optuna.TrialPruned]
+    with pytest.raises(ValueError, match="'n': expected an objective that takes all"):
+        run(space, objective, 3)
+
+
+def test_trials_outside_of_the_space_are_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    space = {"epochs": [20], "x": (0.0, 1.0)}
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    optuna.logging.enable_propagation()
+    try:
+        study = optuna.create_study(sampler=StructuredSampler(space, seed=0))
+        for n in (50, 50, 20, 20):
+            study.enqueue_trial({"epochs": n})
+        with caplog.at_level(logging.WARNING):
+            study.optimize(
+                lambda t: t.suggest_int("epochs", 1, 99) * t.suggest_float("x", 0, 1),
+                n_trials=5,
+            )
+    finally:
+        optuna.logging.disable_propagation()
+    (said,) = {r.getMessage() for r in caplog.records if "left out" in r.getMessage()}
+    assert said.startswith("Trial 0 is left out") and "'epochs': 50" in said
+    assert len(told(study)) == 3
+
+
+def test_what_a_trial_did_not_ask_for_is_drawn_on_a_path_that_has_the_rest() -> None:
+    """Rare ones: a parameter below a choice that comes up in one of 40 draws; two that
+    forbid most values of each other."""
+    rare = [{"kind": [f"k{i}"], f"p{i}": (0.0, 1.0), "q": [1, 2]} for i in range(40)]
+    space = SearchSpace.from_dictionaries(rare)
+    found = configurations(
+        space, [{f"p{i}": 0.3} for i in range(40)], [False] * 40, list(range(40))
+    )
+    for i, config in enumerate(found):
+        assert config is not None
+        assert config["kind"] == f"k{i}" and config[f"p{i}"] == 0.3
+    assert {config["q"] for config in found if config is not None} == {1, 2}
+    cs = ConfigurationSpace()
+    a, b, c = Integer("a", (0, 1000)), Integer("b", (0, 1000)), Float("c", (0.0, 1.0))
+    cs.add(a, b, c, ForbiddenLessThanRelation(a, b))
+    space = SearchSpace.from_configspace(cs)
+    values = (5, 10, 20, 50, 100)
+    found = configurations(
+        space, [{"a": v} for v in values], [False] * 5, list(range(5))
+    )
+    for v, config in zip(values, found, strict=True):
+        assert config is not None and config["a"] == v and config["b"] <= v
+
+
+@pytest.mark.parametrize("declared", [False, True])
+def test_nan_is_a_choice_as_others_are(declared: bool) -> None:
+    """Another object each time; pending where a running trial was suggested it."""
+
+    def ask(trial: optuna.Trial) -> float:
+        x = trial.suggest_categorical("x", [float("nan"), "a"])
+        return 10.0 * (x == "a")
+
+    def objective(trial: optuna.Trial) -> float:
+        return ask(trial) + trial.suggest_categorical("z", [0, 1, 2, 3, 4, 5])
+
+    space = {"x": [math.nan, "a"], "z": [0, 1, 2, 3, 4, 5]} if declared else None
+    study = run(space, objective, 6)
+    trials = []
+    for _ in range(4):
+        trials.append(study.ask())
+        ask(trials[-1])
+    for trial in trials:
+        trial.suggest_categorical("z", [0, 1, 2, 3, 4, 5])
+    asked = [(str(t.params["x"]), t.params["z"]) for t in study.trials]
+    assert len(set(asked)) == len(asked)
+    assert sum(x == "nan" for x, _ in asked[6:]) > 1
+    assert len(told(study)) == 6

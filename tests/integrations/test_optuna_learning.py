@@ -50,7 +50,6 @@ def asked(study: optuna.Study) -> list[Asked]:
 
 def explored(objective: Objective, seed: int, most: int = 60) -> list[Asked]:
     """The trials of a study until nothing is left to try."""
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(sampler=_Exploring(seed=seed))
     for _ in range(most):
         study.optimize(objective, n_trials=1, catch=(ZeroDivisionError,))
@@ -60,7 +59,6 @@ def explored(objective: Objective, seed: int, most: int = 60) -> list[Asked]:
 
 
 def random_trials(objective: Objective, n: int, seed: int = 0) -> list[Asked]:
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=seed))
     study.optimize(objective, n_trials=n)
     return asked(study)
@@ -116,12 +114,6 @@ def test_few_trials_show_the_tree(objective: Objective, most: int, seed: int) ->
     trials = explored(objective, seed)
     assert len(trials) <= most
     assert is_right(LearntSpace(trials), objective)
-
-
-def test_one_name_with_several_ranges_has_several_columns() -> None:
-    learnt = LearntSpace(explored(learners, 0))
-    assert sorted(learnt.names) == ["C#1", "C#2", "depth", "learner"]
-    assert is_right(learnt, learners)
 
 
 def test_decisions_that_are_confounded_are_told_apart() -> None:
@@ -191,7 +183,6 @@ def test_trials_that_ended_early_do_not_blur_the_tree() -> None:
             raise ZeroDivisionError
         return x + trial.suggest_float(f"{kind} y", 0, 1)
 
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     study.optimize(objective, n_trials=30, catch=(ZeroDivisionError,))
     space = LearntSpace(asked(study)).space

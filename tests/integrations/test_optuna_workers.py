@@ -28,7 +28,6 @@ def test_nothing_is_lost_nor_double_when_workers_are_killed(
 @pytest.mark.parametrize("seed", range(4))
 def test_a_trial_that_asked_for_nothing_teaches_nothing(seed: int) -> None:
     # it was suggested, before anything was known, what no trial asks for
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(sampler=StructuredSampler(seed=seed))
     study.optimize(kill_test.objective, 1)
     study.ask()  # killed
@@ -44,7 +43,6 @@ def test_a_trial_that_asked_for_nothing_teaches_nothing(seed: int) -> None:
 def test_a_worker_may_learn_of_a_parameter_between_two_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
     mine, its = (kill_test.open_study(tmp_path, "sqlite", 0) for _ in range(2))
     its.sampler = optuna.samplers.RandomSampler(seed=0)
     mine.optimize(kill_test.objective, 2)

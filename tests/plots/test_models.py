@@ -98,7 +98,6 @@ class TestOneDimension:
             band = ax.collections[k].get_paths()[0].vertices[:, 1]
             high = (posterior.mean + 2 * posterior.variance.sqrt()).max().item()
             assert band.max() == pytest.approx(high, abs=1e-8)
-        # ten higher in each region
         assert pieces[1][0, 1] - pieces[0][-1, 1] == pytest.approx(10, abs=1e-3)
 
     def test_observations_are_as_they_were_given(self) -> None:
@@ -110,7 +109,6 @@ class TestOneDimension:
         (points,) = dots(ax)
         expected = torch.cat([inputs, Y], dim=-1)
         np.testing.assert_allclose(np.asarray(points.get_offsets()), expected)
-        # 0.3 and 0.8 of what the transform makes of them
         assert vertical(ax) == pytest.approx([-1.0, 4.0], abs=1e-8)
         assert not dots(plot_partition(model, data=False))
 
@@ -119,15 +117,6 @@ class TestOneDimension:
         assert len(curves(ax)) == 1
         assert not vertical(ax)
         assert not ax.texts
-
-    def test_noise_widens_the_band(self) -> None:
-        model = SingleTaskGP(*data(1))
-        model.likelihood.noise = 0.5
-        heights = []
-        for noise in (False, True):
-            ax = plot_partition(model, observation_noise=noise, data=False)
-            heights.append(np.ptp(ax.collections[0].get_paths()[0].vertices[:, 1]))
-        assert heights[1] > heights[0] + 0.5
 
 
 class TestTwoDimensions:
@@ -303,12 +292,7 @@ def test_virtual_points_stand_where_they_are_and_point_where_it_goes() -> None:
         tip = triangles.get_paths()[0].vertices[0]
         assert bool(tip[1] > 0) == up
         assert len(lines(ax)) == 2
-    (legend,) = axes[0].figure.legends
-    shown = [text.get_text() for text in legend.get_texts()]
-    assert shown == ["without monotonicity", "with monotonicity", "virtual points"]
     assert len(dots(axes[2])) == 2  # observations only
-    x = np.sort(offsets(axes[0])[:, 0])
-    np.testing.assert_allclose(x, np.sort(10 * observed()[0].flatten()), atol=1e-9)
 
 
 def test_a_slice_of_two_dimensions() -> None:
@@ -325,16 +309,12 @@ def test_a_slice_of_two_dimensions() -> None:
         atol=1e-9,
     )
     at = torch.tensor([0.2, 0.7], dtype=torch.double)
-    low_high = torch.tensor([[0.0, -1.0], [1.0, 2.0]], dtype=torch.double)
-    axes = plot_monotone_components(
-        model, column=0, at=at, bounds=low_high, resolution=5
-    )
-    (line,) = lines(axes[0])
-    points = torch.tensor([[x, 0.7] for x in (0.0, 0.25, 0.5, 0.75, 1.0)]).double()
+    (line,) = lines(plot_monotone_components(model, at=at, resolution=2)[0])
+    points = torch.stack([X.amin(0), X.amax(0)])
+    points[:, 1] = 0.7
     with torch.no_grad():
         mean = model.models[0].posterior(points).mean.flatten()
     np.testing.assert_allclose(line[:, 1], mean, atol=1e-8)
-    assert axes[0].get_xlim() == pytest.approx((0.0, 1.0))
 
 
 def test_components_observed_at_different_points_have_no_observed_sum() -> None:

@@ -34,13 +34,6 @@ def test_lines_are_medians_and_bands_quantiles() -> None:
     assert low in drawn and high in drawn
 
 
-def test_curves_that_coincide_are_seen() -> None:
-    """The lower one is wider; those that meet now and then are not."""
-    same = [5.0, 4.0, 3.0, 3.0]
-    ax = plot_traces({"a": same, "b": same, "c": same, "d": [9.0, 8.0, 7.0, 3.0]})
-    assert [line.get_linewidth() for line in ax.lines] == [2.0, 5.0, 8.0, 2.0]
-
-
 def test_gap_to_the_optimum_on_a_log_scale() -> None:
     ax = plot_traces({"ours": [1.1, 0.2, 0.1]}, optimum=0.1, num_starts=1)
     assert ax.get_yscale() == "log"

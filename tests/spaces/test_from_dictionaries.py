@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import copy
-import pickle
 from typing import Any
 
 import numpy as np
@@ -137,12 +135,6 @@ def test_the_decision_is_the_parameter_whose_choices_differ() -> None:
     assert neighbours["leaf_size"] == 30
 
 
-def test_it_says_what_parameters_take_and_on_which_scale() -> None:
-    shown = repr(SearchSpace.from_dictionaries({"C": (1, 9, "log"), "k": (1, 9)}))
-    assert "C: an integer in [1, 9], on a logarithmic scale; k: an integer in" in shown
-    assert shown.count("logarithmic") == 1
-
-
 def test_estimators_are_choices() -> None:
     a, b = Learner("a"), Learner("a")
     space = SearchSpace.from_dictionaries(
@@ -227,14 +219,6 @@ def test_none_may_be_a_choice() -> None:
     )
     configs = [{"x": 0.5}, {"x": 0.5, "depth": None}, {"x": 0.5, "depth": 3}]
     assert space.decode(space.encode(configs)) == configs
-
-
-def test_copies_and_pickles() -> None:
-    space = SearchSpace.from_dictionaries(LEARNERS)
-    X = space.sample(20, seed=0)
-    for other in (copy.deepcopy(space), pickle.loads(pickle.dumps(space))):
-        assert other.decode(X) == space.decode(X)
-        assert torch.equal(other.encode(space.decode(X)), X)
 
 
 VALUES = st.sampled_from(

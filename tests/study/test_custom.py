@@ -7,10 +7,8 @@ from typing import Any
 import pytest
 import torch
 from botorch.acquisition import AcquisitionFunction, qLogNoisyExpectedImprovement
-from botorch.fit import fit_gpytorch_mll
 from botorch.models import SingleTaskGP
 from botorch.models.model import Model
-from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
 from botorch_structured import Study
@@ -25,9 +23,7 @@ SPACE = PROBLEM.space
 
 def conditional(space: SearchSpace, X: Tensor, Y: Tensor) -> Model:
     assert Y.isfinite().all()
-    model = ConditionalGP(X, Y, space)
-    fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
-    return model
+    return fit_models(space, X, Y)[1]
 
 
 def noisy_improvement(

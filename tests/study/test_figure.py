@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
 pytest.importorskip("matplotlib")
 
@@ -31,21 +30,6 @@ def test_best_so_far_and_evaluations_on_each_path(tmp_path: Path) -> None:
     figure.savefig(tmp_path / "study.png")
     assert (tmp_path / "study.png").stat().st_size > 10_000
     assert figure._repr_png_()[:4] == b"\x89PNG"  # type: ignore[attr-defined]
-
-
-def test_many_paths_have_bars() -> None:
-    from botorch_structured.spaces import ParameterTree, SearchSpace
-
-    values = [float(i) for i in range(30)]
-    tree = ParameterTree(1, {0: {v: [] for v in values}})
-    space = SearchSpace(["a"], torch.tensor([[0.0], [29.0]]).double(), tree)
-    study = Study(space, seed=0)
-    study.tell_many([{"a": v} for v in (3.0, 3.0, 4.0)], [2.0, 1.5, None])
-    bars = study.plot().axes[1]
-    assert all(float(tick).is_integer() for tick in bars.get_xticks())
-    labels = [t.get_text() for t in bars.get_yticklabels()]
-    assert labels == ["a=3  (best 1.5)", "a=4  (no best)"]
-    assert [bar.get_width() for bar in bars.patches] == [2, 1]
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
@@ -93,20 +77,6 @@ def test_a_pareto_front() -> None:
     assert front.get_offsets().tolist() == [[0, 1], [1, 2]]
 
 
-def test_outliers_do_not_hide_the_front() -> None:
-    study = Study(SPACE, {"a": "minimize", "b": "maximize"}, seed=0)
-    rows = [(0.1 * i, 0.2 * i) for i in range(8)] + [(1e6, -3.0), (1.5, -1e5)]
-    configs = SPACE.decode(SPACE.sample(len(rows), seed=0))
-    study.tell_many(configs, [{"a": a, "b": b} for a, b in rows])
-    (panel,) = study.plot().axes
-    assert panel.get_xlim() == pytest.approx((-0.075, 1.575))
-    assert panel.get_ylim() == pytest.approx((-0.07, 1.47))
-    assert panel.get_title(loc="right") == "2 outside"
-    study = Study(SPACE, {"a": "minimize", "b": "maximize"}, seed=0)
-    study.tell_many(configs[:8], [{"a": a, "b": b} for a, b in rows[:8]])
-    assert not study.plot().axes[0].get_title(loc="right")
-
-
 @pytest.mark.parametrize("constraints", [None, ["value <= -1.0"]])
 def test_nothing_is_feasible_yet(constraints: list[str] | None) -> None:
     study = Study(SPACE, constraints=constraints, seed=0)
@@ -129,8 +99,3 @@ def test_infeasible_trials_of_several_objectives(told: dict[str, float] | None) 
         assert not drawn and panel.get_title(loc="left") == "No values yet"
         return
     assert drawn == [[[1.0, 2.0]]]
-    (config,) = study.ask()
-    study.tell(config, {"a": 0.0, "b": 3.0})
-    (panel,) = study.plot().axes
-    labels = [text.get_text() for text in panel.get_legend().get_texts()]
-    assert labels == ["infeasible", "evaluations", "Pareto front"]

@@ -126,19 +126,6 @@ def test_fits_that_start_from_earlier_ones_are_repeated(tmp_path: Path) -> None:
         assert path.read_bytes() == b"".join(data)
 
 
-def test_several_pending_configurations_come_first(tmp_path: Path) -> None:
-    path = tmp_path / "log.jsonl"
-    study = Study(SPACE, log=path, seed=0)
-    first = study.ask(3)
-    study.tell(first[1], 1.0)
-    study = Study(SPACE, log=path)
-    assert study.pending == [first[0], first[2]]
-    assert study.ask(1) == [first[0]]
-    study.tell(first[2], 2.0)  # by another worker, say
-    (new,) = study.ask()
-    assert new not in first
-
-
 def test_settings_of_another_study_are_refused(
     lines: list[bytes], tmp_path: Path
 ) -> None:
@@ -161,17 +148,14 @@ def test_settings_of_another_study_are_refused(
     assert path.read_bytes() == b"".join(lines)
 
 
-def test_a_late_difference_of_long_settings_is_shown(tmp_path: Path) -> None:
+def test_the_first_difference_of_a_space_is_shown(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     more = {"trees": (10, 500, "log"), "leaf": (1, 9)}
     space = [{"kind": [name], **more} for name in "abcd"]
     Study(space, log=path)
-    with pytest.raises(ValueError, match="line 1: space: expected") as caught:
+    message = r"line 1: space: expected {.*'c'\].* as in this study, got .*'c', 'd'\]"
+    with pytest.raises(ValueError, match=message):
         Study(space[:3], log=path)
-    expected, got = (
-        str(caught.value).split("expected ")[1].split(" as in this study, got ")
-    )
-    assert "'c']" in expected and "'c', 'd']" in got
     # points would have other columns
     turned = [dict(reversed(d.items())) for d in space]
     with pytest.raises(ValueError, match=r"line 1: space: expected \["):
@@ -269,7 +253,6 @@ def test_a_forked_process_does_not_keep_the_file(tmp_path: Path) -> None:
 
 
 def test_the_study_that_was_opened_last_has_the_file(tmp_path: Path) -> None:
-    """A cell of a notebook that is run twice."""
     path = tmp_path / "log.jsonl"
     first = Study(SPACE, log=path, seed=0)
     second = Study(SPACE, log=path)
@@ -278,26 +261,6 @@ def test_the_study_that_was_opened_last_has_the_file(tmp_path: Path) -> None:
     second.ask()
     with pytest.raises(Exception, match="give that path to a new Study"):
         copy.deepcopy(second)
-
-
-def test_a_full_disk_leaves_whole_lines(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "log.jsonl"
-    study = Study(SPACE, log=path, seed=0)
-    (config,) = study.ask()
-
-    def full(fileno: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", full)
-        with pytest.raises(OSError, match="No space left"):
-            study.tell(config, 1.0)
-    assert not study.trials and study.pending == [config]
-    study.tell(config, 1.0)
-    del study
-    assert [t.value for t in Study(SPACE, log=path).trials] == [1.0]
 
 
 @pytest.mark.skipif(resource is None, reason="files without a limit")
@@ -316,6 +279,7 @@ def test_a_disk_with_room_for_half_a_line(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, handler)
     assert path.read_bytes() == before
+    assert not study.trials and study.pending == [config]
     study.tell(config, None)  # a shorter line than the one that failed
     del study
     assert [t.value for t in Study(SPACE, log=path).trials] == [None]

@@ -49,15 +49,6 @@ def test_they_answer_what_was_asked(
     assert again.ask() == [running]
 
 
-def test_given_starts_are_not_asked_for_again() -> None:
-    starts = [{"x": 1 / 3, "y": 2 / 3}, {"x": 2 / 3, "y": 1 / 3}]
-    study = Study({"x": (0.0, 1.0), "y": (0.0, 1.0)}, starts=starts, seed=0)
-    (first,) = study.ask()
-    study.tell({"x": 0.33, "y": 0.67}, 1.0)
-    assert study.ask() == starts[1:]
-    assert study.trials[0].config == {"x": 0.33, "y": 0.67}
-
-
 def test_the_nearest_of_several_is_answered() -> None:
     starts = [{"x": 0.501}, {"x": 0.504}, {"x": 0.509}]
     study = Study({"x": (0.0, 1.0)}, starts=starts, seed=0)

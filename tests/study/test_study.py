@@ -72,14 +72,6 @@ def test_equals_the_explicit_loop_with_many_evaluations() -> None:
     assert torch.equal(points(study), X)
 
 
-def test_maximising_minus_the_objective_is_the_same() -> None:
-    study = Study(SPACE, {"reward": "maximize"}, seed=0)
-    for _ in range(10):
-        (config,) = study.ask()
-        study.tell(config, {"reward": -value(config)})
-    assert torch.equal(points(study), explicit_loop(0, 10))
-
-
 def test_pending_configurations_are_not_asked_again() -> None:
     study = Study(SPACE, seed=0)
     first = study.ask(6)
@@ -128,16 +120,9 @@ def test_fixed_parameters_are_held() -> None:
         study.tell(config, 1.0)
     with pytest.raises(CandidateGenerationError):
         study.ask(fixed={"a": "y", "c": 0.02})
-    with pytest.raises(ValueError, match="fixed: expected names among"):
-        study.ask(fixed={"d": 1})
-    with pytest.raises(ValueError, match="'c': expected a number in"):
-        study.ask(fixed={"c": 2.0})
-    with pytest.raises(ValueError, match="fixed: expected {name: value}"):
-        study.ask(fixed=["a"])  # type: ignore[arg-type]
 
 
 def test_a_fixed_number_that_decides() -> None:
-    """By the interval that it is in."""
     tree = ParameterTree(2, conditions={1: Between(0, 0.5, 1.0)})
     bounds = torch.tensor([[0.0, 0.0], [1.0, 1.0]])
     study = Study(SearchSpace(["size", "extra"], bounds, tree), seed=0)
@@ -174,16 +159,6 @@ def test_a_fixed_parameter_of_several_dictionaries() -> None:
         study.tell(config, 1.0)
     assert {trial.config["a"] for trial in study.trials} == {"x", "y", "z"}
     assert study.ask(fixed={"a": "x", "b": 7.0}) == [{"a": "x", "b": 7.0}]
-    ranges = [r"a number in \[0.0, 9.0\]", r"a number in \[0.0, 1.0\]"]
-    for fixed, expected in (
-        ({"b": 7.0}, ranges[1]),
-        ({"b": 7.0, "a": "y"}, ranges[1]),
-        ({"b": 10.0}, " or ".join(ranges)),
-    ):
-        with pytest.raises(ValueError, match=f"^fixed: 'b': expected {expected}, got"):
-            study.ask(fixed=fixed)
-    with pytest.raises(ValueError, match=r"fixed: .* \['a', 'b', 'c'\], got 'd'"):
-        study.ask(fixed={"d": 1})
     with pytest.raises(ValueError, match=r"fixed: .* \['b', 'c'\], got 'dictionary'"):
         Study(UNTOLD).ask(fixed={"dictionary": 0})
 
@@ -342,7 +317,6 @@ def test_bounds_that_models_cannot_square(bounds: tuple[float, float]) -> None:
 
 @pytest.mark.parametrize("told", [False, True])
 def test_an_exhausted_space_is_an_error(told: bool) -> None:
-    """It says how many were asked for, and with what."""
     study = Study({"a": ["x", "y"], "b": [1, 2, 3]}, seed=0)
     for config in study.ask(3):
         if told:
@@ -372,15 +346,6 @@ def test_the_error_of_an_exhausted_space_counts_what_is_asked_again(
     with pytest.raises(CandidateGenerationError, match="^Expected 3 new"):
         study.ask(3)
     assert len(study.ask(2)) == 2
-
-
-def test_the_error_of_an_exhausted_space_with_forbidden_configurations() -> None:
-    bounds = torch.tensor([[0.0], [1.0]], dtype=torch.double)
-    space = SearchSpace(
-        ["a"], bounds, integer_features=[0], feasible=lambda X: X[..., 0] < 0.5
-    )
-    with pytest.raises(CandidateGenerationError, match="pending or are forbidden.$"):
-        Study(space).ask(2)
 
 
 @pytest.mark.parametrize(
@@ -442,6 +407,10 @@ def test_forbidden_configurations_are_refused() -> None:
     space = SearchSpace(["a"], bounds, feasible=lambda X: X[..., 0] < 0.5)
     with pytest.raises(ValueError, match="config: expected a configuration that the"):
         Study(space).tell({"a": 0.7}, 1.0)
+    bounds[1] = 0.0
+    space = SearchSpace(["a"], bounds, feasible=lambda X: X[..., 0] < 0.5)
+    with pytest.raises(CandidateGenerationError, match="pending or are forbidden.$"):
+        Study(space).ask(2)
 
 
 def test_what_else_is_told_is_kept(tmp_path: Path) -> None:

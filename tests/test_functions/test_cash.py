@@ -14,22 +14,15 @@ pytest.importorskip("sklearn")
 
 KNN = {"learner": "knn", "knn:n_neighbors": 5}
 SLOW = {"learner": "svm", "svm:C": 1e5, "svm:gamma": 1e-3}
+TREE = {"max_depth": (1, 10)}
+TREE |= {f"min_samples_{part}": (2, 100) for part in ("split", "leaf")}
 # Every hyperparameter of section V, with its range.
 SPACE = {
     "knn": {"n_neighbors": (1, 30)},
     "svm": {"C": (1e-5, 1e5), "gamma": (1e-5, 1e5)},
     "linsvm": {"C": (1e-5, 1e5)},
-    "dt": {
-        "max_depth": (1, 10),
-        "min_samples_split": (2, 100),
-        "min_samples_leaf": (2, 100),
-    },
-    "rf": {
-        "n_estimators": (1, 30),
-        "max_depth": (1, 10),
-        "min_samples_split": (2, 100),
-        "min_samples_leaf": (2, 100),
-    },
+    "dt": TREE,
+    "rf": {"n_estimators": (1, 30), **TREE},
     "adab": {"n_estimators": (1, 30)},
     "gnb": {},
     "lda": {},
@@ -146,7 +139,6 @@ def test_a_fit_is_stopped_in_the_middle() -> None:
 def test_data_sets_rows_and_seeds() -> None:
     small = ScikitLearnCASH("digits", max_rows=100)
     assert small._features.shape == (100, 64)
-    # rows of a class by a few folds only, still an answer
     assert small.evaluate(KNN).status == "ok"
     assert ScikitLearnCASH("moons")._features.shape == (500, 6)
     one, two = (ScikitLearnCASH("moons", seed=seed).evaluate(KNN) for seed in (0, 1))

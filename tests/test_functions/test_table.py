@@ -55,7 +55,6 @@ def test_a_row_has_its_value(seed: int, n: int, d: int) -> None:
     assert torch.equal(problem(problem.candidates), problem.values)
     assert problem.optimal_value == y.min() == problem(problem.optimizers)[0]
     assert torch.equal(problem.bounds, torch.stack([X.amin(0), X.amax(0)]))
-    # nearest: by brute force
     width = torch.where(X.amax(0) > X.amin(0), X.amax(0) - X.amin(0), 1.0)
     Z = problem.bounds[0] + width * torch.rand(
         20, d, generator=torch.Generator().manual_seed(seed), dtype=torch.double
@@ -163,7 +162,6 @@ def test_conditional_tables() -> None:
     with pytest.raises(ValueError, match="expected rows"):
         problem(torch.tensor([1.0, 0, 4]))
     assert not problem.space.feasible(torch.tensor([[0, nan, 1], [5, 0, 1.0]])).any()
-    # near in its own column, and never another kernel
     Z = torch.tensor([[0, 1.4, nan], [1, nan, 2.9], [1, nan, 3.9], [2, 0, 0]])
     near = problem.nearest(Z)
     assert problem(near).tolist() == [1.0, 4.0, 5.0, 6.0]
@@ -213,16 +211,15 @@ class TestFiles:
         with pytest.raises(FileNotFoundError, match=r"grid\.csv"):
             TableProblem.from_csv(path, ["s"], "y")
         path.write_text(self.TEXT)
-        with pytest.raises(ValueError, match=r"grid\.csv: expected columns \['u'"):
-            TableProblem.from_csv(path, ["s", "u"], "y")
-        with pytest.raises(ValueError, match="row 1: expected a number, got 'A'"):
-            TableProblem.from_csv(path, ["id"], "y")
-        with pytest.raises(ValueError, match="row 3: expected a number, got ''"):
-            TableProblem.from_csv(path, ["s"], "t")
-        with pytest.raises(ValueError, match=r"log: expected names of \['s'\]"):
-            TableProblem.from_csv(path, ["s"], "y", log=["tau"])
-        with pytest.raises(ValueError, match="a row with a value"):
-            TableProblem.from_csv(path, ["s"], "y", missing=[5, 3, -99])
+        for inputs, value, more, message in (
+            (["s", "u"], "y", {}, r"grid\.csv: expected columns \['u'"),
+            (["id"], "y", {}, "row 1: expected a number, got 'A'"),
+            (["s"], "t", {}, "row 3: expected a number, got ''"),
+            (["s"], "y", {"log": ["tau"]}, r"log: expected names of \['s'\]"),
+            (["s"], "y", {"missing": [5, 3, -99]}, "a row with a value"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                TableProblem.from_csv(path, inputs, value, **more)
 
 
 @pytest.mark.parametrize(

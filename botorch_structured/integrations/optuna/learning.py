@@ -27,12 +27,7 @@ from botorch_structured.integrations.optuna.trial_space import (
     TrialParameter,
     Values,
 )
-from botorch_structured.spaces import (
-    Between,
-    In,
-    ParameterTree,
-    SearchSpace,
-)
+from botorch_structured.spaces import Between, In, ParameterTree, SearchSpace
 from botorch_structured.spaces.conditions import Condition
 
 # Choices and whole numbers with more values than this are not tried value by value

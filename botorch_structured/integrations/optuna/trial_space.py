@@ -266,7 +266,7 @@ class DeclaredSpace:
             for trial in trials
             for name, (distribution, _) in trial.values.items()
         }
-        self._names = {*space.names, *(space._shown(c.name) for c in space.constants)}
+        self._names = space.named().keys()
 
     def entries(self, values: Values) -> dict[str, Any]:
         """See `LearntSpace.entries`; other parameters are left out."""
@@ -312,18 +312,11 @@ def check_declared(
     name, lacking, expected = parameter.name, [], []
     others = {k: value for k, (_, value) in asked.items() if k != name}
     held = _encoded(space, others)
-    every: list[Column | Constant] = [*space.columns, *space.constants]
-    for c, column in enumerate(every):
-        if space._shown(column.name) == name and (
-            missing := _not_taken(column, parameter)
-        ):
-            if (
-                space.tree.can_hold(column.condition, held)
-                if isinstance(column, Constant)
-                else space.tree.can_be_active(c, held)
-            ):
-                lacking += missing
-                expected.append(column.expected())
+    for p in space.named().get(name, ()):
+        missing = _not_taken(p, parameter)
+        if missing and space.can_have(p, held):
+            lacking += missing
+            expected.append(p.expected())
     if lacking:
         raise ValueError(
             f"{name!r}: expected an objective that takes all values of the "

@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,8 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from botorch_structured.transforms import ClipTail
+from botorch_structured.spaces import ParameterTree
+from botorch_structured.transforms import ClipTail, Impute
 
 INF = float("inf")
 
@@ -83,7 +85,6 @@ def test_laws(values: list[float], scale: float, shift: float) -> None:
     assert torch.isin(distinct, Z.float()).sum() * 2 >= len(distinct)
     order = Y.squeeze(-1).argsort()
     assert (Z.squeeze(-1)[order].diff() >= 0).all()
-    # it does not matter in which order the points come
     reordered, _ = ClipTail()(Y.flip(0))
     assert torch.equal(reordered.flip(0), Z)
     # clipping commutes with a change of units, as far as that keeps values apart
@@ -184,12 +185,6 @@ def test_on_a_model() -> None:
         torch.rand(2, 2, dtype=torch.float64), column(-INF, 0.0)
     )
     assert new.train_targets.isfinite().all()
-    # a state dict loads into a model of other data, and its targets can be kept
-    other = build(torch.randn_like(Y))
-    other.load_state_dict(model.state_dict(), keep_transforms=False)
-    assert torch.equal(
-        other.outcome_transform["clip"].cut, model.outcome_transform["clip"].cut
-    )
 
 
 def compressed(*values: float, **kwargs: bool) -> list[float]:
@@ -201,9 +196,7 @@ def compressed(*values: float, **kwargs: bool) -> list[float]:
     [
         # median 3, best 5: the cut is 1, the scale 2
         ((5.0, 4.0, 3.0, 1.0, -9.0), [5.0, 4.0, 3.0, 1.0, 1.0 - 2.0 * math.log(6.0)]),
-        # failed ones are as bad as the worst other
         ((5.0, 4.0, 3.0, 1.0, -9.0, -INF), [5.0, 4.0, 3.0, 1.0] + [None, None]),
-        # and not above the cut
         ((5.0, 4.0, 3.0, 2.0, 1.5, -INF), [5.0, 4.0, 3.0, 2.0, 1.5, 1.0]),
         ((7.0, 7.0, -INF), [7.0, 7.0, 0.0]),
         ((-INF, -INF), [0.0, 0.0]),
@@ -230,3 +223,54 @@ def test_a_compressed_tail_keeps_the_order(values: list[float]) -> None:
     above = flat > flat.min()
     assert torch.equal(found[above], flat[above])
     assert (found <= flat).all()
+
+
+# -- imputation, as the paper has it
+TREE = ParameterTree(3, {0: {0.0: [1], 1.0: [2]}})
+BOUNDS = torch.tensor([[0.0, 0.0, -4.0], [1.0, 10.0, 2.0]], dtype=torch.float64)
+X = torch.tensor([[0.0, 3.0, 99.0], [1.0, 99.0, 1.0]], dtype=torch.float64)
+
+
+def test_the_middle_of_the_range_by_default() -> None:
+    expected = torch.tensor([[0.0, 3.0, -1.0], [1.0, 5.0, 1.0]], dtype=torch.float64)
+    assert torch.equal(Impute(TREE, BOUNDS)(X), expected)
+    assert Impute(TREE)(X)[0, 2] == 0.5  # of [0, 1]
+
+
+@pytest.mark.parametrize(
+    "defaults", [{2: 1.5}, torch.tensor([0.0, 5.0, 1.5], dtype=torch.float64)]
+)
+def test_given_defaults(defaults: Any) -> None:
+    imputed = Impute(TREE, BOUNDS, defaults)(X)
+    assert imputed[0, 2] == 1.5 and imputed[1, 1] == 5.0
+
+
+def test_when_it_applies_and_copies() -> None:
+    transform = Impute(TREE, BOUNDS, transform_on_train=False)
+    assert torch.equal(transform(X), X)
+    assert not torch.equal(transform.eval()(X), X)
+    assert torch.equal(transform.untransform(X), X)
+    for other in (copy.deepcopy(transform), pickle.loads(pickle.dumps(transform))):
+        assert transform.equals(other)
+        assert torch.equal(other.transform(X), transform.transform(X))
+    assert not transform.equals(Impute(TREE, BOUNDS))
+    assert not transform.equals(Impute(TREE, transform_on_train=False))
+    assert Impute(TREE, BOUNDS).float()(X.float()).dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"tree": {0: {0: [1]}}}, "ParameterTree"),
+        ({"bounds": BOUNDS[:, :2]}, "2 x 3"),
+        ({"defaults": {3: 0.0}}, "columns from 0 to 2"),
+        ({"defaults": torch.zeros(2)}, "3 numbers"),
+        ({"defaults": [0.0, 1.0, 2.0]}, "a tensor"),
+        ({"defaults": {1: float("nan")}}, "finite"),
+        ({"defaults": {1: "a"}}, r"defaults\[1\]: expected a number, got 'a'"),
+        ({"defaults": {0.5: 0.0}}, "columns from 0 to 2, got 0.5"),
+    ],
+)
+def test_errors_of_imputation(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Impute(**{"tree": TREE, **arguments})
