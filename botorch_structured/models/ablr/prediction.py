@@ -76,10 +76,7 @@ def covariance_of_points(
 
 
 def covariance_of_rows(
-    root: Tensor,
-    task: Tensor,
-    noise: Tensor | None = None,
-    unit: Tensor | float = 1.0,
+    root: Tensor, task: Tensor, noise: Tensor | None = None, unit: Tensor | float = 1.0
 ) -> LinearOperator:
     """The same for rows of tasks, which are independent of each other.
 

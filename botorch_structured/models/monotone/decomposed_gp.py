@@ -14,9 +14,7 @@ References:
 
 from __future__ import annotations
 
-__all__ = [
-    "DecomposedGP",
-]
+__all__ = ["DecomposedGP"]
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import repeat

@@ -25,9 +25,7 @@ References:
 
 from __future__ import annotations
 
-__all__ = [
-    "StationaryDerivatives",
-]
+__all__ = ["StationaryDerivatives"]
 
 from collections.abc import Sequence
 from dataclasses import dataclass

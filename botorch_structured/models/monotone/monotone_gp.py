@@ -32,10 +32,7 @@ References:
 
 from __future__ import annotations
 
-__all__ = [
-    "EPConvergenceWarning",
-    "MonotoneGP",
-]
+__all__ = ["EPConvergenceWarning", "MonotoneGP"]
 
 from collections.abc import Mapping, Sequence
 from threading import RLock

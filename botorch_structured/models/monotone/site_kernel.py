@@ -71,11 +71,7 @@ from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 from torch.nn import Module
 
-from botorch_structured.linalg.batch_kernel import (
-    BatchKernel,
-    same_points,
-    take_batch,
-)
+from botorch_structured.linalg.batch_kernel import BatchKernel, same_points, take_batch
 from botorch_structured.models.monotone.derivatives import StationaryDerivatives
 from botorch_structured.models.monotone.expectation_propagation import (
     GaussianSites,

@@ -372,10 +372,7 @@ class SampledGP(GPyTorchModel, FantasizeMixin):
         return GaussianMixturePosterior(distribution=posterior.distribution)
 
     def _one_by_one(
-        self,
-        X: Tensor,
-        output_indices: list[int] | None,
-        noises: Sequence[Any],
+        self, X: Tensor, output_indices: list[int] | None, noises: Sequence[Any]
     ) -> GPyTorchPosterior:
         """Posteriors of the samples one after the other, for any model."""
         kwargs = {} if output_indices is None else {"output_indices": output_indices}
@@ -554,8 +551,6 @@ def stack_distributions(
         covariance = to_linear_operator(torch.stack(dense, dim=MCMC_DIM))
     if isinstance(first, MultitaskMultivariateNormal):
         return MultitaskMultivariateNormal(
-            torch.stack(means, dim=MCMC_DIM),
-            covariance,
-            interleaved=first._interleaved,
+            torch.stack(means, dim=MCMC_DIM), covariance, interleaved=first._interleaved
         )
     return MultivariateNormal(torch.stack(means, dim=MCMC_DIM + 1), covariance)

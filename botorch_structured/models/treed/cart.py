@@ -14,14 +14,7 @@ predictions. ``TreePartition`` holds one as buffers and gives it back.
 
 from __future__ import annotations
 
-__all__ = [
-    "ChangePoint",
-    "Proposal",
-    "Split",
-    "TreeNode",
-    "grow",
-    "split_by_variance",
-]
+__all__ = ["ChangePoint", "Proposal", "Split", "TreeNode", "grow", "split_by_variance"]
 
 import heapq
 from collections.abc import Callable, Collection
@@ -214,10 +207,7 @@ def grow(
 
 
 def split_by_variance(
-    X: Array,
-    y: Array,
-    min_leaf_size: int,
-    categorical: Collection[int] = (),
+    X: Array, y: Array, min_leaf_size: int, categorical: Collection[int] = ()
 ) -> tuple[float, Split] | None:
     """The split that reduces U the most, equation (1), in O(d n log n).
 

@@ -204,10 +204,7 @@ def relative_lengthscales(
     count = len(numeric)
     prior = NodePrior.of_dimension(count, _RELATIVE_FLOOR, lengthscales=count)
     evidence = NodeEvidence(
-        X[rows][:, numeric],
-        y[rows],
-        prior,
-        None if noise is None else noise[rows],
+        X[rows][:, numeric], y[rows], prior, None if noise is None else noise[rows]
     )
     everything = np.arange(len(rows))
     few = thinned(everything, _SCALE_ROWS)
@@ -319,10 +316,7 @@ def try_rbf(root: TreeNode, evidence: NodeEvidence) -> None:
 
 
 def _fit(
-    evidence: NodeEvidence,
-    rows: Rows,
-    starts: Sequence[Array],
-    steps: int = FULL_STEPS,
+    evidence: NodeEvidence, rows: Rows, starts: Sequence[Array], steps: int = FULL_STEPS
 ) -> NodeFit:
     """Fit a node, of many rows first to some of them."""
     few = thinned(rows)
@@ -512,11 +506,7 @@ def _average(
 
 
 def _candidates(
-    node: TreeNode,
-    X: Array,
-    y: Array,
-    min_leaf_size: int,
-    categorical: Sequence[int],
+    node: TreeNode, X: Array, y: Array, min_leaf_size: int, categorical: Sequence[int]
 ) -> list[list[Split]]:
     """Splits that are tried first, in chains from the middle of a column outwards."""
     found: list[list[Split]] = []

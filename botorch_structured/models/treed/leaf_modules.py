@@ -107,11 +107,7 @@ class TreedKernel(BatchKernel):
 
     @abstractmethod
     def leaf_covariance(
-        self,
-        element: int,
-        leaves: Tensor,
-        a: Tensor,
-        b: Tensor | None = None,
+        self, element: int, leaves: Tensor, a: Tensor, b: Tensor | None = None
     ) -> Tensor:
         """Covariances under the hyperparameters of given leaves.
 
@@ -241,11 +237,7 @@ class TreedStationary(TreedKernel):
         return x / scale[..., self.numeric], scale
 
     def leaf_covariance(
-        self,
-        element: int,
-        leaves: Tensor,
-        a: Tensor,
-        b: Tensor | None = None,
+        self, element: int, leaves: Tensor, a: Tensor, b: Tensor | None = None
     ) -> Tensor:
         """See ``TreedKernel``."""
         variance = self.variance_of(element, leaves)
@@ -286,11 +278,7 @@ class TreedCopies(TreedKernel):
         return element_of(values, element, values.ndim - len(batch))
 
     def leaf_covariance(
-        self,
-        element: int,
-        leaves: Tensor,
-        a: Tensor,
-        b: Tensor | None = None,
+        self, element: int, leaves: Tensor, a: Tensor, b: Tensor | None = None
     ) -> Tensor:
         """See ``TreedKernel``."""
         other = a if b is None else b

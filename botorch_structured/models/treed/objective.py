@@ -350,10 +350,7 @@ class LeafDensity:
 
 
 def _term_evidence(
-    term: LeafTerm,
-    theta: Array,
-    correlation: Correlation,
-    scratch: dict[int, Scratch],
+    term: LeafTerm, theta: Array, correlation: Correlation, scratch: dict[int, Scratch]
 ) -> tuple[float, Array] | None:
     """Weighted log evidence of a term, and its derivatives by theta.
 

@@ -16,11 +16,7 @@ semi-definite functions, so the sum is one; elsewhere leaves are independent.
 
 from __future__ import annotations
 
-__all__ = [
-    "BorrowedPrior",
-    "LeafFactors",
-    "TreedPredictor",
-]
+__all__ = ["BorrowedPrior", "LeafFactors", "TreedPredictor"]
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -8,10 +8,7 @@ split at (-1: a leaf) is the tree.
 
 from __future__ import annotations
 
-__all__ = [
-    "TreePartition",
-    "left_probability",
-]
+__all__ = ["TreePartition", "left_probability"]
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -186,8 +183,7 @@ class TreePartition(nn.Module):
             ``batch_shape x n``, leaves counted from left to right.
         """
         return self.by_tree(
-            X,
-            lambda _, tree, x: tree.leaf_probabilities(x, blend=False).argmax(-1),
+            X, lambda _, tree, x: tree.leaf_probabilities(x, blend=False).argmax(-1)
         )
 
     def by_tree(
