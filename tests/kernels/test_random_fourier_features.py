@@ -68,11 +68,7 @@ def test_copies_and_states() -> None:
     expected = features(X)
     fresh = RandomFourierFeatures(9, seed=8)  # not called: it has no U yet
     fresh.load_state_dict(features.state_dict())
-    for other in (
-        fresh,
-        copy.deepcopy(features),
-        pickle.loads(pickle.dumps(features)),
-    ):
+    for other in (fresh, copy.deepcopy(features), pickle.loads(pickle.dumps(features))):
         assert torch.equal(other(X), expected)
 
 

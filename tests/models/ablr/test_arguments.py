@@ -101,10 +101,7 @@ ONES = torch.ones(12, 1, dtype=torch.float64)
                 GaussianLikelihood(batch_shape=torch.Size([3])),
             )
         ),
-        (
-            {"train_X": changed(X, (4, 2), 1e100)},
-            "integers in the task .*at most 2.53",
-        ),
+        ({"train_X": changed(X, (4, 2), 1e100)}, "integers in the task .*at most 2.53"),
         ({"all_tasks": [0, 2, 5, torch.nan]}, "all_tasks: expected a list of integers"),
         ({"all_tasks": [0, 2, 5, 1e200]}, "all_tasks: expected a list of integers"),
     ],

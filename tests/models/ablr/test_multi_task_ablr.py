@@ -256,12 +256,7 @@ def test_conditioning_is_a_refit_of_the_weights(given: bool) -> None:
     if given:  # the default for new rows is the mean over those of their task
         noise = {"train_Yvar": torch.full_like(scaled, 0.2)}
     refit = MultiTaskABLR(
-        both,
-        scaled,
-        -1,
-        feature_map=network(),
-        input_transform=transform(),
-        **noise,
+        both, scaled, -1, feature_map=network(), input_transform=transform(), **noise
     )
     refit.load_state_dict(model.state_dict())
     points = torch.rand(4, 2)

@@ -18,12 +18,7 @@ from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import ConstantMean, LinearMean, ZeroMean
 from gpytorch.mlls import ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood
-from gpytorch.priors import (
-    GammaPrior,
-    HalfCauchyPrior,
-    LogNormalPrior,
-    NormalPrior,
-)
+from gpytorch.priors import GammaPrior, HalfCauchyPrior, LogNormalPrior, NormalPrior
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies import seeds

@@ -10,9 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from botorch.acquisition import (
-    LogExpectedImprovement,
-)
+from botorch.acquisition import LogExpectedImprovement
 from botorch.acquisition.objective import ScalarizedPosteriorTransform
 from botorch.exceptions.warnings import OptimizationWarning
 from botorch.fit import fit_gpytorch_mll

@@ -6,13 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from gpytorch.kernels import (
-    Kernel,
-    MaternKernel,
-    RBFKernel,
-    RBFKernelGrad,
-    ScaleKernel,
-)
+from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, RBFKernelGrad, ScaleKernel
 from gpytorch.kernels.matern52_kernel_grad import Matern52KernelGrad
 from torch import Tensor
 

@@ -17,11 +17,7 @@ from botorch.exceptions.warnings import OptimizationWarning
 from botorch.fit import fit_gpytorch_mll
 from botorch.models import SingleTaskGP
 from botorch.models.transforms import Normalize, Power, Standardize
-from botorch.models.transforms.input import (
-    AffineInputTransform,
-    InputTransform,
-    Log10,
-)
+from botorch.models.transforms.input import AffineInputTransform, InputTransform, Log10
 from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.optim.fit import fit_gpytorch_mll_scipy, fit_gpytorch_mll_torch
 from botorch.posteriors.gpytorch import GPyTorchPosterior
@@ -135,8 +131,7 @@ class TestContractMatern(TestContract):
 
 
 @pytest.mark.parametrize(
-    "kwargs",
-    [{"monotone": {}}, {"monotone": {0: 1}, "virtual_X": torch.zeros(0, 2)}],
+    "kwargs", [{"monotone": {}}, {"monotone": {0: 1}, "virtual_X": torch.zeros(0, 2)}]
 )
 def test_without_signs_it_is_a_single_task_gp(kwargs: dict[str, Any]) -> None:
     X, Y = make_data(12)
@@ -949,8 +944,7 @@ def test_batch_of_input_transforms() -> None:
     corners = one(bounds.expand(2, 2, 2)).flatten(0, 1)
     torch.testing.assert_close(model.virtual_points.amax(0), corners.amax(0))
     torch.testing.assert_close(
-        transformed_box(bounds, X, one),
-        torch.stack([corners.amin(0), corners.amax(0)]),
+        transformed_box(bounds, X, one), torch.stack([corners.amin(0), corners.amax(0)])
     )
     with pytest.raises(ValueError, match="virtual_X: .* same for all elements of a ba"):
         MonotoneGP(X, Y, {0: 1}, input_transform=transform(), virtual_X=POINTS)

@@ -24,10 +24,7 @@ from torch import Tensor
 
 from botorch_structured.kernels.mondrian import LaplaceKernel
 from botorch_structured.models import ConditionalGP, TreeStructuredGP
-from botorch_structured.models.sampled.chains import (
-    SliceSampler,
-    effective_sample_size,
-)
+from botorch_structured.models.sampled.chains import SliceSampler, effective_sample_size
 from botorch_structured.models.sampled.coordinates import PriorCoordinates
 from botorch_structured.models.sampled.density import ModelDensity, StationaryDensity
 

@@ -6,10 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from botorch.models import (
-    MultiTaskGP,
-    SingleTaskGP,
-)
+from botorch.models import MultiTaskGP, SingleTaskGP
 from botorch.models.gpytorch import GPyTorchModel
 from botorch.models.transforms import Normalize, Warp
 from botorch.models.transforms.outcome import ChainedOutcomeTransform, Standardize

@@ -226,10 +226,7 @@ def test_probing_starts_inside_the_bounds(at: str) -> None:
     kernel.lengthscale = torch.tensor(values)
     model = single(kernel)
     c = PriorCoordinates(model)
-    assert c.names[1:] == (
-        "covar_module.lengthscale[0]",
-        "covar_module.lengthscale[1]",
-    )
+    assert c.names[1:] == ("covar_module.lengthscale[0]", "covar_module.lengthscale[1]")
     assert c.blocks[1].power == 1.0
     np.testing.assert_allclose(c.lower[1:], 0.5)
     np.testing.assert_allclose(c.upper[1:], 2.0)

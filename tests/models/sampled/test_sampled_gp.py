@@ -32,10 +32,7 @@ from botorch.acquisition.objective import (
 )
 from botorch.cross_validation import loo_cv
 from botorch.exceptions import UnsupportedError
-from botorch.models import (
-    ModelListGP,
-    SingleTaskGP,
-)
+from botorch.models import ModelListGP, SingleTaskGP
 from botorch.models.model import ModelList
 from botorch.models.transforms import Log, Normalize
 from botorch.posteriors import Posterior, TransformedPosterior

@@ -13,10 +13,7 @@ from botorch_structured.models.treed.cart import (
     TreeNode,
     split_by_variance,
 )
-from botorch_structured.models.treed.growth import (
-    grow_by_evidence,
-    grow_by_variance,
-)
+from botorch_structured.models.treed.growth import grow_by_evidence, grow_by_variance
 from botorch_structured.models.treed.scoring import NodeEvidence, NodePrior
 from botorch_structured.models.treed.tree_partition import TreePartition
 

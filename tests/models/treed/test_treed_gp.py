@@ -6,10 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from botorch.acquisition import (
-    qLogExpectedImprovement,
-    qLogNoisyExpectedImprovement,
-)
+from botorch.acquisition import qLogExpectedImprovement, qLogNoisyExpectedImprovement
 from botorch.fit import fit_gpytorch_mll
 from botorch.models import SingleTaskGP
 from botorch.models.transforms import Normalize
