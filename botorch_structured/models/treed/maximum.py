@@ -70,9 +70,6 @@ _ROUNDING = 1e-12
 # Per data point: the least gain that a step has to promise.
 _TOLERANCE = 1e-5
 _MOST_STEPS = 100
-# What all leaves share stays where it is unless it promises so much of what the rest
-# does.
-_HOLD = 0.3
 # Added to a curvature, times one and its trace: each damped update along a direction
 # leaves as little as a fifth of what there was.
 _RIDGE = 1e-11
@@ -151,47 +148,29 @@ def maximise(
         raise NotPSDError("theta: expected covariances that are positive definite.")
     reach, common_reach = np.full(L, _LARGEST_STEP), _LARGEST_COMMON
     own = slice(p - 1) if shared else slice(p)
-    evaluations, hold = 0 if here else L, _HOLD
-    steps, converged = max_steps, False
+    evaluations, steps, converged = 0 if here else L, max_steps, False
     for step in range(max_steps):
         slope = gradient.copy()
         if shared:
             slope[:, -1] = gradient[:, -1].sum()
         held = ~free | ((theta <= lower) & (slope < 0))
         held |= (theta >= upper) & (slope > 0)
-        fixed, pushed = np.zeros((2, L, p))
-        for _ in range(p):  # what would leave the bounds goes to the bounds
-            pull = gradient - _times(curvature, pushed)
-            moves, common = _newton_steps(pull, curvature, held | (fixed > 0), shared)
-            common = min(max(common, -common_reach), common_reach)
-            common = min(
-                max(common, lower[-1] - theta[0, -1]), upper[-1] - theta[0, -1]
-            )
-            if common * slope[0, -1] < 0.0:  # of steps that the bounds forbid
-                common = 0.0
-            apart = hold * float((gradient[:, own] * moves[:, own, 0]).sum())
-            waits = abs(common * slope[0, -1]) < apart
-            if waits or abs(common * slope[0, -1]) < 0.25 * tolerance:
-                common = 0.0
-            way = pushed.copy()
-            way += moves[..., 0]
-            if shared:
-                way -= common * moves[..., 1]
-                way[:, -1] = 0.0
-            inside = np.clip(theta + way, lower, upper) - theta
-            past = (inside != way) & (fixed == 0)
-            if not past.any():
-                break
-            fixed[past], pushed[past] = 1.0, inside[past]
+        moves, common = _newton_steps(gradient, curvature, held, shared)
+        common = min(max(common, -common_reach), common_reach)
+        common = min(max(common, lower[-1] - theta[0, -1]), upper[-1] - theta[0, -1])
+        if common * slope[0, -1] < 0.25 * tolerance:
+            common = 0.0
+        way = moves[..., 0]
+        if shared:
+            way = way - common * moves[..., 1]
+            way[:, -1] = 0.0
         longest = np.abs(way).max(-1)
         way *= np.minimum(1.0, reach / np.maximum(longest, 1e-300))[:, None]
-        if shared:
-            way[:, -1] = common
         # uphill between the bounds, should that promise more
         plain = np.where(held, 0.0, gradient)
         plain /= np.trace(curvature, axis1=1, axis2=2)[:, None]
         if shared:
-            plain[:, -1] = common
+            way[:, -1] = plain[:, -1] = common
         newton, plain = (np.clip(theta + to, lower, upper) for to in (way, plain))
         better = _expected(gradient, curvature, plain - theta) > _expected(
             gradient, curvature, newton - theta
@@ -206,13 +185,9 @@ def maximise(
         chosen = np.full(L, common != 0.0) | (expected > 0.5 * tolerance / L)
         moved[~chosen] = 0.0
         if not chosen.any() or expected.sum() < tolerance and not common:
-            if waits:
-                hold = 0.0
-                continue
             # Newton's step that leads down between the bounds is no sign of an end
             steps, converged = step, not better.any()
             break
-        hold = _HOLD
         # -- evaluate
         new_value, new_gradient = value.copy(), gradient.copy()
         for j in np.flatnonzero(chosen).tolist():
