@@ -188,7 +188,7 @@ THRESHOLDS = [
     Threshold("models.tree.moments._MANY_NUMBERS", _candidates, (2, 5, 10)),
     Threshold("models.sampled.sampled_gp._MANY_ROWS", _mixture, (100, 300, 1000)),
     Threshold(
-        "models.monotone.array_evidence._MOST",
+        "models.monotone.monotone_gp._MOST_NUMBERS",
         _monotone,
         (100, 700, 1400),
         time.perf_counter,

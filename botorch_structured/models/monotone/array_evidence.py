@@ -25,7 +25,7 @@ D_p = (x_p - y_p) / l_p^2 and q_j = (x_j - y_j)^2 / l_j^3,
 
 from __future__ import annotations
 
-__all__ = ["ArrayGP", "EvidenceObjective", "objective_of"]
+__all__ = ["ArrayGP", "EvidenceObjective"]
 
 import math
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 import torch
 from gpytorch.means import ConstantMean, ZeroMean
-from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
+from gpytorch.mlls import MarginalLogLikelihood
 from scipy.linalg.lapack import dpotri, dpotrs
 from torch.nn import Parameter
 
@@ -46,7 +46,6 @@ from botorch_structured.models.monotone.derivatives import StationaryDerivatives
 from botorch_structured.models.monotone.expectation_propagation import (
     expectation_propagation,
 )
-from botorch_structured.models.monotone.site_kernel import SiteConditionedKernel
 from botorch_structured.models.parameters import (
     LogPriors,
     RawParameters,
@@ -55,8 +54,6 @@ from botorch_structured.models.parameters import (
 
 # Of EP in a fit: the evidence is stationary in the sites, so it has twice the digits.
 _TOLERANCE = 1e-8
-# Numbers in the largest array. Above, several threads of torch are faster.
-_MOST = 2**20
 _LOG_2PI = math.log(2.0 * math.pi)
 
 
@@ -87,12 +84,10 @@ class ArrayGP:
         """That of a model without its sites; None for what is not of this kind.
 
         Args:
-            model: A ``SingleTaskGP`` or a ``MonotoneGP``.
+            model: A ``MonotoneGP`` with sites.
         """
-        mean = getattr(model.mean_module, "base_mean", model.mean_module)
-        kernel, likelihood = model.covar_module, model.likelihood
-        if isinstance(kernel, SiteConditionedKernel):
-            kernel = kernel.base_kernel
+        mean, likelihood = model.mean_module.base_mean, model.likelihood
+        kernel = model.covar_module.base_kernel
         X, targets = model.train_inputs[0], model.train_targets
         X = model.transform_inputs(X) if model.training else X
         constant = has_methods_of(ConstantMean, mean, "forward")
@@ -372,42 +367,3 @@ class EvidenceObjective:
             G.diagonal(),
             np.array([of_constant]),
         )
-
-
-def objective_of(
-    mll: MarginalLogLikelihood, kind: Any, *terms: type
-) -> EvidenceObjective | None:
-    """That of a ``SingleTaskGP`` or a ``MonotoneGP``; None where it is that of tensors.
-
-    Args:
-        mll: The objective, in training mode.
-        kind: The class of the model, of which a subclass may define another objective.
-        terms: Classes of loss terms for the evidence of signs.
-    """
-    model: Any = mll.model
-    own = ("forward", "__call__", "compute_custom_loss", "_fast_evidence")
-    if (
-        type(mll) is not ExactMarginalLogLikelihood
-        or mll.likelihood is not model.likelihood
-        or not all(isinstance(term, terms) for term in model.added_loss_terms())
-        or any(getattr(kind, n, None) is not getattr(type(model), n, None) for n in own)
-    ):
-        return None
-    sites = getattr(model.covar_module, "sites", None)
-    gp = ArrayGP.of(model)
-    if gp is None:
-        return None
-    signs: tuple[Any, ...] = ()
-    rows = len(gp.X)
-    if sites is not None and model.signs_in_fit:
-        rows = max(rows, sites.num_sites)
-        points = sites.points[:, gp.active].numpy()
-        places = [gp.active.index(column) for column in sites.columns]
-        start = model._array_sites().ravel()
-        signs = points, places, model.site_signs.numpy(), start, model.nu
-    if len(gp.active) * rows**2 > _MOST:
-        return None
-    try:
-        return EvidenceObjective(mll, gp, *signs)
-    except UnknownFormError:
-        return None

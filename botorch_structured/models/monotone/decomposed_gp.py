@@ -22,8 +22,7 @@ from typing import Any
 
 import torch
 from botorch import settings as botorch_settings
-from botorch.fit import fit_gpytorch_mll
-from botorch.models import ModelListGP, SingleTaskGP
+from botorch.models import ModelListGP
 from botorch.models.deterministic import DeterministicModel
 from botorch.models.gpytorch import GPyTorchModel
 from botorch.models.model import Model, ModelList
@@ -39,7 +38,6 @@ from botorch.utils.transforms import is_ensemble
 from gpytorch import settings
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
 from gpytorch.likelihoods.gaussian_likelihood import FixedNoiseGaussianLikelihood
-from gpytorch.mlls import MarginalLogLikelihood, SumMarginalLogLikelihood
 from linear_operator import to_linear_operator
 from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
@@ -47,8 +45,6 @@ from torch.nn import ModuleList
 
 from botorch_structured.models import checks
 from botorch_structured.models.fantasy_gradients import gradients_in_data
-from botorch_structured.models.map_fit import accept_rounding, fit_map
-from botorch_structured.models.monotone.array_evidence import objective_of
 from botorch_structured.models.outcome_scale import (
     at_unit_scale,
     least_variance,
@@ -208,28 +204,6 @@ class DecomposedGP(ModelListGP):
             least = [least[i] for i in output_indices]
         together = torch.cat(torch.broadcast_tensors(*least), dim=-1)
         return self._as_posterior(_independent(parts), together)
-
-    def custom_fit(
-        self, mll: MarginalLogLikelihood, **kwargs: Any
-    ) -> MarginalLogLikelihood:
-        """Fit one component after the other, as those of a ``ModelListGP``.
-
-        ``fit_gpytorch_mll`` calls this and passes all its arguments on. Not for direct
-        use. The evidence of a ``SingleTaskGP`` is computed on arrays.
-        """
-        if not isinstance(mll, SumMarginalLogLikelihood):
-            return fit_map(mll, **kwargs)
-        # a fit that ends at the limit of rounding has converged
-        kwargs.setdefault("warning_handler", accept_rounding)
-        mll.train()
-        for part in mll.mlls:
-            own = hasattr(part.model, "custom_fit")
-            objective = None if own else objective_of(part, SingleTaskGP)
-            if objective is None:
-                fit_gpytorch_mll(part, **kwargs)
-            else:
-                fit_map(part, objective=objective, **kwargs)
-        return mll if any(part.training for part in mll.mlls) else mll.eval()
 
     def condition_on_observations(
         self,

@@ -55,7 +55,7 @@ from gpytorch.likelihoods import (
     Likelihood,
 )
 from gpytorch.means import Mean, ZeroMean
-from gpytorch.mlls import MarginalLogLikelihood
+from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from linear_operator import to_linear_operator
 from torch import Tensor
 
@@ -74,8 +74,8 @@ from botorch_structured.models.input_transforms import (
 )
 from botorch_structured.models.map_fit import fit_map
 from botorch_structured.models.monotone.array_evidence import (
+    ArrayGP,
     EvidenceObjective,
-    objective_of,
 )
 from botorch_structured.models.monotone.expectation_propagation import (
     EPConvergenceWarning,
@@ -106,11 +106,14 @@ from botorch_structured.models.monotone.virtual_points import (
     transformed_points,
 )
 from botorch_structured.models.outcome_scale import with_least_variance
+from botorch_structured.models.parameters import UnknownFormError
 from botorch_structured.spaces.arguments import check_column, check_count
 from botorch_structured.spaces.parameter_tree import HierarchicalDependencies
 
 # At how many points at most signs are imposed.
 _MOST_POINTS = 50
+# Numbers in the largest array of a fit. Above, several threads of torch are faster.
+_MOST_NUMBERS = 2**20
 # BoTorch's names of hyperparameters with a batch, and those in a prior given sites.
 _WRAPPED = {
     "mean_module.raw_constant": "mean_module.base_mean.raw_constant",
@@ -910,6 +913,29 @@ def _bring_sites_up_to_date(model: MonotoneGP, prefix: str, keep: bool) -> None:
 
 def _array_objective(mll: MarginalLogLikelihood) -> EvidenceObjective | None:
     """The objective of a fit on arrays; None where it is that of tensors."""
-    if not mll.model.has_sites:
+    model: Any = mll.model
+    own = ("forward", "__call__", "compute_custom_loss", "_fast_evidence")
+    terms = model.added_loss_terms()
+    if (
+        not model.has_sites
+        or type(mll) is not ExactMarginalLogLikelihood
+        or mll.likelihood is not model.likelihood
+        or not all(isinstance(term, SiteEvidence) for term in terms)
+        or not has_methods_of(MonotoneGP, model, *own)
+        or (gp := ArrayGP.of(model)) is None
+    ):
         return None
-    return objective_of(mll, MonotoneGP, SiteEvidence)
+    signs: tuple[Any, ...] = ()
+    sites, rows = model.covar_module.sites, len(gp.X)
+    if model.signs_in_fit:
+        rows = max(rows, sites.num_sites)
+        points = sites.points[:, gp.active].numpy()
+        places = [gp.active.index(column) for column in sites.columns]
+        start = model._array_sites().ravel()
+        signs = points, places, model.site_signs.numpy(), start, model.nu
+    if len(gp.active) * rows**2 > _MOST_NUMBERS:
+        return None
+    try:
+        return EvidenceObjective(mll, gp, *signs)
+    except UnknownFormError:
+        return None

@@ -20,10 +20,11 @@ result is used only if it agrees with the kernels called one by one.
 
 from __future__ import annotations
 
-__all__ = ["FoldedPredictor", "ModuleStack", "can_fold", "stack_modules"]
+__all__ = ["FoldedPredictor", "stack_if_equal", "stack_modules"]
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import torch
@@ -97,75 +98,39 @@ def _equal(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
 
 
-class ModuleStack:
-    """``S`` kernels or mean functions, evaluated together where that is possible.
+def _evaluate(module: Module, *points: Tensor, **kwargs: Any) -> Tensor:
+    with settings.lazily_evaluate_kernels(False):
+        return to_dense(module(*points, **kwargs))
+
+
+@torch.no_grad()
+def stack_if_equal(
+    modules: Sequence[Module], probes: Sequence[Arguments]
+) -> Module | None:
+    """``stack_modules``, if that has the values of the modules; a kernel may not.
 
     Args:
-        modules: ``S`` modules that differ in hyperparameters.
-        probes: Arguments of calls. The stacked module is used if it gives the values of
-            the modules for all of them. Otherwise the modules are called one by one: a
-            kernel need not support batches.
+        modules: ``S`` kernels or mean functions.
+        probes: Arguments of calls, points ``batch_shape x n x d``.
     """
-
-    def __init__(self, modules: Sequence[Module], probes: Sequence[Arguments]) -> None:
-        self.modules = list(modules)
-        self.stacked: Module | None = None
-        stacked = stack_modules(self.modules) if len(self.modules) > 1 else None
-        if stacked is not None and all(self._agrees(stacked, *p) for p in probes):
-            self.stacked = stacked
-
-    def __call__(self, *points: Tensor, **kwargs: Any) -> Tensor:
-        """Evaluate all modules.
-
-        Args:
-            points: ``batch_shape x S' x n x d`` each, ``S'`` being ``S``, or one for
-                points that all samples share.
-            kwargs: Passed to each module.
-
-        Returns:
-            ``batch_shape x S x n x m`` for a covariance, ``batch_shape x S x n`` for a
-            mean or a diagonal.
-        """
-        with settings.lazily_evaluate_kernels(False):
-            if self.stacked is not None:
-                return to_dense(self.stacked(*points, **kwargs))
-            return self._one_by_one(*points, **kwargs)
-
-    def _one_by_one(self, *points: Tensor, **kwargs: Any) -> Tensor:
-        parts = []
-        for s, module in enumerate(self.modules):
-            own = [p.select(-3, s if p.shape[-3] > 1 else 0) for p in points]
-            parts.append(to_dense(module(*own, **kwargs)))
-        extra = parts[0].ndim - (points[0].ndim - 3)
-        return torch.stack(parts, dim=-1 - extra)
-
-    def _agrees(
-        self, stacked: Module, points: tuple[Tensor, ...], kwargs: dict[str, Any]
-    ) -> bool:
-        with torch.no_grad(), settings.lazily_evaluate_kernels(False):
-            expected = self._one_by_one(*points, **kwargs)
-            try:
-                found = to_dense(stacked(*points, **kwargs))
-            except (RuntimeError, ValueError, IndexError):
-                return False  # written for parameters without a batch shape
-        if found.shape != expected.shape:
-            return False
+    stacked = stack_modules(modules)
+    for points, kwargs in probes if stacked is not None else ():
+        each = [_evaluate(module, *points, **kwargs) for module in modules]
+        expected = torch.stack(each, dim=points[0].ndim - 2)
+        try:
+            found = _evaluate(stacked, *(p.unsqueeze(-3) for p in points), **kwargs)
+        except (RuntimeError, ValueError, IndexError):
+            return None  # written for parameters without a batch shape
         # tolerance for rounding of distances between close points; wrongly stacked
         # parameters make far larger differences
         slack = torch.finfo(found.dtype).eps ** 0.5 * expected.abs().amax()
-        return bool(((found - expected).abs() <= slack).all())
+        if found.shape != expected.shape or ((found - expected).abs() > slack).any():
+            return None
+    return stacked
 
 
-def can_fold(models: Sequence[GPyTorchModel]) -> bool:
-    """Whether predictions of ``models`` are what a ``FoldedPredictor`` computes.
-
-    Args:
-        models: GPs of one class on the same data, in evaluation mode.
-
-    Returns:
-        True for exact GPs without a batch shape and with one output and Gaussian noise,
-        whose class predicts as ``SingleTaskGP`` does.
-    """
+def _can_fold(models: Sequence[GPyTorchModel]) -> bool:
+    """Whether these predict as ``SingleTaskGP`` does, but for kernels and means."""
     first = models[0]
     kind = type(first)
     if not (
@@ -204,31 +169,24 @@ def _same(models: Sequence[nn.Module], name: str) -> bool:
 
 
 class FoldedPredictor:
-    """Cached factors of ``S`` GPs for which ``can_fold`` holds.
+    """Cached factors of ``S`` GPs, see ``of``.
 
     Args:
         models: The GPs, in evaluation mode.
+        kernel: Theirs as one with batch shape ``S``.
+        mean: Likewise.
     """
 
-    def __init__(self, models: Sequence[GPyTorchModel]) -> None:
+    def __init__(
+        self, models: Sequence[GPyTorchModel], kernel: Module, mean: Module
+    ) -> None:
         self.models = list(models)
+        self.kernel, self.mean = partial(_evaluate, kernel), partial(_evaluate, mean)
         self.shared_inputs = _same(models, "input_transform")
         with torch.no_grad():
             data = torch.stack([model.train_inputs[0] for model in self.models])
             # if the samples share it, as usual, one copy, ``1 x n x d``
             self.data = data[:1] if (data == data[:1]).all() else data
-            few = self.data[..., :2, :]
-            self.kernel = ModuleStack(
-                [model.covar_module for model in models],
-                [
-                    ((few, self.data), {}),
-                    ((few,), {"diag": True}),
-                    ((torch.stack([few, few.flip(-2)]),), {}),
-                ],
-            )
-            self.mean = ModuleStack(
-                [model.mean_module for model in models], [((self.data,), {})]
-            )
             mean, prior = self.mean(self.data), self.kernel(self.data)
             covariance = torch.stack(
                 [
@@ -247,6 +205,32 @@ class FoldedPredictor:
             targets = torch.stack([model.train_targets for model in self.models])
             self.inverse_transposed = inverse.mT.contiguous()
             self.half = inverse @ (targets - mean).unsqueeze(-1)
+
+    @classmethod
+    def of(cls, models: Sequence[GPyTorchModel]) -> FoldedPredictor | None:
+        """That of exact GPs without a batch shape, with one output and Gaussian noise.
+
+        Args:
+            models: GPs of one class on the same data, in evaluation mode.
+
+        Returns:
+            None if the class does not predict as ``SingleTaskGP`` does, or kernels or
+            means have no batch shape.
+        """
+        if not _can_fold(models):
+            return None
+        data = models[0].train_inputs[0]
+        few = data[:2]
+        kernel = stack_if_equal(
+            [model.covar_module for model in models],
+            [
+                ((few, data), {}),
+                ((few,), {"diag": True}),
+                ((torch.stack([few, few.flip(-2)]),), {}),
+            ],
+        )
+        mean = stack_if_equal([m.mean_module for m in models], [((data,), {})])
+        return None if kernel is None or mean is None else cls(models, kernel, mean)
 
     def __call__(self, X: Tensor) -> GPyTorchPosterior:
         """The posteriors of all models without observation noise, a batch of Gaussians.

@@ -43,7 +43,6 @@ from botorch_structured.models.fantasy_gradients import gradients_in_data
 from botorch_structured.models.outcome_scale import least_variance, with_least_variance
 from botorch_structured.models.sampled.folded_prediction import (
     FoldedPredictor,
-    can_fold,
     stack_modules,
 )
 from botorch_structured.models.tree.leaf_model import LeafModel
@@ -276,8 +275,7 @@ class SampledGP(GPyTorchModel, FantasizeMixin):
             first = self.models[0]
             by_leaf = isinstance(first, LeafModel) and first._use_predictor()
             by_leaf = by_leaf and len(first.train_targets) > _MANY_ROWS
-            fold = not by_leaf and can_fold(self.models)
-            predictor = FoldedPredictor(self.models) if fold else None
+            predictor = None if by_leaf else FoldedPredictor.of(self.models)
             self._predictor = cache = (data, predictor)
         return cache[1]
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-import warnings
 from typing import Any
 
 import pytest
 import torch
 from botorch.acquisition import LogExpectedImprovement
 from botorch.acquisition.objective import ScalarizedPosteriorTransform
-from botorch.exceptions.warnings import OptimizationWarning
 from botorch.fit import fit_gpytorch_mll
 from botorch.models import ModelListGP, SingleTaskGP
 from botorch.models.deterministic import (
@@ -20,7 +18,6 @@ from botorch.models.deterministic import (
     GenericDeterministicModel,
 )
 from botorch.models.transforms import Log, Normalize
-from botorch.optim.fit import fit_gpytorch_mll_scipy
 from botorch.posteriors import GPyTorchPosterior
 from botorch.posteriors.fully_bayesian import GaussianMixturePosterior
 from botorch.sampling.list_sampler import ListSampler
@@ -422,49 +419,3 @@ def test_noise_is_for_components_with_fixed_noise() -> None:
     noise = more.models[0].likelihood.noise[-2:]
     assert noise.shape == (2,) and (noise > Yvar[:2, 0]).all()
     assert len(more.models[1].train_targets) == 12
-
-
-@pytest.mark.parametrize("known", [False, True])
-def test_the_fit_is_that_of_a_list(known: bool) -> None:
-    """Of each component by itself, to rounding; arguments are passed on."""
-    ends, seen = [], []
-    for kind in (DecomposedGP, ModelListGP):
-        parts: list[Any] = [
-            SingleTaskGP(*data()[:1], Y) for Y in data()[1].split(1, -1)
-        ]
-        parts.append(MonotoneGP(data()[0] / 10.0, data()[1][:, :1], {0: 1}))
-        if known and kind is DecomposedGP:
-            parts.insert(1, GenericDeterministicModel(price))
-        model = kind(*parts)
-        mll = SumMarginalLogLikelihood(model.likelihood, model)
-        assert fit_gpytorch_mll(mll, optimizer_kwargs=NEAR_THE_END) is mll
-        assert not mll.training
-        ends.append([p.detach().clone() for p in model.models.parameters()])
-        model.models[0].likelihood.noise = 0.5
-        fit_gpytorch_mll(
-            mll, optimizer_kwargs={"callback": lambda p, r: seen.append(type(r))}
-        )
-    for a, b in zip(*ends, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
-    assert seen
-
-
-def test_a_fit_that_ends_at_rounding_has_converged() -> None:
-    """No retry, which would start from random hyperparameters, and no warning."""
-    model = DecomposedGP(
-        *components(), MonotoneGP(data()[0] / 10, data()[1][:, :1], {0: 1})
-    )
-    calls: list[int] = []
-
-    def stuck(mll: Any, *args: Any, **kwargs: Any) -> Any:
-        calls.append(1)
-        result = fit_gpytorch_mll_scipy(mll, *args, **kwargs)
-        message = "displaying its message: ABNORMAL: "
-        warnings.warn(message, OptimizationWarning, stacklevel=1)
-        return result
-
-    mll = SumMarginalLogLikelihood(model.likelihood, model)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", OptimizationWarning)
-        fit_gpytorch_mll(mll, optimizer=stuck)
-    assert len(calls) == 3
