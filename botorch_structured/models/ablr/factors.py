@@ -55,13 +55,8 @@ class TaskFactors:
         self.counts = counts
         self.before = before
         height = max(1, min(num_features + 1, max(counts, default=0)))
-        self.rows = torch.zeros(
-            len(counts),
-            height,
-            num_features + 1,
-            dtype=torch.float64,
-            device=like.device,
-        )
+        shape = len(counts), height, num_features + 1
+        self.rows = torch.zeros(shape, dtype=torch.float64, device=like.device)
         self.filled = [0] * len(counts)
 
     def is_small(self, task: int) -> bool:
@@ -81,13 +76,17 @@ class TaskFactors:
             which, task, place = small
             self.rows[task, place, :-1] = phi[which]
             self.rows[task, place, -1] = y[which]
-        large = [piece for piece in chunk.pieces if not self.is_small(piece.task)]
-        self._replace(
-            {
-                p.task: self._stacked(p.task, phi, y, slice(p.start, p.stop))
-                for p in large
-            }
-        )
+        for piece in chunk.pieces:
+            t, which = piece.task, slice(piece.start, piece.stop)
+            if self.is_small(t):
+                continue
+            filled, D = self.filled[t], self.num_features
+            # in the order of memory that LAPACK wants
+            data = self.rows.new_empty(D + 1, filled + which.stop - which.start).mT
+            data[:filled] = self.rows[t, :filled]
+            data[filled:, :-1] = phi[which]
+            data[filled:, -1] = y[which]
+            self._replace(t, data)
 
     def small_places(
         self, chunk: Chunk, like: Tensor
@@ -110,23 +109,12 @@ class TaskFactors:
         mask = small.to(like.device)[task]
         return mask, task[mask], place[mask]
 
-    def _stacked(self, task: int, phi: Tensor, y: Tensor, which: slice) -> Tensor:
-        """The factor of a task that will have more than D rows, and some more rows."""
-        D, filled = self.num_features, self.filled[task]
-        # in the order of memory that LAPACK wants
-        data = self.rows.new_empty(D + 1, filled + which.stop - which.start).mT
-        data[:filled] = self.rows[task, :filled]
-        data[filled:, :-1] = phi[which]
-        data[filled:, -1] = y[which]
-        return data
-
-    def _replace(self, data: dict[int, Tensor]) -> None:
-        """Reduce rows of tasks to their new factors."""
-        for task, rows in data.items():
-            if len(rows) > self.num_features:
-                rows = torch.linalg.qr(rows, mode="r").R
-            self.rows[task, : len(rows)] = rows
-            self.filled[task] = len(rows)
+    def _replace(self, task: int, rows: Tensor) -> None:
+        """Reduce all rows of a large task to its new factor."""
+        if len(rows) > self.num_features:
+            rows = torch.linalg.qr(rows, mode="r").R
+        self.rows[task, : len(rows)] = rows
+        self.filled[task] = len(rows)
 
     def merge(self, processes: Processes) -> None:
         """Take in what other processes have, if any; the same in each of them.
@@ -143,15 +131,10 @@ class TaskFactors:
         heights = torch.stack(processes.gather(filled)).T.tolist()
         everyone = processes.gather(self.rows)
         self.rows = torch.stack(everyone).sum(0)  # small tasks: each row is of one
-        self._replace(
-            {
-                task: torch.cat(
-                    [rows[task, :n] for rows, n in zip(everyone, height, strict=True)]
-                )
-                for task, height in enumerate(heights)
-                if not self.is_small(task)
-            }
-        )
+        for t, height in enumerate(heights):
+            if not self.is_small(t):
+                parts = [rows[t, :n] for rows, n in zip(everyone, height, strict=True)]
+                self._replace(t, torch.cat(parts))
 
 
 class TaskData:

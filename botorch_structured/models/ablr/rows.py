@@ -16,7 +16,6 @@ __all__ = ["Chunk", "Piece", "Processes", "TaskRows"]
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -111,67 +110,42 @@ class TaskRows:
         chunk_rows: int | None = None,
         kept_rows: int = _KEPT_ROWS,
     ) -> None:
-        self.task = task
-        self.num_tasks = num_tasks
-        self.num_rows = num_rows
+        self.task, self.num_tasks = task, num_tasks
         self.counts: list[int] = torch.bincount(task, minlength=num_tasks).tolist()
         on_cpu = task.device.type == "cpu"
         step = chunk_rows or (_CHUNK_ROWS_CPU if on_cpu else _CHUNK_ROWS_GPU)
-        self.chunks = (
-            self._by_task(task, step)
-            if rows is None
-            else self._by_row(task, rows, step)
-        )
+        self.chunks = self._cut(rows, num_rows, step)
         self.num_kept = kept_rows // step
 
-    def _by_task(self, task: Tensor, step: int) -> list[Chunk]:
-        """One observation per row: rows are sorted by task, then cut."""
-        order = None
-        if bool((task[1:] < task[:-1]).any()):
+    def _cut(self, rows: Tensor | None, num_rows: int, step: int) -> list[Chunk]:
+        """Rows with one observation are sorted by task first; others stay in order."""
+        task, T = self.task, self.num_tasks
+        if rows is None:
             order = torch.argsort(task, stable=True)
-        first = [0, *accumulate(self.counts)]
+            chunk = torch.arange(len(task), device=task.device) // step
+        else:
+            order = torch.argsort(rows // step * T + task, stable=True)
+            chunk = rows[order] // step
+        is_sorted = rows is None and not bool((task[1:] < task[:-1]).any())
+        counts = torch.bincount(chunk * T + task[order]).tolist()
+        seen, first = [0] * T, 0
         chunks = []
-        for start in range(0, len(task), step):
-            stop = min(start + step, len(task))
-            pieces = [
-                Piece(
-                    t,
-                    max(first[t], start) - start,
-                    min(first[t + 1], stop) - start,
-                    max(start - first[t], 0),
-                )
-                for t in range(self.num_tasks)
-                if max(first[t], start) < min(first[t + 1], stop)
-            ]
-            at = slice(start, stop)
-            which = at if order is None else order[at]
-            chunks.append(Chunk(which, which, None, pieces, task.device))
-        return chunks
-
-    def _by_row(self, task: Tensor, rows: Tensor, step: int) -> list[Chunk]:
-        """Several observations per row: rows stay in order, each is visited once."""
-        T = self.num_tasks
-        key = rows.div(step, rounding_mode="floor") * T + task
-        order = torch.argsort(key, stable=True)
-        num_chunks = -(-self.num_rows // step)
-        counts = torch.bincount(key, minlength=num_chunks * T).tolist()
-        seen = [0] * T
-        chunks, first = [], 0
-        for i in range(num_chunks):
+        for i in range(0, len(counts), T):
             pieces, start = [], 0
-            for t in range(T):
-                n = counts[i * T + t]
+            for t, n in enumerate(counts[i : i + T]):
                 if n:
                     pieces.append(Piece(t, start, start + n, seen[t]))
                     seen[t] += n
                     start += n
-            if not pieces:
-                continue
-            entries = order[first : first + start]
+            at = slice(first, first + start)
             first += start
-            here = slice(i * step, min((i + 1) * step, self.num_rows))
-            local = rows[entries] - here.start
-            chunks.append(Chunk(here, entries, local, pieces, task.device))
+            entries = at if is_sorted else order[at]
+            if rows is None:
+                chunks.append(Chunk(entries, entries, None, pieces, task.device))
+            elif pieces:
+                low = i // T * step
+                here, local = slice(low, min(low + step, num_rows)), rows[entries] - low
+                chunks.append(Chunk(here, entries, local, pieces, task.device))
         return chunks
 
 
