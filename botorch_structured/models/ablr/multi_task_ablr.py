@@ -871,13 +871,13 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
             mean, root = shift + scale * mean, scale.unsqueeze(-1) * root
             unit = scale**2
             noise = None if noise is None else noise * unit
+        rows = place if with_task else None
+        covariance = prediction.covariance_of(root, rows, noise, unit)
+        posterior: Any
         if with_task:
-            covariance = prediction.covariance_of_rows(root, place, noise, unit)
-            posterior: Any = GPyTorchPosterior(prediction.normal(mean, covariance))
+            posterior = GPyTorchPosterior(prediction.normal(mean, covariance))
         else:
-            posterior = prediction.joint(
-                mean, prediction.covariance_of_points(root, noise, unit)
-            )
+            posterior = prediction.joint(mean, covariance)
         if scales is None and hasattr(self, "outcome_transform"):
             if with_task:
                 posterior = self.outcome_transform.untransform_posterior(posterior, X=X)
@@ -891,13 +891,13 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         """On the standardised scale at transformed inputs: ``model(X)``."""
         if self.tasks is not None:
             mean, root, task = self._at_rows(X)
-            return prediction.normal(mean, prediction.covariance_of_rows(root, task))
+            return prediction.normal(mean, prediction.covariance_of(root, task))
         weights = WeightPosterior.stacked(self._weights_of(list(range(self.num_tasks))))
         mean, root = weights.at(self.feature_map(X).unsqueeze(-3))
         mean = self._prior_means(X).mT + mean
         if self.num_tasks == 1:
             mean, root = mean.squeeze(-2), root.squeeze(-3)
-        return prediction.normal(mean, prediction.covariance_of_points(root))
+        return prediction.normal(mean, prediction.covariance_of(root))
 
     def _at_rows(self, X: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Means, roots ``... x q x D`` and tasks of transformed rows with tasks."""
@@ -906,17 +906,11 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         phi = self.feature_map(plain)
         which = task.unique().tolist()
         prior = self._prior_means(X).gather(-1, task.unsqueeze(-1)).squeeze(-1)
-        mean = root = None
+        mean, root = torch.zeros_like(prior), torch.zeros_like(phi)
         for t, weights in zip(which, self._weights_of(which), strict=True):
-            m, r = weights.at(phi)
-            if mean is None or root is None:
-                mean, root = m, r
-            else:
-                here = task == t
-                mean = torch.where(here, m, mean)
-                root = torch.where(here.unsqueeze(-1), r, root)
-        if mean is None or root is None:  # no row at all
-            return prior + prior, phi, task
+            here, (m, r) = task == t, weights.at(phi)
+            mean = torch.where(here, m, mean)
+            root = torch.where(here.unsqueeze(-1), r, root)
         return prior + mean, root, task
 
     def _features_at(self, X: Tensor, outputs: list[int]) -> tuple[Tensor, Tensor]:

@@ -11,8 +11,7 @@ from __future__ import annotations
 __all__ = [
     "Functions",
     "WeightPath",
-    "covariance_of_points",
-    "covariance_of_rows",
+    "covariance_of",
     "draw_path",
     "in_columns",
     "joint",
@@ -57,8 +56,11 @@ def normal(mean: Tensor, covariance: LinearOperator) -> MultivariateNormal:
     return ScaledNormal(mean, at_unit_scale(covariance))
 
 
-def covariance_of_points(
-    root: Tensor, noise: Tensor | None = None, unit: Tensor | float = 1.0
+def covariance_of(
+    root: Tensor,
+    task: Tensor | None = None,
+    noise: Tensor | None = None,
+    unit: Tensor | float = 1.0,
 ) -> LinearOperator:
     """The covariance of ``root root'`` and noise, ``... x q x q``.
 
@@ -67,34 +69,19 @@ def covariance_of_points(
 
     Args:
         root: ``... x q x D``.
+        task: The task of each row, ``... x q``: those of different tasks are
+            independent. None: all are of one.
         noise: Variances that broadcast to ``... x q``.
         unit: Of variances, see ``with_variance_floor``.
     """
-    if noise is None and root.shape[-2] >= root.shape[-1]:
+    several = task is not None and bool((task != task.reshape(-1)[:1]).any())
+    if noise is None and root.shape[-2] >= root.shape[-1] and not several:
         return RootLinearOperator(root)
-    return _with_noise(with_variance_floor(root @ root.mT, unit), noise)
-
-
-def covariance_of_rows(
-    root: Tensor, task: Tensor, noise: Tensor | None = None, unit: Tensor | float = 1.0
-) -> LinearOperator:
-    """The same for rows of tasks, which are independent of each other.
-
-    Args:
-        root: ``... x q x D``.
-        task: The task of each row, ``... x q``.
-        noise: Variances that broadcast to ``... x q``.
-        unit: Of variances, see ``with_variance_floor``.
-    """
-    if not task.numel() or bool((task == task.reshape(-1)[0]).all()):
-        return covariance_of_points(root, noise, unit)
-    same = task.unsqueeze(-1) == task.unsqueeze(-2)
-    return _with_noise(
-        with_variance_floor(torch.where(same, root @ root.mT, 0.0), unit), noise
-    )
-
-
-def _with_noise(covariance: Tensor, noise: Tensor | None) -> LinearOperator:
+    covariance = root @ root.mT
+    if task is not None and several:
+        same = task.unsqueeze(-1) == task.unsqueeze(-2)
+        covariance = torch.where(same, covariance, 0.0)
+    covariance = with_variance_floor(covariance, unit)
     if noise is not None:
         shape = torch.broadcast_shapes(noise.shape, covariance.shape[:-1])
         covariance = covariance + torch.diag_embed(noise.expand(shape))
