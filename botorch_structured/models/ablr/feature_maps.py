@@ -262,10 +262,8 @@ def as_feature_map(
         if not callable(getattr(covar_module, "features", None)):
             raise ValueError(
                 "covar_module: expected a kernel with explicit features, such as "
-                f"MondrianKernel, got {type(covar_module).__name__}: inference is "
-                "linear in the number of rows because the covariance is "
-                "phi(x)' phi(x') / beta. RandomFourierFeatures approximates an "
-                "RBF kernel."
+                f"MondrianKernel, got {type(covar_module).__name__}; for an RBF kernel "
+                "pass feature_map=RandomFourierFeatures()."
             )
         return KernelFeatures(covar_module)
     if feature_map is published_network:

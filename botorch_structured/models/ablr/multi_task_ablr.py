@@ -1125,12 +1125,10 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         rows = (*X.shape[:-1], self._num_columns)
         if X.shape != rows or transformed.shape[:-1] != X.shape[:-1]:
             raise ValueError(
-                "input_transform: expected one that treats new observations as it "
-                "treats training rows, got "
-                f"{type(self.input_transform).__name__}, which makes "
-                f"{tuple(transformed.shape)} of {tuple(X.shape)} where training rows "
-                f"have {self._num_columns} columns; use transform_on_train=True, or "
-                "construct the model anew."
+                "input_transform: expected one that treats new observations as it does "
+                f"training rows ({self._num_columns} columns), got one that makes "
+                f"{tuple(transformed.shape)} of {tuple(X.shape)}; use "
+                "transform_on_train=True, or construct the model anew."
             )
         if hasattr(self, "outcome_transform"):
             transform, outputs = self.outcome_transform, self._output_tasks
@@ -1380,9 +1378,5 @@ def _followed(
             raise
 
 
-@DrawMatheronPaths.register(MultiTaskABLR)
-def _draw_matheron_paths(
-    model: MultiTaskABLR, *, sample_shape: torch.Size, **strategies: Any
-) -> prediction.WeightPath:
-    """BoTorch's hook: exact draws here, whatever the strategies."""
-    return prediction.draw_path(model, sample_shape)
+# exact draws, whatever strategies BoTorch has
+DrawMatheronPaths.register(MultiTaskABLR)(prediction.draw_path)

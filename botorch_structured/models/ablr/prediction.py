@@ -220,7 +220,10 @@ class WeightPath(SamplePath):
 
 @torch.no_grad()
 def draw_path(
-    model: Any, sample_shape: torch.Size, generator: torch.Generator | None = None
+    model: Any,
+    sample_shape: torch.Size,
+    generator: torch.Generator | None = None,
+    **strategies: Any,
 ) -> WeightPath:
     """Functions drawn from the posterior of a ``MultiTaskABLR``.
 
@@ -228,6 +231,7 @@ def draw_path(
         model: The model.
         sample_shape: How many.
         generator: Draws them; by default torch's global one.
+        strategies: Not used: BoTorch's, for paths that are not exact.
     """
     model.eval()
     posterior = model.weight_posterior()

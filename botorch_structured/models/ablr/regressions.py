@@ -434,14 +434,10 @@ class Solutions:
         bad = (~self.value.isfinite()).nonzero()[:, 0].tolist()
         if bad:
             finite = bool(self.factors.rows[bad].isfinite().all())
+            wrong = "hyperparameters" if finite else "their features or outcomes"
             raise NanError(
                 f"The log evidence is not finite for {len(bad)} of {len(self.value)} "
-                f"tasks, the first is {bad[0]}: "
-                + (
-                    "hyperparameters are not finite or too large."
-                    if finite
-                    else "their features or outcomes are not finite or too large."
-                )
+                f"tasks, the first is {bad[0]}: {wrong} are not finite or too large."
             )
 
     def slopes(self, chunk: Chunk, phi: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

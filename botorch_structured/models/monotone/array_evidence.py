@@ -262,6 +262,7 @@ class EvidenceObjective:
         nu: float = 0.0,
     ) -> None:
         self._parameters = own = RawParameters(mll, None)
+        self.read, self.write = own.read, own.write
         self._priors = LogPriors(mll.model, own)
         self.bounds, self.gp = own.bounds, gp
         self.units = np.ones(len(own.free))
@@ -276,14 +277,6 @@ class EvidenceObjective:
         if points is not None:
             self.C = _CrossCovariance(gp.X, points, places)
             self.S = _SlopeCovariance(points, points, places)
-
-    def read(self) -> Array:
-        """The raw parameters of the model, ``k``."""
-        return self._parameters.read()
-
-    def write(self, theta: Array) -> None:
-        """Set the raw parameters of the model."""
-        self._parameters.write(theta)
 
     def __call__(self, theta: Array) -> tuple[float, Array]:
         """Value and gradient at raw parameters ``k``."""

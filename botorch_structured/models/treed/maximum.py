@@ -94,7 +94,6 @@ class Maximum(NamedTuple):
         theta: ``L x p``.
         values: Of the leaves, ``L``.
         steps: Steps, all leaves at once.
-        evaluations: Of leaves.
         converged: Whether it ended before its last step, with a curvature that could
             tell.
         gradients: ``L x p``.
@@ -104,7 +103,6 @@ class Maximum(NamedTuple):
     theta: Array
     values: Array
     steps: int
-    evaluations: int
     converged: bool
     gradients: Array
     curvature: Array
@@ -148,7 +146,7 @@ def maximise(
         raise NotPSDError("theta: expected covariances that are positive definite.")
     reach, common_reach = np.full(L, _LARGEST_STEP), _LARGEST_COMMON
     own = slice(p - 1) if shared else slice(p)
-    evaluations, steps, converged = 0 if here else L, max_steps, False
+    steps, converged = max_steps, False
     for step in range(max_steps):
         slope = gradient.copy()
         if shared:
@@ -192,7 +190,6 @@ def maximise(
         new_value, new_gradient = value.copy(), gradient.copy()
         for j in np.flatnonzero(chosen).tolist():
             new_value[j], new_gradient[j] = densities[j](trial[j])
-        evaluations += int(chosen.sum())
         finite = np.isfinite(new_value)
         curvature = _damped_update(
             curvature, moved, gradient - new_gradient, chosen & finite
@@ -207,7 +204,6 @@ def maximise(
             for j in np.flatnonzero(~good).tolist():
                 trial[j, own] = theta[j, own]
                 new_value[j], new_gradient[j] = densities[j](trial[j])
-            evaluations += int((~good).sum())
         bad = chosen & ~good
         if common:
             good[:] = (new_value - value).sum() > 0.0
@@ -227,7 +223,7 @@ def maximise(
         if not good.any() and max(float(length.max()), abs(common)) < 1e-7:
             steps, converged = step, True
             break
-    return Maximum(theta, value, steps, evaluations, converged, gradient, curvature)
+    return Maximum(theta, value, steps, converged, gradient, curvature)
 
 
 def _all_of(densities: Sequence[Density], theta: Array) -> tuple[Array, Array]:
@@ -472,7 +468,7 @@ class LeafProblem:
         large = _Parabolas(theta, *nodes.sums(theta, most))
         near = [large.beside(j, density) for j, density in enumerate(small)]
         value, gradient = _all_of(near, theta)
-        start, evaluations = theta, 0
+        start = theta
         curvature = self._curvature(theta)
         for promised in _ROUNDS:
             found = self._maximise(
@@ -498,13 +494,12 @@ class LeafProblem:
             lowest = np.linalg.eigvalsh(changed)[:, 0]
             definite = lowest > _DEFINITE * np.trace(changed, axis1=1, axis2=2)
             curvature[definite] = changed[definite]
-            evaluations += len(doubtful)
             if not np.isfinite(value).all():
                 break
             if not doubtful and promised == 1.0:
                 if not found.converged:
                     break
-                return found._replace(steps=steps, evaluations=evaluations)
+                return found._replace(steps=steps)
         if not np.isfinite(value).all():
             theta = start
         return self._climb(theta, tolerance, max_steps)

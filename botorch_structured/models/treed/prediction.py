@@ -16,7 +16,7 @@ semi-definite functions, so the sum is one; elsewhere leaves are independent.
 
 from __future__ import annotations
 
-__all__ = ["BorrowedPrior", "LeafFactors", "TreedPredictor"]
+__all__ = ["LeafFactors", "TreedPredictor"]
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -232,13 +232,6 @@ class TreedPredictor:
                 )
                 for values in found
             )
-            if batch == 1 and q > 1:
-                leaves = torch.full((1,), leaf, device=X.device)
-                own = self.kernel.leaf_covariance(self.element, leaves, points)[0]
-                own = own - found[1][0] @ found[1][0].mT
-                pairs = index.unsqueeze(-1), index.unsqueeze(0)
-                covariance = X.new_zeros(q, q).index_put(pairs, own)
-                return mean.view(1, q), covariance.unsqueeze(0)
         elif count == 1:
             points = X.flatten(0, 1).unsqueeze(0)
             mean, projected, variance = self._project(leaf, factors, points, None)
@@ -296,8 +289,15 @@ class TreedPredictor:
 
     # -- leave-one-out ------------------------------------------------------------
 
-    def borrowed_prior(self) -> BorrowedPrior:
-        """The prior of each leaf's own data given what it borrows, see there."""
+    def borrowed_prior(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The prior of each leaf's own data given the data it takes from other leaves.
+
+        Leave-one-out predictions of this Gaussian are those of the leaf models.
+
+        Returns:
+            Its mean, ``fantasies x n``, covariance, ``fantasies x n x n``, and the
+            leaves, ``fantasies x n``.
+        """
         mean = torch.zeros_like(self.y)
         n = self.y.shape[-1]
         covariance = self.X.new_zeros(len(self.X), n, n)
@@ -316,25 +316,8 @@ class TreedPredictor:
             pair = home.unsqueeze(-1) & home.unsqueeze(-2)
             mean = torch.where(home, own_mean, mean)
             covariance = torch.where(pair, own, covariance)
-        return BorrowedPrior(
+        return (
             mean.reshape(*self.fantasies, n),
             covariance.reshape(*self.fantasies, n, n),
             self._home.reshape(*self.fantasies, n),
         )
-
-
-@dataclass(frozen=True)
-class BorrowedPrior:
-    """The prior of each leaf's own data given the data it takes from other leaves.
-
-    Leave-one-out predictions of this Gaussian are those of the leaf models.
-
-    Attributes:
-        mean: ``fantasies x n``.
-        covariance: ``fantasies x n x n``.
-        leaves: ``fantasies x n``.
-    """
-
-    mean: Tensor
-    covariance: Tensor
-    leaves: Tensor

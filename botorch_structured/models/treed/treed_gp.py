@@ -800,20 +800,19 @@ class TreedGP(fast_inference.FastSingleTaskGP):
             predictors = self._new_predictors(X, self.train_targets, graph=True)
         else:
             predictors = self._predictors()
-        priors = [p.borrowed_prior() for p in predictors]
+        means, covariances, leaves = zip(
+            *(p.borrowed_prior() for p in predictors), strict=True
+        )
         shape, n = self.train_targets.shape[:-1], self.train_targets.shape[-1]
 
-        def together(parts: list[Tensor], *own: int) -> Tensor:
+        def together(parts: Sequence[Tensor], *own: int) -> Tensor:
             parts = [p.reshape(-1, *own) for p in parts]
             return torch.stack(parts, dim=1).reshape(*shape, *own)
 
         if isinstance(self.likelihood, leaf_modules.LeafNoiseLikelihood):
-            leaves = together([p.leaves for p in priors], n)
-            self.likelihood.noise_covar.data_leaves = leaves
-        return MultivariateNormal(
-            together([p.mean for p in priors], n),
-            to_linear_operator(together([p.covariance for p in priors], n, n)),
-        )
+            self.likelihood.noise_covar.data_leaves = together(leaves, n)
+        covariance = to_linear_operator(together(covariances, n, n))
+        return MultivariateNormal(together(means, n), covariance)
 
     # -- more data ----------------------------------------------------------------
 
