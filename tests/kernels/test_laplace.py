@@ -4,7 +4,6 @@ import copy
 
 import pytest
 import torch
-from gpytorch.kernels import MaternKernel
 from torch import Tensor
 
 from botorch_structured.kernels.mondrian import LaplaceKernel
@@ -36,41 +35,6 @@ class TestValues:
         torch.testing.assert_close(dense(kernel, a, b), expected, rtol=1e-14, atol=0)
         torch.testing.assert_close(
             dense(kernel, a), by_definition(a, a, kernel.lengthscale)
-        )
-
-    def test_is_a_product_over_dimensions_and_not_matern(self) -> None:
-        kernel = LaplaceKernel(ard_num_dims=2).double()
-        kernel.lengthscale = torch.tensor([0.5, 2.0], dtype=DTYPE)
-        a = points(6, 2)
-        product = torch.ones(6, 6, dtype=DTYPE)
-        for j, scale in enumerate((0.5, 2.0)):
-            one = MaternKernel(nu=0.5).double()
-            one.lengthscale = scale
-            product = product * one(a[:, j : j + 1]).to_dense()
-        torch.testing.assert_close(dense(kernel, a), product)
-        matern = MaternKernel(nu=0.5, ard_num_dims=2).double()
-        matern.lengthscale = torch.tensor([0.5, 2.0], dtype=DTYPE)
-        assert (matern(a).to_dense() - product).abs().max() > 0.01
-
-    def test_batch_shapes(self) -> None:
-        kernel = LaplaceKernel(ard_num_dims=2, batch_shape=torch.Size([3])).double()
-        kernel.lengthscale = points(3, 1, 2) + 0.1
-        a, b = points(4, 2), points(5, 3, 6, 2, seed=1)
-        assert kernel(a).shape == (3, 4, 4)
-        together = dense(kernel, a, b)
-        assert together.shape == (5, 3, 4, 6)
-        for i in range(3):
-            torch.testing.assert_close(
-                together[:, i], by_definition(a, b[:, i], kernel.lengthscale[i])
-            )
-
-    @pytest.mark.parametrize("shape", [(6, 3), (2, 6, 3)])
-    def test_diagonal(self, shape: tuple[int, ...]) -> None:
-        kernel = LaplaceKernel(ard_num_dims=3).double()
-        a, b = points(*shape), points(*shape, seed=1)
-        assert torch.equal(kernel(a, diag=True), torch.ones(shape[:-1], dtype=DTYPE))
-        torch.testing.assert_close(
-            kernel(a, b, diag=True), dense(kernel, a, b).diagonal(dim1=-1, dim2=-2)
         )
 
     def test_columns_as_a_batch(self) -> None:
@@ -107,18 +71,6 @@ class TestGradients:
         a, b = points(3, 2).requires_grad_(), points(2, 4, 2, seed=1).requires_grad_()
         assert torch.autograd.gradcheck(lambda a, b: kernel(a, b).to_dense(), (a, b))
 
-    def test_second_derivatives_are_right_or_an_error(self) -> None:
-        """Never a wrong number: PyTorch has none of the distances of a matrix."""
-        kernel = LaplaceKernel(ard_num_dims=2).double()
-        a, b = points(3, 2).requires_grad_(), points(3, 2, seed=1).requires_grad_()
-        assert torch.autograd.gradgradcheck(lambda *x: kernel(*x, diag=True), (a, b))
-        value = dense(kernel, a, b).sum()
-        for x in (a, kernel.raw_lengthscale):
-            (slope,) = torch.autograd.grad(value, x, create_graph=True)
-            for other in (a, b, kernel.raw_lengthscale):
-                with pytest.raises(NotImplementedError, match="derivative for '_cdist"):
-                    torch.autograd.grad(slope.sum(), other, retain_graph=True)
-
     def test_zero_at_zero_distance(self) -> None:
         """Points that coincide do not pull at each other, nor at the lengthscales."""
         kernel = LaplaceKernel(ard_num_dims=2).double()
@@ -128,14 +80,3 @@ class TestGradients:
         assert torch.equal(
             kernel.raw_lengthscale.grad, torch.zeros_like(kernel.raw_lengthscale)
         )
-
-    def test_equal_columns_only(self) -> None:
-        """In a conditional space inactive columns are equal, and the others are not."""
-        kernel = LaplaceKernel(ard_num_dims=2).double()
-        x = points(5, 2)
-        x[:, 1] = 0.5
-        x.requires_grad_()
-        dense(kernel, x, x[:2].detach()).sum().backward()
-        assert torch.equal(x.grad[:, 1], torch.zeros(5, dtype=DTYPE))
-        assert x.grad[2:, 0].abs().min() > 0
-        assert kernel.raw_lengthscale.grad[0, 1] == 0

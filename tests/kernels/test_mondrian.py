@@ -73,22 +73,6 @@ class TestApproachesTheLaplaceKernel:
         sd = ((1 - expected) * (expected + shared) / trees).sqrt()
         assert ((dense(kernel, X) - expected).abs() <= 5 * sd + 1e-12).all()
 
-    def test_error_falls_like_one_over_the_root_of_the_number_of_trees(self) -> None:
-        X = grid(0, 1, 5, 2)
-        few, many = 100, 1600
-        errors = {}
-        for trees in (few, many):
-            squared = [
-                (dense(kernel, X) - laplace(kernel, X)).square().mean()
-                for kernel in (mondrian(2.0, trees, seed=s) for s in range(20))
-            ]
-            errors[trees] = torch.stack(squared).mean().sqrt().item()
-        # 20 seeds know each error to about 5 %, as entries are correlated
-        assert errors[few] / errors[many] == pytest.approx(math.sqrt(16), rel=0.2)
-        p = laplace(mondrian(2.0, 1), X)
-        expected = ((p * (1 - p)).mean() / many).sqrt().item()
-        assert errors[many] == pytest.approx(expected, rel=0.15)
-
 
 class TestIsAMondrianProcess:
     def test_more_than_cuts_of_a_grid(self) -> None:
@@ -116,12 +100,6 @@ class TestIsAMondrianProcess:
             assert (now <= before).all() and (now < before).any()
             before = now
 
-    def test_lifetime_and_lengthscale_are_one_ratio(self) -> None:
-        X = points(20, 3, low=-1.0)
-        short, long = mondrian(1.0, 40), mondrian(4.0, 40)
-        long.lengthscale = 4.0
-        assert torch.equal(dense(short, X), dense(long, X))
-
     def test_number_of_cells(self) -> None:
         """Their mean over trees is the product of 1 + lifetime * range_j / l_j."""
         trees, ratio = 20_000, torch.tensor([[0.5, 1.0, 2.0]], dtype=DTYPE)
@@ -130,17 +108,6 @@ class TestIsAMondrianProcess:
         assert (cells[1:] > cells[:-1]).all()
         expected = (1 + ratio).prod().item()
         assert len(cells) / trees == pytest.approx(expected, rel=0.03)
-
-    def test_cells_are_boxes(self) -> None:
-        """A point between two of the same cell is in that cell."""
-        a, b = points(40, 3, low=-0.5, high=1.5), points(40, 3, seed=1)
-        cells = [
-            MondrianPartition(30, 0, None)(x, torch.ones(1, 1), 2.0)
-            for x in (a, 0.3 * a + 0.7 * b, b)
-        ]
-        together = cells[0] == cells[2]
-        assert together.any()
-        assert torch.equal(cells[1][together], cells[0][together])
 
 
 class TestKernel:
@@ -264,18 +231,6 @@ class TestFeatures:
         phi = kernel.features(X)
         torch.testing.assert_close(phi @ phi.mT, dense(kernel, X))
         assert kernel.features(bounds.double()).shape[-1] == phi.shape[-1]
-
-    def test_linear_inference_is_that_of_the_kernel(self) -> None:
-        """Ridge regression in D columns and a GP in n points: the same mean."""
-        kernel = mondrian(3.0, 25)
-        X, test = points(60, 2), points(9, 2, seed=1)
-        y = X.sin().sum(-1)
-        phi = kernel.features(X).detach()
-        eye = 0.1 * torch.eye(phi.shape[-1], dtype=DTYPE)
-        weights = torch.linalg.solve(phi.mT @ phi + eye, phi.mT @ y)
-        noisy = dense(kernel, X) + 0.1 * torch.eye(60, dtype=DTYPE)
-        expected = dense(kernel, test, X) @ torch.linalg.solve(noisy, y)
-        torch.testing.assert_close(kernel.features(test).detach() @ weights, expected)
 
     def test_batches_of_lengthscales(self) -> None:
         batch = torch.Size([2])

@@ -394,13 +394,6 @@ def test_an_interrupted_fit_keeps_its_last_step() -> None:
     assert objective(model).item() == pytest.approx(-float(seen[-1]), rel=1e-12)
 
 
-def test_progress_bar(capsys: pytest.CaptureFixture[str]) -> None:
-    fitted(task_model(), steps=2, progress=None)  # over before one could read it
-    assert capsys.readouterr().err == ""
-    fitted(task_model(), steps=2, progress=True)
-    assert "ABLR fit" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("outputs", [[2], [5, 0]])
 def test_functions_drawn_have_the_posterior(outputs: list[int]) -> None:
     model = fitted(task_model(output_tasks=outputs))

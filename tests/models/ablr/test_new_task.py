@@ -92,21 +92,6 @@ def test_it_is_the_regression_of_its_docstring(old: MultiTaskABLR, n: int) -> No
     assert torch.allclose(found, covariance, atol=1e-8)
 
 
-def test_calibrated() -> None:
-    """On tasks that are drawn from what it believes in, where the scale is known."""
-    source = fitted(made(outcome_transform=None))
-    empty, grid = draw(0, 0), draw(40, 81)
-    prior = source.new_task(empty, empty[:, :1]).posterior(grid, observation_noise=True)
-    torch.manual_seed(0)
-    errors = []
-    for Y in prior.rsample(torch.Size([200])):
-        new = source.new_task(grid[:4], Y[:4])
-        posterior = new.posterior(grid[4:], observation_noise=True)
-        errors.append((posterior.mean - Y[4:]) / posterior.variance.sqrt())
-    squares = torch.stack(errors).square()
-    assert float(squares.mean()) == pytest.approx(1.0, abs=0.1)
-
-
 def test_fit_condition_and_search(old: MultiTaskABLR) -> None:
     X = draw(5, 90)
     Y = outcome(X, 2.0, -4.0)
@@ -297,27 +282,6 @@ def test_the_population_is_that_of_the_present_weights() -> None:
     assert population_of(longer, list(range(6))) is not first
     fitted(model, steps=2).eval()
     assert population_of(model, list(range(6))) is not first
-
-
-def test_levels_a_million_scales_apart() -> None:
-    """The level is as wide as it is; curves are no narrower for it."""
-    X, Y = history()
-    model = MultiTaskABLR(
-        X,
-        Y + 1e6 * (X[:, :1] - 12.0),
-        task_feature=0,
-        feature_map=TanhNetwork(2, widths=(6,)),
-    )
-    new_X, grid = draw(4, 3), draw(30, 4)
-    empty = model.new_task(new_X[:0], new_X[:0, :1]).posterior(grid[:1])
-    assert 1e6 < float(empty.variance.sqrt()) < 4e6
-    new = model.new_task(new_X, outcome(new_X, 2.0, 1e5))
-    assert float(new.weight_precision.detach()) == 1.0
-    posterior, truth = new.posterior(grid), outcome(grid, 2.0, 1e5)
-    error = (posterior.mean - truth) / posterior.variance.sqrt()
-    assert error.square().mean().sqrt() < 3.0
-    assert (posterior.mean - truth).std() < 0.5 * truth.std()
-    assert fitted(new).posterior(grid).mean.isfinite().all()
 
 
 def test_tasks_of_one_row_do_not_count(old: MultiTaskABLR) -> None:

@@ -23,7 +23,6 @@ from botorch_structured.models.ablr.feature_maps import TanhNetwork
 from botorch_structured.models.ablr.hyperparameters import (
     ExchangeableLogNormalPrior,
     TaskLikelihood,
-    WeightPrecision,
 )
 from botorch_structured.models.ablr.tasks import StandardizeTasks, TaskColumn
 
@@ -124,15 +123,6 @@ def test_the_prior_is_a_normal_of_the_logarithms(
     assert abs(slope[-1]) < 1e-9
 
 
-def test_hyperparameters_stay_within_bounds() -> None:
-    precision = WeightPrecision(3, 10.0)
-    precision.value = torch.tensor([1e-30, 7.0, 1e30])
-    torch.testing.assert_close(precision.value, torch.tensor([1e-5, 7.0, 1e7]))
-    likelihood = TaskLikelihood(3, None)
-    likelihood.noise = torch.tensor([1e-8, 1.0, 3.0])
-    torch.testing.assert_close(likelihood.noise, torch.tensor([1e-8, 1.0, 3.0]))
-
-
 def test_each_row_has_the_noise_of_its_task() -> None:
     tasks = TaskColumn(1, 3, [2, 7])
     likelihood = TaskLikelihood(2, tasks)
@@ -152,19 +142,6 @@ def test_each_row_has_the_noise_of_its_task() -> None:
 
 
 # -- tasks and scales ------------------------------------------------------------------
-
-
-def test_the_task_column() -> None:
-    tasks = TaskColumn(1, 3, [9, -2, 4])
-    X = torch.tensor([[0.1, 4.0, 0.2], [0.3, -2.0, 0.4]])
-    plain, index = tasks.split(X)
-    assert plain.tolist() == [[0.1, 0.2], [0.3, 0.4]] and index.tolist() == [1, 0]
-    assert torch.equal(tasks.insert(plain, 4)[0], X[0])
-    assert tasks.index_of(9) == 2
-    with pytest.raises(ValueError, match=r"unexpected task values: \{5\}"):
-        tasks.index(torch.tensor([4, 5]))
-    lenient = TaskColumn(0, 2, [0, 1, 2], default=1)
-    assert lenient.index(torch.tensor([2.0, 5.0, 0.5])).tolist() == [2, 1, 1]
 
 
 def test_tasks_are_standardised_one_by_one() -> None:

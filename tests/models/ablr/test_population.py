@@ -17,7 +17,6 @@ from botorch_structured.models.ablr.new_task import (
     UsualOutcomes,
     most_probable_scale,
     population,
-    usual,
 )
 
 
@@ -207,13 +206,3 @@ def test_mode_far_from_what_is_usual(scale: float) -> None:
     found = math.log(most_probable_scale(features, curve, Y, outcomes))
     assert abs(found) > 0.8  # eight spreads
     assert found == pytest.approx(math.log(scale), abs=0.8)
-
-
-def test_usual() -> None:
-    """One value: the guess; many: theirs."""
-    one = usual(torch.tensor([2.0]), 0.7)
-    assert one == (2.0, pytest.approx(0.7 * math.sqrt(2.0)))
-    g = torch.Generator().manual_seed(0)
-    mean, spread = usual(3.0 + 0.2 * torch.randn(3000, generator=g), 5.0)
-    assert mean == pytest.approx(3.0, abs=0.02)
-    assert spread == pytest.approx(0.2, abs=0.07)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, RBFKernelGrad, ScaleKernel
+from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, RBFKernelGrad
 from gpytorch.kernels.matern52_kernel_grad import Matern52KernelGrad
 from torch import Tensor
 
@@ -44,24 +44,6 @@ def test_gpytorch(matern: bool, ard: int | None) -> None:
         torch.testing.assert_close(ours.cross(a, b, columns), cross)
         gram = full[:, [3, 1]][..., [3, 1]].permute(1, 0, 3, 2).reshape(2 * len(a), -1)
         torch.testing.assert_close(ours.gram(a, columns, b), gram)
-
-
-@pytest.mark.parametrize("matern", [False, True])
-def test_batches(matern: bool) -> None:
-    """Of kernels and of points, each its own."""
-    shape = torch.Size([2])
-    inner, _ = kernels(matern, ard_num_dims=2, batch_shape=shape)
-    kernel = ScaleKernel(inner, batch_shape=shape).double()
-    inner.lengthscale = 0.2 + points(0, 2, 1, 2)
-    kernel.outputscale = torch.tensor([0.7, 3.0])
-    x, v = points(1, 5, 2, 3, 2), points(2, 4, 2)
-    ours = StationaryDerivatives.of(kernel)
-    cross, gram = ours.cross(x, v, [1]), ours.gram(v, [0, 1])
-    assert cross.shape == (5, 2, 3, 4) and gram.shape == (2, 8, 8)
-    for i in range(2):
-        one = StationaryDerivatives.of(kernel[i])
-        torch.testing.assert_close(cross[:, i], one.cross(x[:, i], v, [1]))
-        torch.testing.assert_close(gram[i], one.gram(v, [0, 1]))
 
 
 @pytest.mark.parametrize("matern", [False, True])

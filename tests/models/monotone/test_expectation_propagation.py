@@ -8,9 +8,7 @@ import mpmath
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
 from scipy.stats import multivariate_normal
-from strategies import seeds
 from torch import Tensor
 
 from botorch_structured.models.monotone import (
@@ -123,29 +121,6 @@ def test_random_problems(d: int) -> None:
         assert gap.abs().max() < 1e-6, (d, i)
 
 
-@pytest.mark.parametrize("nu", [1.0, 0.1, 1e-6])
-@pytest.mark.parametrize("at", [-40.0, -1.0, 0.5, 6.0])
-def test_one_site_is_exact(nu: float, at: float) -> None:
-    """Mass, mean and variance of a Gaussian cut off by one probit, by quadrature."""
-    mean, S = torch.tensor([at], **DOUBLE), torch.tensor([[2.0]], **DOUBLE)
-    result = run(mean, S, nu)
-    z = mean / (nu**2 + 2.0) ** 0.5
-    expected = torch.special.log_ndtr(z).squeeze()
-    torch.testing.assert_close(evidence(mean, S, nu), expected)
-    # the mass is where g is not far below zero
-    low = at - 15.0 if nu == 1.0 else -12.0 * nu
-    g = torch.linspace(low, max(at, 0.0) + 15.0, 2_000_001, **DOUBLE)
-    weight = torch.special.log_ndtr(g / nu) - 0.25 * (g - at).square()
-    weight = (weight - weight.max()).exp()
-    weight = weight / weight.sum()
-    m1 = (weight * g).sum()
-    m2 = (weight * (g - m1).square()).sum()
-    actual = posterior(mean, S, result)
-    # the trapezoidal rule sees the edge of a probit narrower than its step only so well
-    torch.testing.assert_close(actual[0].squeeze(), m1, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(actual[1].squeeze(), m2, rtol=1e-4, atol=1e-5)
-
-
 def test_a_batch_is_its_elements(device: torch.device) -> None:
     problems = [problem(i, 2, (1, 0, -1)[i % 3], n=9, m=14) for i in range(6)]
     runs = [expectation_propagation(m.numpy(), S.numpy(), 0.1) for m, S in problems]
@@ -220,37 +195,6 @@ def test_tails(away: float) -> None:
         else:
             torch.testing.assert_close(value, mean)
             torch.testing.assert_close(covariance, S)
-
-
-def some_sites(seed: int, m: int = 6) -> tuple[Tensor, Tensor, GaussianSites]:
-    g = torch.Generator().manual_seed(seed)
-    A = torch.randn(m, m, generator=g, **DOUBLE)
-    sites = GaussianSites(
-        10.0 ** (4.0 * torch.rand(m, generator=g, **DOUBLE) - 2.0),
-        torch.randn(m, generator=g, **DOUBLE),
-        torch.randn((), generator=g, **DOUBLE),
-    )
-    return torch.randn(m, generator=g, **DOUBLE), A @ A.mT, sites
-
-
-@given(seeds)
-def test_sites_are_observations(seed: int) -> None:
-    """With noise of variance 1 / precision, of value shift / precision."""
-    mean, S, sites = some_sites(seed)
-    system = site_system(S, sites)
-    noisy = S + torch.diag(1.0 / sites.precision)
-    inverse = torch.linalg.inv(noisy)
-    tolerance = {"rtol": 1e-8, "atol": 1e-8}
-    torch.testing.assert_close(system.root.mT @ system.root, inverse, **tolerance)
-    away = sites.shift / sites.precision - mean
-    weights = system.root.mT @ system.residual(mean)
-    torch.testing.assert_close(weights, inverse @ away, **tolerance)
-    # exp(-p (g - t)^2 / 2) is a density of t, times sqrt(2 pi / p)
-    normal = torch.distributions.MultivariateNormal(mean, noisy)
-    expected = normal.log_prob(sites.shift / sites.precision)
-    expected = expected + 0.5 * (2.0 * torch.pi / sites.precision).log().sum()
-    actual = log_site_evidence(system, mean, sites)
-    torch.testing.assert_close(actual, expected + sites.log_scale, **tolerance)
 
 
 TAILS = [-1e6, -1e3, -100.0, -20.0, -8.01, -8.0, -7.99, -7.0, -5.0, -1.0, -0.1]

@@ -19,7 +19,7 @@ from botorch.models import SingleTaskGP
 from botorch.models.transforms import Normalize, Power, Standardize
 from botorch.models.transforms.input import AffineInputTransform, InputTransform, Log10
 from botorch.models.transforms.outcome import OutcomeTransform
-from botorch.optim.fit import fit_gpytorch_mll_scipy, fit_gpytorch_mll_torch
+from botorch.optim.fit import fit_gpytorch_mll_scipy
 from botorch.posteriors.gpytorch import GPyTorchPosterior
 from botorch.utils.datasets import SupervisedDataset
 from gpytorch.distributions import MultivariateNormal
@@ -849,30 +849,6 @@ def test_sites_follow_nu() -> None:
     assert not torch.allclose(before, after)
     model.update_sites()
     torch.testing.assert_close(model.posterior(points).mean, after)
-
-
-def test_predictions_within_a_fit_have_sites_of_that_moment() -> None:
-    """A callback that looks at the error of validation, say."""
-    X, Y = make_data(12)
-    make = partial(MonotoneGP, X, Y, {0: 1}, virtual_X="grid")
-    model = make()
-    off: list[float] = []
-
-    def look(parameters: object, result: object) -> None:
-        model.eval()
-        mean = model.posterior(X).mean
-        model.train()
-        other = make()
-        for mine, its in zip(model.parameters(), other.parameters(), strict=True):
-            its.data.copy_(mine.data)
-        off.append((mean - other.eval().posterior(X).mean).abs().max().item())
-
-    fit_gpytorch_mll(
-        ExactMarginalLogLikelihood(model.likelihood, model),
-        optimizer=fit_gpytorch_mll_torch,
-        optimizer_kwargs={"callback": look, "step_limit": 4},
-    )
-    assert len(off) >= 4 and max(off) < 1e-6
 
 
 POINTS = torch.tensor([[0.1, 0.2], [0.8, 0.5]], dtype=torch.float64)

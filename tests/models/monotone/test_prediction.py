@@ -9,12 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from gpytorch import settings
 from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
 from gpytorch.means import LinearMean
 from hypothesis import given
 from hypothesis import strategies as st
-from model_test_case import sampler
 from strategies import seeds
 from torch import Tensor
 
@@ -70,21 +68,6 @@ def test_they_are_those_of_gpytorch(seed: int, kind: str, shape: Any) -> None:
     check(model, points[0] if points.ndim == 4 else points.squeeze(0))
 
 
-def test_conditioned_models_and_fantasies() -> None:
-    """With and without a prediction before."""
-    points = torch.rand(4, 2, 2)
-    for ask in (True, False):
-        model = make_model(5, "default").eval()
-        if ask:
-            model.posterior(points)
-        X, Y = torch.rand(3, 2), torch.rand(3, 1)
-        conditioned = model.condition_on_observations(X, Y)
-        assert torch.equal(conditioned.virtual_points, model.virtual_points)
-        check(conditioned, points)
-        fantasy = model.fantasize(X, sampler(4))
-        assert fantasy.posterior(points[:1]).mean.shape == (4, 2, 1)
-
-
 def test_what_is_kept_follows_the_model() -> None:
     model, points = make_model(7, "rbf"), torch.rand(4, 2)
     before = model.posterior(points).mean
@@ -102,15 +85,3 @@ def test_what_is_kept_follows_the_model() -> None:
     other.posterior(points)
     other.load_state_dict(model.state_dict())
     check(other, points)
-
-
-def test_gradients_in_hyperparameters_are_gpytorch_s() -> None:
-    model, points = make_model(9, "default"), torch.rand(3, 2)
-    with settings.detach_test_caches(False):
-        mean = model.eval()(points).mean
-    lengthscale = model.covar_module.base_kernel.raw_lengthscale
-    (gradient,) = torch.autograd.grad(mean.sum(), lengthscale)
-    assert gradient.abs().max() > 0.0
-    # BoTorch detaches what is kept; a posterior has gradients in the points only
-    model = make_model(9, "default")
-    assert not model.posterior(points).mean.requires_grad

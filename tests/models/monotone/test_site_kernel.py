@@ -7,10 +7,8 @@ import pickle
 
 import pytest
 import torch
-from botorch.models import SingleTaskGP
 from botorch.sampling.pathwise import draw_matheron_paths
 from botorch.sampling.pathwise.features import gen_kernel_features
-from gpytorch import settings
 from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
 from gpytorch.means import ConstantMean, LinearMean, Mean, ZeroMean
 from hypothesis import given
@@ -84,48 +82,6 @@ def test_dense(seed: int, matern: bool) -> None:
                 kernel(X[:2], X[2:]).to_dense(), expected[1][:2, 2:], **tolerance
             )
             kernel.eval()
-
-
-def test_posterior_is_that_of_the_joint_system() -> None:
-    """Data and sites at once, in one matrix; mean, variance and covariance to 1e-9."""
-    for matern in (False, True):
-        kernel, mean = prior(5, matern)
-        X, x = rand(8, 9, 2), rand(9, 4, 2)
-        Y = torch.sin(3.0 * X.sum(-1, keepdim=True))
-        Yvar = torch.full_like(Y, 0.01)
-        model = SingleTaskGP(
-            X, Y, Yvar, covar_module=kernel, mean_module=mean, outcome_transform=None
-        )
-        posterior = model.posterior(x).distribution
-        k, sites = kernel.derivatives, kernel.sites
-        to_sites = k.cross(X, sites.points, COLUMNS)
-        gram = k.gram(sites.points, COLUMNS) + torch.diag(1.0 / sites.precision)
-        values = k.value(X, X) + 0.01 * torch.eye(9, **DOUBLE)
-        top = torch.cat([values, to_sites], -1)
-        joint = torch.cat([top, torch.cat([to_sites.mT, gram], -1)], -2)
-        cross = torch.cat([k.value(x, X), k.cross(x, sites.points, COLUMNS)], -1)
-        target = torch.cat([Y.squeeze(-1), sites.shift / sites.precision])
-        expected = cross @ torch.linalg.solve(joint, target)
-        torch.testing.assert_close(posterior.mean, expected, rtol=1e-9, atol=1e-9)
-        covariance = k.value(x, x) - cross @ torch.linalg.solve(joint, cross.mT)
-        torch.testing.assert_close(
-            posterior.covariance_matrix, covariance, rtol=1e-9, atol=1e-9
-        )
-
-
-def test_it_follows_hyperparameters_and_sites() -> None:
-    kernel, _ = prior(5)
-    X = rand(3, 4, 2)
-    kernel.eval()
-    kernel.base_kernel.base_kernel.lengthscale = 0.9
-    torch.testing.assert_close(kernel(X).to_dense(), kernel.train()(X).to_dense())
-    kernel.eval()
-    before = kernel(X).to_dense()
-    sites = kernel.sites.gaussian
-    kernel.sites.set(sites._replace(precision=2.0 * sites.precision))
-    assert not torch.equal(kernel(X).to_dense(), before)
-    with settings.detach_test_caches(False):
-        assert kernel.system().root.requires_grad
 
 
 def test_copies() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -100,17 +98,3 @@ def test_diagnostics_are_of_coordinates() -> None:
 def test_too_few_draws_are_no_evidence_of_convergence() -> None:
     chains = some_chains(3)
     assert np.isinf(chains.r_hat).all() and (chains.ess == 0).all()
-
-
-def test_table() -> None:
-    text = repr(some_chains())
-    lines = text.splitlines()
-    assert lines[0] == "Chains: 2 of 10 draws"
-    assert lines[1].split() == ["parameter", "median", "5", "%", "95", "%"] + [
-        "R-hat",
-        "ESS",
-    ]
-    assert [line.split()[0] for line in lines[2:]] == list(some_chains().names)
-    assert len({len(line) for line in lines[1:]}) == 1
-    renamed = replace(some_chains(), names=("a" * 50, "b", "c"))
-    assert "a" * 50 in repr(renamed)

@@ -253,12 +253,6 @@ def test_scalar_densities_are_those_of_the_priors(prior: Prior) -> None:
         torch.testing.assert_close(ours, given, rtol=1e-6, atol=1e-6)
 
 
-def test_scalar_densities_outside_the_support() -> None:
-    for prior in (LogNormalPrior(0.0, 1.0), GammaPrior(2.0, 2.0)):
-        (density,) = scalar_log_densities(prior, torch.Size([1]))
-        assert density(-1.0) == -math.inf
-
-
 @pytest.mark.parametrize(
     "prior",
     [

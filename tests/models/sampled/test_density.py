@@ -24,7 +24,6 @@ from torch import Tensor
 
 from botorch_structured.kernels.mondrian import LaplaceKernel
 from botorch_structured.models import ConditionalGP, TreeStructuredGP
-from botorch_structured.models.sampled.chains import SliceSampler, effective_sample_size
 from botorch_structured.models.sampled.coordinates import PriorCoordinates
 from botorch_structured.models.sampled.density import ModelDensity, StationaryDensity
 
@@ -351,94 +350,3 @@ def test_priors_of_what_is_held_count() -> None:
     assert fast is not None
     z = np.array([-2.0])
     assert fast.move_to(z) == pytest.approx(slow.move_to(z), rel=1e-12)
-
-
-def test_priors_in_single_precision() -> None:
-    """What they are in a double model unless the default precision is double."""
-    torch.set_default_dtype(torch.float32)
-    slow, fast = densities(single())
-    assert fast is not None
-    c = slow.coordinates
-    assert all(block.densities is not None for block in c.blocks)
-    z = c.to_position(c.read_values())
-    # the definition has its constants in single precision
-    assert fast.move_to(z) == pytest.approx(slow.move_to(z), rel=1e-6)
-
-
-@pytest.mark.parametrize("fast", [True, False])
-def test_getting_it_right(fast: bool) -> None:
-    """Geweke (2004): (theta, y) has the same moments however it is drawn.
-
-    Independently from prior and likelihood; or in turn, y given theta and theta given y
-    by a sweep of the sampler.
-    """
-    n = 3 if fast else 2
-    g = torch.Generator().manual_seed(1)
-    X = torch.rand(n, 1, generator=g, dtype=torch.float64)
-    noise = GaussianLikelihood(
-        noise_prior=LogNormalPrior(-1.0, 0.5),
-        noise_constraint=GreaterThan(1e-8, transform=None, initial_value=0.3),
-    )
-    kernel = ScaleKernel(
-        RBFKernel(lengthscale_prior=LogNormalPrior(0.0, 0.7)),
-        outputscale_prior=GammaPrior(4.0, 4.0),
-    )
-    model = SingleTaskGP(
-        X,
-        torch.zeros(n, 1, dtype=torch.float64),
-        likelihood=noise,
-        outcome_transform=None,
-        **with_mean(covar_module=kernel),
-    )
-    coordinates = PriorCoordinates(model)
-    mll = ExactMarginalLogLikelihood(model.likelihood, model).train()
-    rng = np.random.default_rng(3)
-
-    def draw_y(values: np.ndarray) -> np.ndarray:
-        named = dict(zip(coordinates.names, values, strict=True))
-        D = (X - X.T).numpy() ** 2
-        K = named["covar_module.outputscale"] * np.exp(
-            -0.5 * D / named["covar_module.base_kernel.lengthscale"] ** 2
-        )
-        K += named["likelihood.noise_covar.noise"] * np.eye(n)
-        return named["mean_module.mean"] + np.linalg.cholesky(K) @ rng.normal(size=n)
-
-    def draw_prior() -> np.ndarray:
-        draws = {
-            "likelihood.noise_covar.noise": np.exp(rng.normal(-1.0, 0.5)),
-            "mean_module.mean": rng.normal(),
-            "covar_module.base_kernel.lengthscale": np.exp(rng.normal(0.0, 0.7)),
-            "covar_module.outputscale": rng.gamma(4.0, 0.25),
-        }
-        return np.array([draws[name] for name in coordinates.names])
-
-    def moments(values: np.ndarray, y: np.ndarray) -> np.ndarray:
-        z = coordinates.to_position(values)
-        shape = [y.mean(), y.mean() ** 2, y.var(), y[0] * y[-1]]
-        return np.array([*z, *z**2, *shape, z[0] * np.log(y.var()), *(z * y.mean())])
-
-    independent = np.array(
-        [moments(v, draw_y(v)) for v in (draw_prior() for _ in range(8000))]
-    )
-    values = draw_prior()
-    chain = []
-    for _ in range(2000 if fast else 200):
-        y = draw_y(values)
-        model.set_train_data(targets=torch.as_tensor(y), strict=False)
-        target = (
-            StationaryDensity.of(mll, coordinates)
-            if fast
-            else ModelDensity(mll, coordinates)
-        )
-        sampler = SliceSampler(
-            target, coordinates.to_position(values), rng, np.full(4, 2.0)
-        )
-        sampler.sweep()
-        values = coordinates.to_values(sampler.position)
-        chain.append(moments(values, y))
-    draws = np.array(chain)
-    ess = effective_sample_size(draws[None])
-    error = draws.var(axis=0) / ess + independent.var(axis=0) / len(independent)
-    z = (draws.mean(axis=0) - independent.mean(axis=0)) / np.sqrt(error)
-    # 17 dependent statistics: the largest of 17 standard normals is below 3.5 in 99.2 %
-    assert np.abs(z).max() < 3.5

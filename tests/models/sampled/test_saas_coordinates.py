@@ -13,14 +13,11 @@ from botorch.models.hierarchical import HierarchicalConditionalKernelGP
 from botorch.models.map_saas import add_saas_prior
 from gpytorch.constraints import Interval
 from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
-from gpytorch.means import ZeroMean
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.priors import LogNormalPrior
-from scipy import stats
 from torch import Tensor
 
 from botorch_structured.fit import fit_slice_sampling
-from botorch_structured.models.sampled.chains import effective_sample_size
 from botorch_structured.models.sampled.coordinates import PriorCoordinates
 from botorch_structured.models.sampled.density import ModelDensity, StationaryDensity
 
@@ -123,51 +120,6 @@ def test_values_are_written_in_an_order_that_keeps_them(name: str) -> None:
     values = c.read_values() * np.linspace(1.1, 1.6, len(c))
     assert c.write_values(values)
     np.testing.assert_allclose(c.read_values(), values, rtol=1e-9)
-
-
-@pytest.mark.filterwarnings("ignore:Chains may not")
-def test_without_information_priors_come_back() -> None:
-    """Noise says nothing: both values are half-Cauchy, within what their bounds leave.
-
-    tau is in [0.001, 10], and tau / l^2 in [1e-8 tau, 1e4 tau].
-    """
-    X, Y = data(3, 1)
-    kernel = MaternKernel(ard_num_dims=1)
-    add_saas_prior(kernel)
-    model = SingleTaskGP(
-        X,
-        Y,
-        train_Yvar=torch.full_like(Y, 1e8),
-        covar_module=kernel,
-        mean_module=ZeroMean(),
-        outcome_transform=None,
-    )
-    chains = fit_slice_sampling(
-        model, num_samples=1, warmup=50, thinning=400, num_chains=1, seed=0
-    ).chains
-    tau, inverse = chains.samples[0].T
-    for values, prior, ends in (
-        (tau, stats.halfcauchy(scale=0.1), (1e-3, 10.0)),
-        # the ends, which vary with tau, leave out 0.2 % of the mass in all
-        (inverse, stats.halfcauchy(), (0.0, np.inf)),
-    ):
-        low, high = prior.cdf(ends)
-        quantiles = (prior.cdf(values) - low) / (high - low)
-        ess = effective_sample_size(quantiles[None, :, None])[0]
-        assert ess > 50
-        draws = quantiles[:: math.ceil(len(quantiles) / ess)]
-        assert stats.kstest(draws, "uniform").pvalue > 0.01
-
-
-def test_what_a_value_depends_on() -> None:
-    c = PriorCoordinates(saas_reversed())
-    block = {b.name.rpartition(".")[2]: b for b in c.blocks}
-    assert block["inv_lengthscale"].reads == {"covar_module.raw_tau"}
-    assert block["inv_lengthscale"].power is None
-    model = saas_at_one()
-    model.covar_module.raw_tau.requires_grad_(False)
-    held = PriorCoordinates(model).blocks[-1]
-    assert held.reads == frozenset() and held.power is None
 
 
 def test_values_that_depend_on_each_other_are_not_both_sampled() -> None:

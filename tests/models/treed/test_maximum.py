@@ -184,21 +184,6 @@ def test_few_nodes_sum_to_the_densities_of_leaves() -> None:
         assert large[j] + density(theta[j])[0] == pytest.approx(parts[j][0])
 
 
-def test_some_nodes_say_where_all_leaves_begin() -> None:
-    """Where the sum over some of many is large, so is that over all."""
-    problem = published(150, 0)
-    nodes, theta = NodeDensities(problem.densities), problem.theta()[0]
-    assert len(nodes.uses) > 30
-    some, everything = [], []
-    for shift in [np.zeros(len(theta)), *0.8 * np.eye(len(theta))]:
-        point = nodes.together(theta + shift, *problem._within)
-        assert point is not None
-        some.append(point.value)
-        everything.append(sum(f(theta + shift)[0] for f in problem.densities))
-    assert np.corrcoef(some, everything)[0, 1] > 0.9
-    assert some[0] == pytest.approx(everything[0], rel=0.3)
-
-
 def test_a_fit_survives_many_damped_updates() -> None:
     """Steps of the noise that all leaves share go against what some of them ask for."""
     X = torch.rand(150, 4, generator=torch.Generator().manual_seed(6053))
@@ -277,21 +262,6 @@ def test_a_fit_ends_at_an_optimum(n: int, seed: int) -> None:
             values.append(-n * float(model.compute_custom_loss(mll.train())))
     assert model.partition.num_leaves > 1
     assert values[1] - values[0] < 0.05  # nats
-
-
-def test_a_fit_reads_no_tensor_at_an_evaluation(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """NumPy does the work: torch factorises nothing."""
-
-    def refuse(*args: Any, **kwargs: Any) -> Any:
-        raise AssertionError("a factorisation in torch")
-
-    models = [TreedGP(*step_data()), TreedGP.as_published(*step_data())]
-    models.append(TreedGP(*step_data(), max_leaves=1))
-    monkeypatch.setattr(torch.linalg, "cholesky_ex", refuse)
-    for model in models:
-        fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
 
 
 @pytest.mark.parametrize("kwargs", [{}, PUBLISHED])

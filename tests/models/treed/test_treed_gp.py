@@ -29,7 +29,6 @@ from treed_models import (
 )
 
 from botorch_structured.fit import fit_slice_sampling
-from botorch_structured.models.treed.cart import TreeNode
 from botorch_structured.models.treed.leaf_modules import TreedStationary
 from botorch_structured.models.treed.prediction import TreedPredictor
 from botorch_structured.models.treed.treed_gp import TreedGP
@@ -145,85 +144,9 @@ class TestContractModules(TestContract):
 pytestmark = pytest.mark.usefixtures("double")
 
 
-def members(model: TreedGP, shared: bool) -> list[Tensor]:
-    """Rows of the data in each node, by following the splits."""
-    X = model.train_inputs[0]
-    found = []
-
-    def follow(node: TreeNode, inside: Tensor) -> None:
-        found.append(inside)
-        if node.split is not None:
-            x, tau = X[:, node.split.column], node.split.threshold
-            left, right = node.children
-            follow(left, inside & (x <= tau))
-            follow(right, inside & (x >= tau if shared else x > tau))
-
-    follow(model.partition.nodes[0], torch.ones(len(X), dtype=torch.bool))
-    return found
-
-
 def shape_of(model: TreedGP) -> list[Any]:
     """Splits and sizes of the nodes."""
     return [(node.split, node.size) for node in model.partition.nodes]
-
-
-def plain_objective(model: TreedGP, share_all: bool, shared: bool) -> Tensor:
-    """Equation (2) summed over leaves plus log priors, term by term."""
-    X, y = model.train_inputs[0], model.train_targets
-    nodes, inside = model.partition.nodes, members(model, shared)
-    place = {id(node): k for k, node in enumerate(nodes)}
-    total = torch.zeros(())
-    for k, node in enumerate(nodes):
-        if node.leaf is None:
-            continue
-        length, variance, mean, noise = hyperparameters(model, node.leaf)
-        for ancestor in node.path():
-            above = place[id(ancestor)]
-            s, m, v = variance, mean, noise
-            if above != k and not share_all:
-                s, m, v = model.levels[above]
-            rows = inside[above]
-            K = kernel_of(model, X[rows], X[rows], length, s) + v * torch.eye(
-                int(rows.sum())
-            )
-            weight = float(inside[k].sum()) / float(rows.sum())
-            weight = weight / (1 + node.depth - ancestor.depth)
-            density = torch.distributions.MultivariateNormal(
-                m.expand(int(rows.sum())), covariance_matrix=K
-            ).log_prob(y[rows])
-            total = total + weight * density
-    for _, module, prior, closure, _ in model.named_priors():
-        total = total + prior.log_prob(closure(module)).sum()
-    return total
-
-
-@pytest.mark.parametrize("share_all", [False, True])
-@pytest.mark.parametrize("shared", [False, True])
-def test_the_objective_is_equation_2(share_all: bool, shared: bool) -> None:
-    """Value and gradient, to 1e-9, through the hook and through the mll itself."""
-    kwargs: dict[str, Any] = {
-        "path_sharing": "all" if share_all else "lengthscale",
-        "condition_on": "all" if shared else "leaf",
-    }
-    if share_all and shared:
-        kwargs = PUBLISHED
-    for seed in range(2):
-        model = TreedGP(*step_data(seed=seed), **kwargs)
-        assert model.partition.num_leaves > (4 if kwargs is PUBLISHED else 1)
-        randomised(model, seed)
-        mll = ExactMarginalLogLikelihood(model.likelihood, model)
-        mll.train()
-        parameters = list(model.parameters())
-        expected = plain_objective(model, share_all, shared) / 40.0
-        slopes = torch.autograd.grad(expected, parameters)
-        for value in (
-            -model.compute_custom_loss(mll),
-            mll(model(*model.train_inputs), model.train_targets),
-        ):
-            torch.testing.assert_close(value, expected, rtol=1e-9, atol=1e-9)
-            found = torch.autograd.grad(value, parameters)
-            for a, b in zip(found, slopes, strict=True):
-                torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
 
 
 def test_the_kernel_that_explains_more_is_taken() -> None:
