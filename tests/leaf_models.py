@@ -1,7 +1,5 @@
 """Random tree models, for tests of what they compute leaf by leaf."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """How numbers are compared with those of other software."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

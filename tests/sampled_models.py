@@ -1,7 +1,5 @@
 """Models with samples of hyperparameters, for tests of what averages over them."""
 
-from __future__ import annotations
-
 __all__ = [
     "BOUNDS",
     "DEPENDENCIES",

@@ -1,7 +1,5 @@
 """Which private name of a library is missing, when the library has changed."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 from functools import cache

@@ -1,7 +1,5 @@
 """``fit_slice_sampling`` against posteriors that are known, and its contract."""
 
-from __future__ import annotations
-
 import math
 import random
 import warnings

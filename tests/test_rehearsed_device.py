@@ -1,7 +1,5 @@
 """The rehearsal itself computes, refuses what CUDA refuses, and misses no wait."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Treed GPs that several test files share, and their formulas."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """EI of paths, and at the target context per cost: formulas, limits and searches."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

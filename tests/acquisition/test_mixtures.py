@@ -1,7 +1,5 @@
 """Acquisition functions of the moments of mixtures; see also test_closed_form."""
 
-from __future__ import annotations
-
 import itertools
 import pickle
 from typing import Any

@@ -1,7 +1,5 @@
 """The comparison of full evaluations with a part of the data, on a stand-in."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

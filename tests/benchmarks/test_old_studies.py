@@ -1,7 +1,5 @@
 """The benchmark of old studies, on functions of one space that are shifted."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

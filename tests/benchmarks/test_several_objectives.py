@@ -1,7 +1,5 @@
 """The share of a front, and its table."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The command for figures of speed: its rows agree, its files can be continued."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

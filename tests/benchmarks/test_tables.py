@@ -1,7 +1,5 @@
 """Which columns and scales published tables have."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Each constant exists, and both of its ways give the same call something to do."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tuning problems that are sums of parts which bend one way each."""
 
-from __future__ import annotations
-
 import gzip
 import math
 from pathlib import Path

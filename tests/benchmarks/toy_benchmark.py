@@ -1,7 +1,5 @@
 """A small benchmark to interrupt: ``python toy_benchmark.py OUT PROCESSES SLEEP``."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -3,8 +3,6 @@
 A subclass says how to make data and a model; everything else comes with it.
 """
 
-from __future__ import annotations
-
 import copy
 import io
 import pickle

@@ -1,7 +1,5 @@
 """Parts of a batch of kernels are those of its covariances, for every kernel."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

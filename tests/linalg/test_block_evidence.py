@@ -1,7 +1,5 @@
 """The evidence of blocks and weights on arrays is that of one dense Gaussian."""
 
-from __future__ import annotations
-
 import math
 from unittest import mock
 

@@ -4,8 +4,6 @@ Jenatton et al.'s model is held against 60-digit numbers of its equations in
 ``tests/reference/test_tree_gp.py``, Assael et al.'s is in ``test_treed_gp.py``.
 """
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """All models check data and points in the same way, before any work is done."""
 
-from __future__ import annotations
-
 import re
 import warnings
 from collections.abc import Callable

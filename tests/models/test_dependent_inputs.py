@@ -1,7 +1,5 @@
 """What models make of a dataset and of what Ax says, and does not say, about it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -7,8 +7,6 @@ not change with the number of leaves, tasks or virtual points, nor with that of
 candidates.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from copy import deepcopy
 from typing import Any, NamedTuple

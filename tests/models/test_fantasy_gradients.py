@@ -1,7 +1,5 @@
 """Gradients in the points of fantasies, by finite differences."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Noise that fantasies are given, by models whose own noise is inferred."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The base of the models; and that a subclass of a likelihood is not its parent."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from collections.abc import Callable

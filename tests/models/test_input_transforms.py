@@ -1,7 +1,5 @@
 """Transforms that add columns, expand points or are not what their parents are."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Fits and predictions of awkward data say nothing that a user could not act on."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from typing import Any

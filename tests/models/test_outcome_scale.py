@@ -1,7 +1,5 @@
 """Predictions do not depend on the units of the outcomes, in any model."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

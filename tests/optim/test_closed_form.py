@@ -1,7 +1,5 @@
 """Expected improvement in closed form against BoTorch's, through autograd."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Searches on a rehearsed GPU, model and bounds there, find what they do on the CPU."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

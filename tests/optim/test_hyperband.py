@@ -1,7 +1,5 @@
 """Rungs, halving, and the data of other programs."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

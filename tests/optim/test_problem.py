@@ -1,7 +1,5 @@
 """What all optimisers share: their arguments are refused, or a space gives them."""
 
-from __future__ import annotations
-
 import math
 import pickle
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What all optimisers over trees do alike, on top of the engine under them."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import math

@@ -1,7 +1,5 @@
 """Several objectives, constraints, costs, and points that are pending."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

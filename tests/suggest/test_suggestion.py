@@ -1,7 +1,5 @@
 """The default: what it suggests, and what it does not."""
 
-from __future__ import annotations
-
 import math
 import re
 from pathlib import Path

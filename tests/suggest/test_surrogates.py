@@ -1,7 +1,5 @@
 """What is fitted, to which rows, and what is refused."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from typing import Any

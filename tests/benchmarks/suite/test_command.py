@@ -1,7 +1,5 @@
 """The command line of ``benchmarks.suite``."""
 
-from __future__ import annotations
-
 import json
 import sys
 from functools import partial

@@ -1,7 +1,5 @@
 """Problems of independent decisions: the optimum, and that nothing is random."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

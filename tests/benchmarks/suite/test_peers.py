@@ -1,7 +1,5 @@
 """Each peer suggests what the space allows, whatever it is told."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """What the surrogate is asked, with a stand-in for it; and itself, where it is."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Our models behind the signature of ``SingleTaskGP``, to stand in its place."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -5,8 +5,6 @@
 Of a checkout of another version, tests that cannot be loaded are reported only.
 """
 
-from __future__ import annotations
-
 import os
 import tomllib
 import unittest

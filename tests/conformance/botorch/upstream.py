@@ -1,7 +1,5 @@
 """BoTorch's test files, loaded with another class in the place of ``SingleTaskGP``."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 import unittest

@@ -1,7 +1,5 @@
 """Batches and fantasies of tree models: what is structured is the dense model."""
 
-from __future__ import annotations
-
 import copy
 import math
 import pickle

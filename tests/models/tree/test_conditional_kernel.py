@@ -1,7 +1,5 @@
 """The conditional kernel as a decorator: equation (8), literally."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

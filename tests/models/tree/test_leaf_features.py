@@ -1,7 +1,5 @@
 """Whole functions of models on leaves, drawn with BoTorch's ``draw_matheron_paths``."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The evidence leaf by leaf, and its gradient, against plain dense algebra."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

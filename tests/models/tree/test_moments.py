@@ -1,7 +1,5 @@
 """Moments of points one by one against the same by operations that autograd knows."""
 
-from __future__ import annotations
-
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy, deepcopy

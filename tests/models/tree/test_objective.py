@@ -1,7 +1,5 @@
 """The closed form of a fit's objective is the objective, for every option."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """A prior mean from old studies: what it learns, and that models can use it."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from typing import Any

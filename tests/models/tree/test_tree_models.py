@@ -1,7 +1,5 @@
 """Both tree models: BoTorch's contract, and the laws that the tree adds."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

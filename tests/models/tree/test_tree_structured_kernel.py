@@ -1,7 +1,5 @@
 """Context columns: the product of K_p and K_context, and fast inference with it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

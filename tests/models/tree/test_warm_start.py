@@ -1,7 +1,5 @@
 """A fit that starts from an earlier model's hyperparameters."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from itertools import pairwise
