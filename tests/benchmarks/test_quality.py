@@ -1,4 +1,3 @@
-import json
 from pathlib import Path
 
 import numpy as np
@@ -58,20 +57,6 @@ def test_treed_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     treed.main([*arguments, "--budget", "7", "--report"])
     assert not (out / "walker" / "htbo" / "100.jsonl").exists()
     assert "## walker" in capsys.readouterr().out
-
-
-def test_treed_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    methods = ["bo", "bo_acqf", "htbo"]
-    out, figures = tmp_path / "out", tmp_path / "fig"
-    arguments = ["--problems", "rkhs", "--seeds", "1", "--processes", "0"]
-    arguments += ["--budget", "10", "--out", str(out), "--figures", str(figures)]
-    treed.main([*arguments, "--methods", *methods])
-    assert "## rkhs" in capsys.readouterr().out
-    assert complete_runs(out, 10, "rkhs") == 3
-    curves = json.loads((figures / "figure4.json").read_text())
-    assert set(curves["rkhs"]) == set(methods)
-    assert len(curves["rkhs"]["htbo"]["mean_regret"]) == 10
-    assert (figures / "figure4.png").stat().st_size > 10_000
 
 
 def test_treed_tests_are_paired() -> None:

@@ -164,11 +164,6 @@ class StructuredModelTestCase:
         close(a.mean, b.mean, 1e-6, 1e-6)
         close(a.variance, b.variance, 1e-5, 1e-7)
 
-    def test_fantasies(self) -> None:
-        model = self.fitted()
-        fantasy = model.fantasize(self.points(3, 2), sampler(4))
-        assert fantasy.posterior(self.points(1, 5)).mean.shape == (4, 3, 5, 1)
-
     def test_fantasies_are_of_the_posterior(self) -> None:
         """Means and variances after a fantasy, averaged, are those before.
 

@@ -40,9 +40,6 @@ def data(n: int = 10) -> tuple[Tensor, Tensor]:
     return X, -((leaf - 0.3).square() + X[:, 3]).unsqueeze(-1)
 
 
-# -- Jenatton et al. (2017) --------------------------------------------------------
-
-
 OPTIONS = "shared_features leaf_inputs leaf_hyperparameters leaf_offset leaf_kernel"
 
 
@@ -72,9 +69,6 @@ def test_jenattons_two_steps() -> None:
     leaf = candidate.repeat(201, 1)
     leaf[:, 1 + int(best[0])] = line
     assert value >= ei(leaf.unsqueeze(-2)).max() * (1.0 - 1e-6)
-
-
-# -- Levesque et al. (2017) --------------------------------------------------------
 
 
 @pytest.mark.filterwarnings(
@@ -120,9 +114,6 @@ def test_levesques_kernel_priors_and_search() -> None:
     assert math.isfinite(random_value)
 
 
-# -- Perrone et al. (2017) ---------------------------------------------------------
-
-
 @pytest.mark.parametrize("tasks", [False, True])
 def test_perrones_network_and_objective(tasks: bool) -> None:
     """Section 2.2: z = (Z_1, Z_2, Z_3); the fit's objective is equation (3), as is."""
@@ -161,16 +152,3 @@ def test_perrones_network_and_objective(tasks: bool) -> None:
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
     with pytest.raises(TypeError, match="priors"):
         MultiTaskABLR.as_published(rows, Y, -1 if tasks else None, priors=True)
-
-
-def test_data_and_seed_of_a_published_ablr() -> None:
-    X, Y = data()
-    for arguments, message in (
-        ({"train_X": X.tolist()}, "train_X: expected a torch.Tensor"),
-        ({"train_X": X[:, :1], "task_feature": 0}, "train_X: expected columns beside"),
-        ({"seed": 1.5}, "seed: expected an integer, got 1.5"),
-        ({"input_transform": "x"}, "input_transform: expected InputTransform or None"),
-    ):
-        given = {"train_X": X, "train_Y": Y, "task_feature": None, **arguments}
-        with pytest.raises(ValueError, match=f"^{message}"):
-            MultiTaskABLR.as_published(**given)

@@ -195,9 +195,6 @@ def test_botorchs_setting_leaves_values_alone(name: str) -> None:
             MAKERS[name](X, Y[1:])
 
 
-# -- points ------------------------------------------------------------------------
-
-
 def decomposed(X: Tensor, Y: Tensor, **kwargs: Any) -> DecomposedGP:
     return DecomposedGP(SingleTaskGP(X, Y, **kwargs), SingleTaskGP(X, 2 * Y, **kwargs))
 
@@ -358,9 +355,6 @@ PARTS = "likelihood", "covar_module", "mean_module", "outcome_transform"
 def test_parts_of_another_kind(make: Maker, name: str) -> None:
     with pytest.raises(ValueError, match=f"^{name}: expected "):
         make(X, Y, **{name: "x"})
-
-
-# -- single models -----------------------------------------------------------------
 
 
 def test_components_that_differ() -> None:

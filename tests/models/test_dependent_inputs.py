@@ -102,9 +102,6 @@ def test_the_task_column_is_the_datasets(index: int | None, column: int) -> None
     assert inputs["task_feature"] is None
 
 
-# -- in Ax ------------------------------------------------------------------------
-
-
 def ax_model(
     model_class: Any,
     hierarchical: bool,

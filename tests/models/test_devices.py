@@ -40,9 +40,6 @@ BEST = 0.3
 pytestmark = pytest.mark.usefixtures("double")
 
 
-# -- data and models -----------------------------------------------------------------
-
-
 def uniform(n: int, d: int, seed: int) -> Tensor:
     return torch.rand(n, d, generator=torch.Generator().manual_seed(seed))
 
@@ -137,8 +134,6 @@ def sampled(make: Callable[[Tensor, int], Any]) -> Callable[[Tensor, int], Sampl
 
     return mixture
 
-
-# -- what is computed ----------------------------------------------------------------
 
 # A function of points, given a model, as it is called many times in a search.
 Act = Callable[[Any], Callable[[Tensor], list[Tensor]]]
@@ -246,9 +241,6 @@ CASES = {
     "SampledGP": Case(sampled(single_task_gp), plane_points, 2, 20, (None, 4, 4, 4, 7)),
     "sampled trees": Case(sampled(tree_gp), leaf_points, 4, 20, (None, 2, 2, 2, 6)),
 }
-
-
-# -- tests ---------------------------------------------------------------------------
 
 
 def waits_of(name: str, times: int = 1, candidates: int = 6) -> dict[str, list[Wait]]:

@@ -203,9 +203,6 @@ def test_slice_sampling_asks_too() -> None:
         torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
 
 
-# -- kernels, means, models -----------------------------------------------------------
-
-
 class LouderConditional(ConditionalKernel):
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         return 4.0 * super().forward(*args, **kwargs)
@@ -273,9 +270,6 @@ def test_a_mean_is_what_it_says() -> None:
     torch.testing.assert_close(own.posterior(X).mean, known.posterior(X).mean)
     with pytest.raises(ValueError, match="mean_module"):
         own.new_task(X[:3, 1:], Y[:3])
-
-
-# -- what would go unheard ------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -96,9 +96,6 @@ def test_perturbed_points(name: str) -> None:
             MODELS[name](X, Y, input_transform=InputPerturbation(noise))
 
 
-# -- the task column of MultiTaskABLR -------------------------------------------------
-
-
 @pytest.mark.parametrize("column", [2, -1, 0])
 @pytest.mark.parametrize("on_train", [False, True])
 def test_the_task_column_is_counted_as_inputs_have_it(
@@ -170,9 +167,6 @@ def test_the_task_column_stays_where_it_is(transform: InputTransform) -> None:
     X, Y = data()
     with pytest.raises(ValueError, match="leaves the task column"):
         MultiTaskABLR(X, Y, 0, input_transform=transform)
-
-
-# -- columns with names ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize("model_class", [TreeStructuredGP, ConditionalGP])

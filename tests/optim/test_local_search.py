@@ -142,18 +142,6 @@ def test_the_papers_fixed_step() -> None:
     assert ((fine[0] - target).abs() <= 2e-4 * width).all()
 
 
-def test_all_starts_share_the_calls(learners) -> None:
-    tree, bounds = learners
-    acqf = Function(lambda X: -((tree.impute(X, 0.3) - 0.3) ** 2).sum(-1))
-    kinds = {"integer_features": [3], "categorical_features": {4: [0.0, 1.0, 2.5]}}
-    optimize_acqf_local_search(acqf, bounds, tree, num_restarts=1, seed=0, **kinds)
-    one = [len(X) for X in acqf.seen]
-    acqf.seen = []
-    optimize_acqf_local_search(acqf, bounds, tree, num_restarts=30, seed=0, **kinds)
-    many = [len(X) for X in acqf.seen]
-    assert len(many) < 200 and many[1] > 20 * one[1]
-
-
 def test_known_points_are_never_evaluated() -> None:
     """The maximum and what is near it are known: a climb goes on around them."""
     tree = ParameterTree(2)
@@ -246,13 +234,6 @@ def test_starts_are_limited(small) -> None:
     assert torch.equal(acqf.seen[1], given[:3])
 
 
-def test_iterations_are_limited(small) -> None:
-    tree, bounds = small
-    acqf = Function(lambda X: -((X - 0.4) ** 2).sum(-1))
-    optimize_acqf_local_search(acqf, bounds, tree, max_iter=3, batch_limit=10**6)
-    assert len(acqf.seen) == 1 + 3
-
-
 def test_steps_are_checked(small) -> None:
     tree, bounds = small
     acqf = Function(lambda X: X.sum(-1))
@@ -266,9 +247,6 @@ def test_steps_are_checked(small) -> None:
         with pytest.raises(ValueError, match=message):
             optimize_acqf_local_search(acqf, bounds, tree, **arguments)
     assert not acqf.seen
-
-
-# -- random points ------------------------------------------------------------------
 
 
 def test_the_best_of_a_thousand_in_one_call(learners) -> None:

@@ -392,47 +392,6 @@ def test_known_points_may_hold_anything_where_columns_are_inactive(optimize) -> 
 # -- Signatures ---------------------------------------------------------------------
 
 
-# -- What columns may hold ----------------------------------------------------------
-
-KINDS = make_problem(
-    torch.tensor([[-9.0] * 4, [9.0] * 4], dtype=torch.double),
-    ParameterTree(4),
-    integer_features=[1],
-    categorical_features={2: [7.0, 0.0, 1.0, 2.5], 3: [5.0]},
-).values
-
-
-def column(c: int, *numbers: float) -> torch.Tensor:
-    """These numbers in one of the four columns, zeros in the others."""
-    X = torch.zeros(len(numbers), 4, dtype=torch.double)
-    X[:, c] = torch.tensor(numbers, dtype=torch.double)
-    return X
-
-
-def test_numbers_of_all_kinds() -> None:
-    assert KINDS.discrete.tolist() == [False, True, True, True]
-    assert KINDS.ordered.tolist() == [False, True, False, False]
-    assert KINDS.snap(column(0, 0.4, 1.6))[:, 0].tolist() == [0.4, 1.6]
-    assert KINDS.snap(column(1, 0.4, 1.6, -2.2))[:, 1].tolist() == [0.0, 2.0, -2.0]
-    X = column(2, -3.0, 0.6, 2.0, 99.0)
-    assert KINDS.position(X)[:, 2].tolist() == [0, 1, 2, 3]
-    assert KINDS.snap(X)[:, 2].tolist() == [0.0, 1.0, 2.5, 7.0]
-    assert KINDS.snap(column(3, -3.0, 0.6, 99.0))[:, 3].tolist() == [5.0] * 3
-
-
-def test_the_first_and_the_last_value_of_an_interval() -> None:
-    low, high = KINDS.inside(column(0, 0.3), column(0, 4.9))
-    assert (low[0, 0].item(), high[0, 0].item()) == (0.3, 4.9)
-    low, high = KINDS.inside(column(1, 0.3), column(1, 4.9))
-    assert (low[0, 1].item(), high[0, 1].item()) == (1.0, 4.0)
-    low, high = KINDS.inside(column(2, 0.5, 1.0, 3.0), column(2, 2.5, 6.0, 4.0))
-    assert low[:, 2].tolist() == [1.0, 1.0, 7.0]
-    assert high[:, 2].tolist() == [2.5, 2.5, 2.5]  # none in [3, 4]
-    low, high = KINDS.inside(column(2, -8.0, 8.0), column(2, -1.0, 9.0))
-    assert low[:, 2].tolist() == [0.0, math.inf]
-    assert high[:, 2].tolist() == [-math.inf, 7.0]
-
-
 # -- Points that are known ----------------------------------------------------------
 
 

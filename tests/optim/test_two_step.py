@@ -71,39 +71,6 @@ def test_exhausted_paths_are_passed_over(peak) -> None:
         )
 
 
-def data(tree: ParameterTree, device: torch.device) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    X = torch.rand(18, 5, generator=generator, dtype=torch.double).to(device)
-    X[:, 0] = torch.arange(18, device=device) % 3
-    X = tree.impute(X)
-    return X, -((X - 0.4) ** 2).sum(-1, keepdim=True)
-
-
-def test_the_papers_algorithm(space, device) -> None:
-    tree, bounds = space
-    X, Y = data(tree, device)
-    model = TreeStructuredGP(X, Y, tree)
-    path = PathLogExpectedImprovement(model, Y.max())
-    leaf = LogExpectedImprovement(model, Y.max())
-    for fix_shared in (True, False):
-        new, value = optimize_acqf_two_step(
-            path,
-            leaf,
-            bounds.to(device),
-            tree,
-            X_avoid=X,
-            seed=0,
-            fix_shared=fix_shared,
-        )
-        assert new.device.type == device.type
-        assert torch.allclose(leaf(new.unsqueeze(0))[0], value)
-    # No path is better by path EI than the one chosen.
-    many = torch.rand(3000, 5, dtype=torch.double, device=device)
-    many[:, 0] = torch.arange(3000, device=device) % 3
-    values = path(many.unsqueeze(1))
-    assert many[values.argmax(), 0] == new[0, 0]
-
-
 def test_errors(peak, space) -> None:
     tree, bounds = space
     acqf = peak(tree, torch.zeros(5))

@@ -49,25 +49,6 @@ def test_two_methods_from_run_to_report(
     assert "default against" in shown[0] and "## synthetic: 2 problems" in shown[0]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("run --kinds jenatton --methods nothing", "--methods: expected some of"),
-        (
-            "run --kinds jenatton --methods random --problems p",
-            "--problems: expected some of",
-        ),
-        ("report", "expected some with an optimum"),
-    ],
-)
-def test_wrong_arguments(arguments: str, message: str, tmp_path: Path, capsys) -> None:
-    name, *others = arguments.split()
-    out = ["--out", str(tmp_path)] if others else [str(tmp_path)]
-    with pytest.raises(SystemExit):
-        main([name, *out, *others])
-    assert message in capsys.readouterr().err
-
-
 def test_a_kind_without_its_package_or_files_is_left_out(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -7,7 +7,6 @@ import pytest
 import torch
 from botorch import fit_gpytorch_mll
 from botorch.acquisition import LogExpectedImprovement, qKnowledgeGradient
-from botorch.models import SingleTaskGP
 from botorch.models.transforms.input import Normalize
 from botorch.optim import optimize_acqf
 from ConfigSpace import ConfigurationSpace
@@ -136,17 +135,6 @@ def test_what_is_given_beside_a_space_counts(model_class: Any) -> None:
     assert kernel in replaced.modules()
     with pytest.raises(ValueError, match="train_X: expected the 5 columns"):
         model_class(X[:, :4], Y, SPACE)
-
-
-def test_a_flat_space_is_a_plain_model() -> None:
-    space = SearchSpace(["a", "b"], torch.tensor([[0.0, -2.0], [4.0, 2.0]]).double())
-    X = space.sample(8, seed=0)
-    Y = X.sum(-1, keepdim=True).sin()
-    plain = SingleTaskGP(X, Y, input_transform=space.input_transform())
-    for model_class in (ConditionalGP, TreeStructuredGP):
-        model = model_class(X, Y, space)
-        assert type(model.covar_module) is type(plain.covar_module)
-        torch.testing.assert_close(model.posterior(X).mean, plain.posterior(X).mean)
 
 
 @pytest.mark.parametrize("model_class", [ConditionalGP, TreeStructuredGP])

@@ -83,9 +83,6 @@ def correlation(mean: OldStudiesMean) -> float:
     return float(pair.detach().corrcoef()[0, 1])
 
 
-# -- what it learns -----------------------------------------------------------------
-
-
 def test_scores_depend_on_ranks_only() -> None:
     Y = torch.tensor([3.0, -1e9, 7.0, 3.0])
     scores = normal_scores(Y)
@@ -159,9 +156,6 @@ def test_starts_suit_different_studies() -> None:
     assert sorted(starts[:, 0].tolist()) == [0.0, 1.0]
 
 
-# -- as a mean ----------------------------------------------------------------------
-
-
 def test_inactive_columns_do_not_count(mean: OldStudiesMean) -> None:
     X = transformed(points(30)[0])
     other = torch.where(SPACE.tree.active_mask(X), X, 0.123 + X)
@@ -211,9 +205,6 @@ def test_copies(mean: OldStudiesMean, learnt: OldStudiesMean) -> None:
     starts = copy.deepcopy(mean).float().starts(3)
     torch.testing.assert_close(starts, mean.starts(3), rtol=1e-6, atol=1e-6)
     assert SPACE.feasible(starts).all()
-
-
-# -- in models ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("make", MODELS)
@@ -276,13 +267,6 @@ def test_a_search(mean: OldStudiesMean) -> None:
     assert Y.max() > -0.1  # random points: -0.3 in the mean of six
 
 
-def test_path_posterior_sees_all_columns(mean: OldStudiesMean) -> None:
-    """It has the mean, which depends on columns of leaves too."""
-    model = fitted(TreeStructuredGP(*points(20), SPACE, mean_module=mean))
-    assert model.path_columns == list(range(5))
-    assert model.path_posterior(points(3)[0]).mean.isfinite().all()
-
-
 def test_several_outputs(learnt: OldStudiesMean) -> None:
     """Each with a level and a slope of its own, as that of a model of its own."""
     studies = make_studies(6)
@@ -339,9 +323,6 @@ def test_numeric_decisions_and_whole_ones() -> None:
     assert pair.corrcoef()[0, 1] > 0.95
     model = fitted(TreeStructuredGP(X[:9], X[:9, 1:2], space, mean_module=mean))
     assert model.posterior(X).mean.isfinite().all()
-
-
-# -- bad input ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

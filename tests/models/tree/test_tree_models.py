@@ -21,7 +21,7 @@ from botorch_structured.linalg.correlations import CORRELATIONS
 from botorch_structured.models import ConditionalGP, TreeStructuredGP, map_fit
 from botorch_structured.models.tree import tree_structured_gp
 from botorch_structured.models.tree.noise import has_steps
-from botorch_structured.spaces import ParameterTree
+from botorch_structured.spaces import ParameterTree, SearchSpace
 
 # Six leaf columns on three paths, two shared ones, the decision last.
 DEPENDENCIES = {8: {0.0: [0, 1], 1.0: [2, 3], 2.0: [4, 5]}}
@@ -76,10 +76,11 @@ def test_one_leaf_is_a_single_task_gp() -> None:
     g = torch.Generator().manual_seed(0)
     X, Y = torch.rand(10, 3, generator=g), torch.randn(10, 1, generator=g)
     ours, theirs = TreeStructuredGP(X, Y, {}), SingleTaskGP(X, Y)
-    assert [n for n, _ in ours.named_parameters()] == [
-        n for n, _ in theirs.named_parameters()
-    ]
-    close(ours.posterior(X).mean, theirs.posterior(X).mean, 1e-12)
+    flat = SearchSpace(["a", "b", "c"], [[0.0] * 3, [1.0] * 3])
+    names = [name for name, _ in theirs.named_parameters()]
+    for model in (ours, ConditionalGP(X, Y, flat), TreeStructuredGP(X, Y, flat)):
+        assert [name for name, _ in model.named_parameters()] == names
+        close(model.posterior(X).mean, theirs.posterior(X).mean, 1e-12)
     path = ours.path_posterior(X[:2].unsqueeze(1))
     assert path.mean.shape == (2, 1, 1) and (path.variance < 1e-6).all()
 
@@ -316,12 +317,6 @@ def test_caches_follow_the_kernel() -> None:
     assert model.posterior(test[:0].unsqueeze(1)).mean.shape == (0, 1, 1)
 
 
-def test_leaves_are_a_matter_of_all_columns() -> None:
-    X = random_points(TREE, 4, torch.Generator().manual_seed(0))
-    with pytest.raises(ValueError, match="last_dim_is_batch: expected False"):
-        TreeStructuredKernel(TREE).forward(X, X, last_dim_is_batch=True)
-
-
 def test_paths_need_a_tree_kernel() -> None:
     X = random_points(TREE, 8, torch.Generator().manual_seed(0))
     kernel = ScaleKernel(TreeStructuredKernel(TREE))
@@ -330,9 +325,6 @@ def test_paths_need_a_tree_kernel() -> None:
     for call in (lambda: model.path_posterior(X), model.weight_posterior):
         with pytest.raises(ValueError, match="TreeStructuredKernel"):
             call()
-
-
-# -- of a ConditionalGP ---------------------------------------------------------------
 
 
 def problem(seed: int, n: int, **kwargs: Any) -> tuple[ParameterTree, Tensor, Tensor]:
@@ -438,9 +430,6 @@ def test_an_undeclared_value_of_a_strict_decision_is_refused() -> None:
     X = torch.tensor([[0.0, 0.5], [2.0, 0.5]], dtype=torch.float64)
     with pytest.raises(ValueError, match="declared values"):
         ConditionalGP(X, X[:, :1], tree)
-
-
-# -- the floor of the noise ------------------------------------------------------------
 
 
 def test_has_steps() -> None:
