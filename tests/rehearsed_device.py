@@ -17,8 +17,6 @@ Tensors of the device can be used within the context only.
 
 from __future__ import annotations
 
-__all__ = ["MixedDevices", "RehearsedDevice", "Wait", "summary"]
-
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence

@@ -1,22 +1,5 @@
 """Models with samples of hyperparameters, for tests of what averages over them."""
 
-__all__ = [
-    "BOUNDS",
-    "DEPENDENCIES",
-    "D",
-    "N",
-    "S",
-    "assert_is_definition",
-    "data",
-    "definition",
-    "folds",
-    "on_tree",
-    "points",
-    "sampled",
-    "samples",
-    "tree_model",
-]
-
 import copy
 from typing import Any
 

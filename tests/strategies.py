@@ -3,8 +3,6 @@
 Everything is a function of a seed: a failing example is repeated by its seed alone.
 """
 
-__all__ = ["as_read", "random_configspace", "random_points", "random_tree", "seeds"]
-
 import csv
 import io
 import math
