@@ -91,3 +91,16 @@ def test_candidates_around_a_good_point_are_near_and_far() -> None:
     others = around[:, 3] != 1.0
     assert 0.05 < float(others.double().mean()) < 0.3
     assert set(around[:, 3].tolist()) == set(names[4])
+
+
+def test_shared_columns_on_their_bounds_beside_a_good_point() -> None:
+    """Column 3 is on both paths; what surrounds the good point keeps to it."""
+    bounds = torch.tensor([[0.0] * 4, [1.0] * 4]).double()
+    problem = make_problem(bounds, ParameterTree(4, {0: {0: [1], 1: [2]}}))
+    generator = torch.Generator().manual_seed(0)
+    boxes = path_boxes(problem, problem.known, generator)
+    good = bounds.new_tensor([[0.0, 0.4, 0.5, 0.7]])
+    sample = raw_candidates(boxes, 256, good, generator)
+    around = sample.X[(sample.source > 6) & (sample.X[:, 0] == 0.0)]
+    assert set(around[:, 3].tolist()) == {0.0, 1.0}
+    assert float((around[:, 1] - 0.4).abs().median()) < 0.05
