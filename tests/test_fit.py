@@ -86,9 +86,6 @@ def thinned(chains: Chains, index: int) -> np.ndarray:
     return draws[:: math.ceil(len(draws) / chains.ess[index])]
 
 
-# -- known posteriors -------------------------------------------------------------
-
-
 def test_conjugate_mean() -> None:
     """A normal prior on the mean, all else held: a normal posterior, in closed form.
 
@@ -157,9 +154,6 @@ def test_hyperparameters_against_quadrature() -> None:
     covariance = centred[0] @ p @ centred[1]
     scale = np.sqrt((p.sum(1) @ centred[0] ** 2) * (p.sum(0) @ centred[1] ** 2))
     assert np.corrcoef(z.T)[0, 1] == pytest.approx(covariance / scale, abs=0.08)
-
-
-# -- what comes back --------------------------------------------------------------
 
 
 def test_the_result_is_a_model() -> None:
@@ -239,9 +233,6 @@ def test_the_given_model_is_left_alone() -> None:
         assert all(p.requires_grad for p in model.parameters())
 
 
-# -- seeds ------------------------------------------------------------------------
-
-
 def test_same_seed_same_samples() -> None:
     def run(seed: int | None) -> np.ndarray:
         return fit_slice_sampling(
@@ -267,9 +258,6 @@ def test_global_random_states_are_left_alone() -> None:
         for other in (1, 99)
     )
     np.testing.assert_array_equal(a, b)
-
-
-# -- going on ---------------------------------------------------------------------
 
 
 def test_chains_go_on_where_they_were() -> None:
@@ -301,9 +289,6 @@ def test_a_previous_draw_out_of_the_bounds_is_moved_inside() -> None:
     chains = fit_slice_sampling(model, seed=0, start_from=first, **SHORT).chains
     noise = chains.samples[..., chains.names.index("likelihood.noise_covar.noise")]
     assert (noise >= 10.0).all()
-
-
-# -- warnings ---------------------------------------------------------------------
 
 
 def caught(call: Callable[[], object]) -> list[str]:
@@ -381,9 +366,6 @@ def test_a_fit_given_the_previous_draws() -> None:
     expected = (solved[:, 1].sum() / solved[:, 0].sum()).item()
     assert constant == pytest.approx(expected, abs=1e-3)
     assert all(p.requires_grad for p in result.models[0].parameters())
-
-
-# -- other models -----------------------------------------------------------------
 
 
 def hierarchical(cls: type) -> Callable[[], object]:
@@ -503,9 +485,6 @@ def test_known_components_stay() -> None:
         assert acqf(X[:2].unsqueeze(1)).shape == (2,)
     assert all(m.chains is not None for m in result.models)
     torch.testing.assert_close(model.posterior(X[:3]).mean, before)
-
-
-# -- arguments --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

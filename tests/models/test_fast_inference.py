@@ -37,6 +37,7 @@ from botorch_structured.models import (
     MultiTaskABLR,
     TreedGP,
     TreeStructuredGP,
+    map_fit,
 )
 from botorch_structured.models.fast_inference import (
     FastSingleTaskGP,
@@ -385,6 +386,25 @@ def test_when_what_is_fast_is_asked_for() -> None:
     torch.testing.assert_close(model(X[:2]).mean, dense.eval()(X[:2]).mean)
     model.train()
     torch.testing.assert_close(model.compute_custom_loss(mll.train()), expected)
+
+
+def test_options_of_a_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, _, mll = cached()
+    seen: list[Any] = []
+    monkeypatch.setattr(map_fit, "fit_fallback", lambda _, **kw: seen.append(kw))
+    ours = {"maxiter": 7, "ftol": 1e-3}
+    given = {"options": {"maxiter": 2}, "method": "L-BFGS-B"}
+    for kwargs in (
+        {},
+        {"optimizer_kwargs": given},
+        {"optimizer": len},
+        {"closure": len},
+    ):
+        fit_map(mll, ours, **kwargs)
+    merged = {"options": {"maxiter": 2, "ftol": 1e-3}, "method": "L-BFGS-B"}
+    expected = [{"options": ours}, merged, None, None]
+    assert [kwargs["optimizer_kwargs"] for kwargs in seen] == expected
+    assert given["options"] == {"maxiter": 2}
 
 
 class Singular:
