@@ -1,9 +1,8 @@
 import pickle
 
-import pytest
 import torch
 
-from benchmarks.suite.jenatton import DEVELOP, REPORT, Jenatton
+from benchmarks.suite.jenatton import DEVELOP, REPORT
 from benchmarks.suite.problem import kind_of
 from botorch_structured.test_functions import JenattonTree
 
@@ -33,9 +32,3 @@ def test_names_are_the_trees() -> None:
     assert noisy.truth(x) == float(off.evaluate_true(x))
     torch.manual_seed(0)
     assert 0 < abs(noisy(x) - noisy.truth(x)) < 0.3
-
-
-@pytest.mark.parametrize("name", ["shared", "4-8", "4-wide", ""])
-def test_other_names(name: str) -> None:
-    with pytest.raises(ValueError, match="name: expected a number and words"):
-        Jenatton(name)
