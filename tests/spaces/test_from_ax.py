@@ -78,16 +78,6 @@ def test_hierarchical_space() -> None:
     assert torch.equal(again.sample(100, seed=0), X)
 
 
-def test_parameter_constraints() -> None:
-    space = SearchSpace.from_ax(hierarchical())
-    at = {name: i for i, name in enumerate(space.names)}
-    X = space.encode([{"root": True, "m": "none", "seed": 7, "a": 0.9, "b": 0.3}] * 3)
-    X[1, at["b"]] = 0.4
-    X[2, at["m"]] = 0.0
-    X[2, at["reg"]] = 0.95
-    assert space.feasible(X).tolist() == [True, False, False]
-
-
 def test_spaces_that_cannot_be_read() -> None:
     ax = pytest.importorskip("ax.core.search_space")
     from ax.core.parameter import FixedParameter, ParameterType, RangeParameter

@@ -389,12 +389,6 @@ def test_forbidden_relations() -> None:
     assert 0 < sum(expected) < 300
 
 
-def test_a_space_where_nothing_is_allowed() -> None:
-    space = SearchSpace(["x"], [[0.0], [1.0]], feasible=lambda X: X[..., 0] > 2)
-    with pytest.raises(ValueError, match="0 of .* random draws"):
-        space.sample(3, seed=0)
-
-
 def test_samples_follow_the_scales() -> None:
     cs = CS.ConfigurationSpace()
     cs.add(
@@ -619,6 +613,9 @@ def test_samples_that_cannot_be_drawn() -> None:
     ]:
         with pytest.raises(ValueError, match=message):
             space.sample(**arguments)
+    nothing = SearchSpace(["x"], [[0], [1]], feasible=lambda X: X[..., 0] > 2)
+    with pytest.raises(ValueError, match="0 of .* random draws"):
+        nothing.sample(3, seed=0)
     odd = SearchSpace(["x"], [[0], [1]], feasible=lambda X: True)
     with pytest.raises(ValueError, match=r"feasible: .* returns \(2,\) booleans"):
         odd.sample(2)
