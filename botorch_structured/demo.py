@@ -66,7 +66,7 @@ class DemoComparison:
             are written.
 
     Raises:
-        ValueError: The budget is not positive, or a log is not of this comparison.
+        ValueError: A log is not of this comparison.
     """
 
     def __init__(
@@ -76,8 +76,6 @@ class DemoComparison:
         seed: int,
         folder: Path | None = None,
     ) -> None:
-        if budget < 1:
-            raise ValueError(f"budget: expected a positive number, got {budget}.")
         self.problem, self.budget, self.seed = problem, budget, seed
         self.space = problem.space
         self.starts = problem.starts(seed)

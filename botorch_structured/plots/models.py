@@ -338,7 +338,7 @@ def plot_partition(
 
 
 class _Regions:
-    """Regions and predictions at untransformed points."""
+    """Regions of untransformed points."""
 
     def __init__(self, model: Any, like: Tensor) -> None:
         self.model, self.like = model, like
@@ -352,10 +352,6 @@ class _Regions:
         points = torch.as_tensor(X).to(self.like).reshape(-1, X.shape[-1])
         index = self.partition.leaf_index(self.model.transform_inputs(points))
         return index.reshape(X.shape[:-1]).cpu().numpy()
-
-    def predict(self, X: np.ndarray, noise: bool) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and standard deviation at each of ``n x d`` points."""
-        return _predicted(self.model, torch.as_tensor(X).to(self.like), noise)
 
     def borders(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         """Borders between pairs of ``... x d`` points in different regions."""
@@ -378,7 +374,8 @@ def _draw_line(
     step = 1e-9 * (line[-1] - line[0])
     grid = np.sort(np.concatenate([grid, cuts - step, cuts + step]), axis=0)
     grid = grid[(grid >= line[0]).all(-1) & (grid <= line[-1]).all(-1)]
-    mean, deviation = regions.predict(grid, noise)
+    points = torch.as_tensor(grid).to(X)
+    mean, deviation = _predicted(regions.model, points, noise)
     index = regions.of(grid)
     changes = np.nonzero(index[1:] != index[:-1])[0] + 1
     labels = ["2 standard deviations", "mean"]
@@ -421,7 +418,8 @@ def _draw_surface(
     from matplotlib.collections import LineCollection
 
     grid = np.stack(np.meshgrid(*axes), axis=-1)  # rows are the second column
-    mean, deviation = regions.predict(grid.reshape(-1, 2), noise)
+    points = torch.as_tensor(grid.reshape(-1, 2)).to(regions.like)
+    mean, deviation = _predicted(regions.model, points, noise)
     values = (mean if show == "mean" else deviation).reshape(grid.shape[:2])
     image = ax.pcolormesh(
         *axes, values, cmap=style.colour_map(), shading="gouraud", rasterized=True

@@ -524,7 +524,12 @@ def plot_covariance(
         order, blocks = _sorted_by_path(paths, X, columns, outcomes)
         covariance = _covariance(kernel, X)[order][:, order]
     ax = style.new_axes(ax, 4.8 if colorbar else 4.0, 4.0)
-    low, high = _limits(covariance) if limits is None else limits
+    if limits is None:
+        largest = covariance.abs().max().item() or 1.0
+        # small negative values are rounding errors
+        negative = covariance.min().item() < -1e-9 * largest
+        limits = (-largest if negative else 0.0), largest
+    low, high = limits
     image = ax.imshow(
         covariance.numpy(),
         cmap=style.colour_map(signed=low < 0),
@@ -597,10 +602,3 @@ def _mark_blocks(ax: Axes, blocks: list[tuple[str, int]], n: int) -> None:
     ax.set_yticks(ticks, texts)
     ax.tick_params(length=0, labelcolor=INK)
     ax.spines[:].set_color(GREY)
-
-
-def _limits(covariance: Tensor) -> tuple[float, float]:
-    largest = covariance.abs().max().item() or 1.0
-    # small negative values are rounding errors
-    negative = covariance.min().item() < -1e-9 * largest
-    return (-largest if negative else 0.0), largest

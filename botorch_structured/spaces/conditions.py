@@ -80,6 +80,8 @@ class Condition:
 class Atom(Condition):
     """A statement about one parent column."""
 
+    #: How far from its intervals a number counts as one of them, relative to it.
+    rounding: ClassVar[float] = 1e-6
     col: int
 
     def __post_init__(self) -> None:
@@ -98,11 +100,18 @@ class Atom(Condition):
     def atoms(self) -> Iterator[Atom]:
         yield self
 
-    def _test(self, x: Tensor) -> Tensor:
-        raise NotImplementedError
+    def takes(self, x: Tensor) -> Tensor:
+        """Whether it holds at numbers of the column, where that is active."""
+        x = x.double()  # a float32 point is compared with the very bounds
+        tests = (
+            (x >= lo - room) & (x <= hi + room)
+            for lo, hi in self.intervals
+            for room in [self.rounding * max(1.0, abs(lo)) if self.rounding else 0.0]
+        )
+        return reduce(torch.logical_or, tests)
 
     def holds(self, X: Tensor, active: Tensor | None = None) -> Tensor:
-        mask = self._test(X[..., self.col])
+        mask = self.takes(X[..., self.col])
         return mask if active is None else mask & active[..., self.col]
 
 
@@ -120,9 +129,6 @@ class Equals(Atom):
     def intervals(self) -> list[tuple[float, float]]:
         return [(self.value, self.value)]
 
-    def _test(self, x: Tensor) -> Tensor:
-        return (x - self.value).abs() <= 1e-6 * max(1.0, abs(self.value))
-
 
 @dataclass(frozen=True)
 class In(Atom):
@@ -138,15 +144,12 @@ class In(Atom):
     def intervals(self) -> list[tuple[float, float]]:
         return [(v, v) for v in self.values]
 
-    def _test(self, x: Tensor) -> Tensor:
-        tests = (Equals(self.col, v)._test(x) for v in self.values)
-        return reduce(torch.logical_or, tests)
-
 
 @dataclass(frozen=True)
 class Between(Atom):
     """``lo <= x <= hi`` in column ``col``; either end may be infinite."""
 
+    rounding = 0.0
     lo: float
     hi: float
 
@@ -162,11 +165,6 @@ class Between(Atom):
     @property
     def intervals(self) -> list[tuple[float, float]]:
         return [(self.lo, self.hi)]
-
-    def _test(self, x: Tensor) -> Tensor:
-        # In float64: a float32 point is compared with the very bounds that were given.
-        x = x.double()
-        return (x >= self.lo) & (x <= self.hi)
 
 
 @dataclass(frozen=True)

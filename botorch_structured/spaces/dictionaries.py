@@ -51,12 +51,6 @@ class _Parameter:
     splits: bool = False
     shown: bool = True
 
-    @property
-    def is_constant(self) -> bool:
-        return isinstance(self.column, CategoricalColumn) and (
-            len(self.column.choices) == 1
-        )
-
 
 @dataclass(frozen=True)
 class DictionaryNames:
@@ -78,7 +72,8 @@ class DictionaryNames:
     hidden: Sequence[Mapping[str, Any]]
 
     @cached_property
-    def _outer(self) -> dict[str, str]:
+    def outer(self) -> dict[str, str]:
+        """The names of the dictionaries by those of columns that they show."""
         return {i: name for d in self.inner for name, i in d.items()}
 
     def encode(self, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -123,14 +118,9 @@ class DictionaryNames:
         what = f"without {absent}" if absent else f"with {extra} in addition"
         return f"configs: expected {list(own)}, got {row} {what}."
 
-    def outer(self, column: str) -> str | None:
-        """The dictionaries' name of a column; None if they do not show it."""
-        return self._outer.get(column)
-
     def decode(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """A configuration under the names of the dictionaries."""
-        pairs = ((self._outer.get(name), value) for name, value in config.items())
-        return {name: value for name, value in pairs if name is not None}
+        return {self.outer[k]: v for k, v in config.items() if k in self.outer}
 
 
 def read_dictionaries(
@@ -240,9 +230,8 @@ class _DictionaryReader:
             for name, same in of_name.items()
             for i, p in enumerate(same, 1)
         }
-        varied = [
-            p for p, parameter in enumerate(parameters) if not parameter.is_constant
-        ]
+        choices = [getattr(p.column, "choices", ()) for p in parameters]
+        varied = [p for p, own in enumerate(choices) if len(own) != 1]
         if not varied:
             only = f"only constants, {list(of_name)}" if of_name else "none"
             raise ValueError(

@@ -372,7 +372,7 @@ class ParameterTree:
         if isinstance(condition, Inactive):
             return negated(is_active)
         if (value := held.get(condition.col)) is not None:
-            is_there = bool(condition._test(torch.tensor(value, dtype=torch.double)))
+            is_there = bool(condition.takes(torch.tensor(value, dtype=torch.double)))
             return all_of([is_active, is_there])
         if condition.col not in self._position:
             return is_active

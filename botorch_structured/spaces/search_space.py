@@ -382,7 +382,7 @@ class SearchSpace:
     def _shown(self, name: str) -> str | None:
         """The same of a column or a constant."""
         own = self._dictionaries
-        return name if own is None else own.outer(name)
+        return name if own is None else own.outer.get(name)
 
     def __eq__(self, other: object) -> bool:
         """Whether it has the same columns, tree, constants and restrictions."""

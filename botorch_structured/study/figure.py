@@ -61,7 +61,8 @@ def draw_study(
         [t.values[name] if t.number in counted else math.nan for t in trials],
         dtype=torch.double,
     )
-    bars = _bars(space, X, values, minimize) if _many(space) else None
+    many = space.tree.num_paths > _MANY_PATHS
+    bars = _bars(space, X, values, minimize) if many else None
     if bars is None:
         wide, high = tree_size(space, X, values, minimize)
         wide, beside = min(max(wide, _LEAST), _MOST), 0.0
@@ -93,7 +94,7 @@ def draw_study(
     left.set_title(title, loc="left", fontsize="medium")
     title = "Evaluations, and the best value, of each path"
     paths = len(set(space.tree.path_key(X).tolist()))
-    if _many(space) and paths > _BARS:
+    if many and paths > _BARS:
         title = f"Evaluations, and the best value: {_BARS} of the {paths} paths tried"
     right.set_title(title, loc="left", fontsize="medium")
     return _shown_by_notebooks(figure)
@@ -109,10 +110,6 @@ def _shown_by_notebooks(figure: Figure) -> Figure:
 
     figure._repr_png_ = png  # type: ignore[attr-defined]
     return figure
-
-
-def _many(space: SearchSpace) -> bool:
-    return space.tree.num_paths > _MANY_PATHS
 
 
 def _leave_out_outliers(
