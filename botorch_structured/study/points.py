@@ -25,7 +25,7 @@ from botorch_structured.models.contexts import seeded
 from botorch_structured.optim import optimize_acqf_paths
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.suggest import fit_models
-from botorch_structured.suggest.criterion import hold
+from botorch_structured.suggest.suggestion import hold
 
 Point = tuple[float, ...]
 ModelMaker = Callable[[SearchSpace, Tensor, Tensor], Model]

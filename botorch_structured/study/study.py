@@ -43,7 +43,7 @@ from botorch_structured.study.points import (
 )
 from botorch_structured.study.trials import Goals, Trial, read_metadata
 from botorch_structured.suggest import Surrogates, fit_surrogates, suggest
-from botorch_structured.suggest.criterion import hold
+from botorch_structured.suggest.suggestion import hold
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
