@@ -134,9 +134,14 @@ class FastInference(ExactGP):
 
     def train(self, mode: bool = True) -> Self:
         """Set the mode; nothing is set where it is the mode of all modules already."""
-        # BoTorch calls ``eval`` for each posterior, a third of whose time torch's takes
-        if any(part.training != mode for part in self.modules()):
-            return super().train(mode)
+        # BoTorch calls ``eval`` for each posterior, a third of whose time torch's takes,
+        # and a tenth ``modules()``
+        parts: list[Any] = [self]
+        while parts:
+            part = parts.pop()
+            if part.training != mode:
+                return super().train(mode)
+            parts += filter(None.__ne__, part._modules.values())
         if mode:
             self._clear_cache()
             self._revert_to_original_inputs()

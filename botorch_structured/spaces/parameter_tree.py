@@ -462,7 +462,7 @@ class ParameterTree:
             `decision_columns`: the number of the outcome in `decision_values`; -1 where
             the decision is inactive; the number of outcomes for an undeclared value.
         """
-        return self._locate(X, strict)[0].states - 1
+        return self._locate(X, strict).states - 1
 
     def locate(self, X: Tensor, strict: bool = True) -> tuple[Tensor, Tensor, Tensor]:
         """`decision_codes`, `active_mask` and `path_key` in one pass.
@@ -477,8 +477,8 @@ class ParameterTree:
             ``batch_shape x n x num_decisions`` integers, ``batch_shape x n x d``
             booleans and ``batch_shape x n`` integers.
         """
-        at, lookup = self._locate(X, strict)
-        return at.states - 1, lookup.active(at.states), lookup.keys(at)
+        at = self._locate(X, strict)
+        return at.states - 1, at.active.clone(), at.keys.clone()
 
     def is_declared(self, X: Tensor) -> Tensor:
         """Whether all active decisions of a row have values that were declared.
@@ -489,8 +489,7 @@ class ParameterTree:
         Returns:
             ``batch_shape x n`` booleans.
         """
-        at, lookup = self._locate(X, strict=False)
-        return (at.states != lookup.undeclared).all(-1)
+        return ~self._locate(X, strict=False).undeclared.any(-1)
 
     def active_mask(self, X: Tensor, strict: bool = True) -> Tensor:
         """Which columns are active.
@@ -503,8 +502,7 @@ class ParameterTree:
         Returns:
             ``batch_shape x n x d`` booleans.
         """
-        at, lookup = self._locate(X, strict)
-        return lookup.active(at.states)
+        return self._locate(X, strict).active.clone()
 
     def impute(self, X: Tensor, fill: float | Tensor = 0.5) -> Tensor:
         """Set the inactive columns to a constant.
@@ -540,8 +538,7 @@ class ParameterTree:
             ``batch_shape x n`` integers (exact below 2^62 combinations of outcomes;
             beyond that, and for undeclared values, hashes of 62 bits).
         """
-        at, lookup = self._locate(X, strict=False)
-        return lookup.keys(at)
+        return self._locate(X, strict=False).keys.clone()
 
     def path_index(self, X: Tensor) -> Tensor:
         """The number of every row's path in `paths`.
@@ -562,11 +559,12 @@ class ParameterTree:
                 f"tree: expected at most 2^62 paths to number, got {self.num_paths}: "
                 "use path_key or decision_codes."
             )
-        at, lookup = self._locate(X)
-        key = lookup.keys(at)
+        at = self._locate(X)
+        key = at.keys
         number = (self.num_paths + (key & (_MAX_INDEXED - 1))).flatten().cpu().numpy()
         states = at.states.reshape(key.numel(), -1)
-        known = (states != lookup.undeclared).all(-1).cpu().numpy()
+        undeclared = at.undeclared.reshape(states.shape)
+        known = (~undeclared.any(-1)).cpu().numpy()
         codes = states.cpu().numpy()[known] - 1
         number[known] = self._decomposition.rank(codes)
         return torch.from_numpy(number).to(X.device).reshape(key.shape)
@@ -632,17 +630,11 @@ class ParameterTree:
             f"{got}."
         )
 
-    def _locate(self, X: Tensor, strict: bool = True) -> tuple[Located, Lookup]:
+    def _locate(self, X: Tensor, strict: bool = True) -> Located:
         """Values and states of all decisions, and what they say."""
         self._check_points(X)
-        lookup = self._lookup(X.device)
-        at = lookup.at(X)
-        if not strict:
-            return at, lookup
-        # NaN is always an error, an undeclared value only where declared strictly.
-        odd = at.values.isnan() | (lookup.strict & (at.states == lookup.undeclared))
-        bad = odd & (at.states > 0)
-        if bad.any():
+        at = self._lookup(X.device).at(X)
+        if strict and (bad := at.refused) is not None:
             k = int(bad.reshape(-1, bad.shape[-1]).any(0).nonzero()[0])
             got = at.values[..., k][bad[..., k]].unique().tolist()
             o = self._decisions[k]
@@ -650,7 +642,7 @@ class ParameterTree:
             if not o.strict:
                 expected = "a number, as it decides which columns are active"
             raise ValueError(f"X: column {o.col}: expected {expected}, got {got}.")
-        return at, lookup
+        return at
 
 
 def translated(condition: Condition, of_atom: Callable[[Condition], Expr]) -> Expr:

@@ -432,7 +432,7 @@ class LeafModel(FastSingleTaskGP):
             nonlocal failure, present
             present = None
             for objective in objectives:
-                objective.form.read_correlation()
+                objective.read_correlation()
             try:
                 self._fit(mll, objectives, **kwargs)
             except ModelFittingError as error:

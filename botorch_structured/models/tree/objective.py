@@ -215,13 +215,13 @@ class _Part:
         block: Noise and constants included.
         covariance: v k, ``B x N x N``.
         slopes: v times minus the derivative of k by each factor's distance.
-        phase: Of the waves, ``B x N x T x F``.
+        phase: Of the waves, ``B x N x T x F``; None if there are none.
     """
 
     block: Block
     covariance: Array
     slopes: list[Array]
-    phase: Array
+    phase: Array | None
 
 
 class LeafObjective:
@@ -283,6 +283,7 @@ class LeafObjective:
         self.bounds, self.units = u.bounds, _UNIT * units[u.free]
         if kernel is not model.covar_module:  # BoTorch's fit, step by step
             self.units = np.ones_like(self.units)
+        self._last = np.full(0, math.nan), math.nan  # where, and the value there
 
     def _read_mean(self, mean: Mean, X: Tensor) -> None:
         """A mean that is linear in its parameters: ``basis @ u[places]``."""
@@ -345,13 +346,19 @@ class LeafObjective:
         """The present raw parameters of the model, ``k``."""
         return self._parameters.read()
 
+    def read_correlation(self) -> None:
+        """Use the correlation that the tree kernel of the model has now."""
+        self.form.read_correlation()
+        self._last = np.full(0, math.nan), math.nan
+
     def write(self, theta: Array) -> None:
         """Set the raw parameters of the model to ``k`` values."""
         self._parameters.write(theta)
 
     def loss(self) -> float:
-        """The value at the model's parameters."""
-        return self(self.read())[0]
+        """The value at the model's parameters, known if it was the last one."""
+        theta, (last, value) = self.read(), self._last
+        return value if np.array_equal(theta, last) else self(theta)[0]
 
     def __call__(self, theta: Array) -> tuple[float, Array]:
         """Value and gradient, ``k``; both are NaN where a covariance is.
@@ -398,7 +405,9 @@ class LeafObjective:
         other, slopes_of_others = self._priors.of_others(theta)
         gradient = gradient[self._parameters.free] + slopes_of_others
         scale = -1.0 / self._num_data
-        return scale * (value + prior + other), scale * gradient
+        loss = scale * (value + prior + other)
+        self._last = theta.copy(), loss
+        return loss, scale * gradient
 
     def _block(self, leaves: _Leaves, q: Array, noise: float) -> _Part:
         """Covariances and features of some leaves."""
@@ -420,12 +429,14 @@ class LeafObjective:
             noisy += shift[:, None, None] * leaves.pair
         diagonal = noisy.reshape(batch, -1)[:, :: size + 1]
         diagonal += leaves.fixed_noise + noise * leaves.real
-        phase = leaves.waves * q[leaves.terms][:, None, :, None] * self.form.frequencies
-        waves = np.concatenate([np.cos(phase), np.sin(phase)], axis=-1)
-        waves *= leaves.present
-        features = [leaves.fixed, waves.reshape(batch, size, -1)]
-        deviations = q[self.form.deviations[leaves.weights]]
-        scaled = np.concatenate(features, axis=-1) * deviations[:, None, :]
+        features, phase = leaves.fixed, None
+        if leaves.terms.size:
+            phase = leaves.waves * q[leaves.terms][:, None, :, None]
+            phase = phase * self.form.frequencies
+            waves = np.concatenate([np.cos(phase), np.sin(phase)], axis=-1)
+            waves = (waves * leaves.present).reshape(batch, size, -1)
+            features = np.concatenate([features, waves], axis=-1)
+        scaled = features * q[self.form.deviations[leaves.weights]][:, None, :]
         block = Block(noisy, scaled, leaves.rows, leaves.weights)
         return _Part(block, covariance, slopes, phase)
 
@@ -443,6 +454,8 @@ class LeafObjective:
             yield (by_length[..., 0] * -q[lengths]).ravel()
         yield np.einsum("bij,bij->b", g, part.covariance)
         yield np.add.reduce(d.features * part.block.features, 1).ravel()
+        if part.phase is None:
+            return
         start = leaves.fixed.shape[-1]
         shape = (*part.phase.shape[:-1], 2, part.phase.shape[-1])
         value = part.block.features[..., start:].reshape(shape)
