@@ -134,8 +134,8 @@ class FastInference(ExactGP):
 
     def train(self, mode: bool = True) -> Self:
         """Set the mode; nothing is set where it is the mode of all modules already."""
-        # BoTorch calls ``eval`` for each posterior, a third of whose time torch's takes,
-        # and a tenth ``modules()``
+        # BoTorch calls ``eval`` for each posterior; torch's takes a third of its time,
+        # a walk by ``modules()`` a tenth
         parts: list[Any] = [self]
         while parts:
             part = parts.pop()

@@ -208,21 +208,24 @@ def boxes_at(problem: Problem, rows: Tensor) -> tuple[Boxes, Tensor]:
     tree = problem.tree
     codes, active, _ = tree.locate(rows)
     lower, upper = (e.repeat(len(rows), 1) for e in (problem.lower, problem.upper))
-    for k, col in enumerate(tree.decision_columns):
+    place = {col: k for k, col in enumerate(tree.decision_columns)}
+    for col in tree.numeric_decisions:
         outcomes = rows.new_tensor(tree.decision_values[col])
-        code = codes[:, k].clamp_min(0)
-        if col in tree.numeric_decisions:
-            low, high = outcomes[code].unbind(-1)
-            lower[:, col] = torch.maximum(lower[:, col], low)
-            upper[:, col] = torch.minimum(upper[:, col], high)
-            continue
-        # The declared value, not one within the tolerance of it.
-        undeclared = code == len(outcomes)
-        declared = outcomes[code.clamp_max(len(outcomes) - 1)]
-        value = torch.where(undeclared, rows[:, col], declared)
-        ok = torch.isin(value, problem.values.table[col])
-        lower[:, col] = torch.where(ok, value, torch.inf)
-        upper[:, col] = torch.where(ok, value, -torch.inf)
+        low, high = outcomes[codes[:, place[col]].clamp_min(0)].unbind(-1)
+        lower[:, col] = torch.maximum(lower[:, col], low)
+        upper[:, col] = torch.minimum(upper[:, col], high)
+    if columns := tree.decisions_by_value:
+        # The declared value, not one within the tolerance of it; an undeclared one,
+        # whose code is one past the last, is itself.
+        lists = [tree.decision_values[col] for col in columns]
+        width = 1 + max(map(len, lists))
+        padded = [[*some, *[torch.inf] * (width - len(some))] for some in lists]
+        code = codes[:, [place[col] for col in columns]].clamp_min(0)
+        declared = rows.new_tensor(padded).gather(1, code.mT).mT
+        value = torch.where(declared.isinf(), rows[:, columns], declared)
+        ok = problem.values.take(columns).snap(value) == value
+        lower[:, columns] = torch.where(ok, value, torch.inf)
+        upper[:, columns] = torch.where(ok, value, -torch.inf)
     lower, upper = problem.values.inside(lower, upper)
     lower = torch.where(active, lower, problem.fill)
     upper = torch.where(active, upper, problem.fill)

@@ -87,7 +87,7 @@ class Values:
         """``d`` booleans: columns of integers or with a list."""
         return self.whole | self.listed
 
-    def take(self, columns: Tensor) -> Values:
+    def take(self, columns: Tensor | Sequence[int]) -> Values:
         """The same of some columns."""
         parts = (getattr(self, part.name) for part in fields(self))
         return Values(*(part[columns] for part in parts))
@@ -401,7 +401,7 @@ def make_problem(
         if not isinstance(X_start, tuple):
             good = check_points("X_start", X_start, tree, bounds)
     listed = _with_outcomes(tree, lists, fixed)
-    unknown = _undeclared(listed, torch.cat([known, good]))
+    unknown = _undeclared(listed, known, good)
     values, lower, upper = _columns(
         listed, whole, logarithmic, lists, fixed, bounds, unknown
     )
@@ -502,11 +502,12 @@ def check_points(
     return X
 
 
-def _undeclared(tree: ParameterTree, X: Tensor) -> dict[int, set[float]]:
+def _undeclared(tree: ParameterTree, *seen: Tensor) -> dict[int, set[float]]:
     """Columns with outcomes that the tree does not declare: those of points seen."""
     out: dict[int, set[float]] = {}
-    if tree.is_declared(X).all():
+    if all(tree.is_declared(X).all() for X in seen):
         return out
+    X = torch.cat(seen)
     codes = tree.decision_codes(X, strict=False)
     for k, column in enumerate(tree.decision_columns):
         unknown = codes[:, k] == len(tree.decision_values[column])
@@ -706,8 +707,8 @@ def _promising(
 
 def best_of_paths(tree: ParameterTree, X: Tensor, score: Tensor) -> Tensor:
     """The point with the largest score on each path, the best of all first."""
-    X = X[score.argsort(descending=True, stable=True)]
-    return X[first_of_each(tree.path_key(X))]
+    order = score.argsort(descending=True, stable=True)
+    return X[order[first_of_each(tree.path_key(X)[order])]]
 
 
 def _of_one_sample(model: Any, values: Any, ndim: int) -> Tensor | None:
