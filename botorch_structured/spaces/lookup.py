@@ -31,7 +31,7 @@ _TOLERANCE = 1e-3
 _KEY_BITS = 62
 # Up to so many values of decisions are found once while they are asked for again: one
 # suggestion asks 27 times for 9 sets of points, a tenth of its time.
-_REMEMBERED = 10_000
+_REMEMBERED = 30_000
 _KEY_MASK = (1 << _KEY_BITS) - 1
 
 
