@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable
 from typing import Any
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
 from gpytorch.kernels import LinearKernel, MaternKernel
 from matplotlib.axes import Axes
+from matplotlib.text import Text
 from torch import Tensor
 
 from botorch_structured.plots import plot_covariance, plot_traces, plot_tree
@@ -29,6 +32,21 @@ LEARNER = {0: {0.0: [1], 1.0: [1, 2], 2.0: []}}
 
 def texts(ax: Axes) -> list[str]:
     return [t.get_text() for t in ax.texts if t.get_text()]
+
+
+def overlaps(ax: Axes) -> list[tuple[str, str]]:
+    ax.figure.draw_without_rendering()
+    shown = [t for t in ax.texts if t.get_text()]
+    boxes = [t.get_window_extent() for t in shown]
+
+    def both(a: int, b: int) -> bool:
+        x, y = boxes[a], boxes[b]
+        wide = min(x.x1, y.x1) - max(x.x0, y.x0)
+        high = min(x.y1, y.y1) - max(x.y0, y.y0)
+        return wide > 0.5 and high > 0.25 * min(x.height, y.height)
+
+    pairs = itertools.combinations(range(len(shown)), 2)
+    return [(shown[a].get_text(), shown[b].get_text()) for a, b in pairs if both(a, b)]
 
 
 @pytest.mark.parametrize(
@@ -89,6 +107,22 @@ def test_counts_and_best_values_by_path() -> None:
     assert "best" not in texts(plot_tree(tree, X=X.double()))
     odd = torch.cat([X, torch.tensor([[7.0, 0.0, 0.0, 0.0]])]).double()
     assert "1 more at undeclared values" in texts(plot_tree(tree, X=odd))
+
+
+@pytest.mark.parametrize("size", [None, (5.0, 3.0), (12.0, 8.0)])
+def test_nothing_overlaps(size: tuple[float, float] | None) -> None:
+    problem = JenattonTree(8, shared=True)
+    X = problem.starts(0)
+    ax = None if size is None else plt.subplots(figsize=size, layout="constrained")[1]
+    drawn = plot_tree(problem.space, X=X, Y=problem(X), ax=ax)
+    assert ax is None or drawn is ax
+    assert overlaps(drawn) == []
+    drawn.figure.draw_without_rendering()
+    inside = drawn.figure.bbox
+    for text in drawn.texts:
+        if isinstance(text, Text) and text.get_text():
+            box = text.get_window_extent()
+            assert inside.x0 <= box.x0 and box.x1 <= inside.x1
 
 
 X = torch.zeros(2, 4, dtype=torch.double)
