@@ -141,7 +141,7 @@ class FastInference(ExactGP):
             part = parts.pop()
             if part.training != mode:
                 return super().train(mode)
-            parts += filter(None.__ne__, part._modules.values())
+            parts += [m for m in part._modules.values() if m is not None]
         if mode:
             self._clear_cache()
             self._revert_to_original_inputs()
