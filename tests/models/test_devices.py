@@ -253,7 +253,8 @@ def waits_of(name: str, times: int = 1, candidates: int = 6) -> dict[str, list[W
         for act in case.waits:
             function = ACTS[act](model)
             # on a device there are no chunks of the size of a CPU's cache
-            n = 10_000 if act == "posterior" and times > 1 else candidates
+            large = 10_000 if "ampled" in name else 4_000
+            n = large if act == "posterior" and times > 1 else candidates
             others = case.points(size, n, 2).to("meta")
             function(case.points(size, candidates, 1).to("meta"))  # fills caches
             with device.counting() as found[act]:
@@ -299,18 +300,19 @@ def test_values_are_those_of_the_cpu(name: str) -> None:
 ROWS_OF_A_FIT = {"MultiTaskABLR": 400, "signs in fit": 160}
 
 
-FITTED = [name for name, case in CASES.items() if "evidence" in case.waits]
+# the uneven and the published ones are fitted by the same code
+FITTED = [n for n, case in CASES.items() if "evidence" in case.waits and ", " not in n]
 
 
 @pytest.mark.parametrize("name", FITTED)
 def test_data_are_not_moved_at_each_evaluation(name: str) -> None:
-    """A fit may move them; it does so as often in eight steps as in two."""
+    """A fit may move them; it does so as often in six steps as in two."""
     case = CASES[name]
     rows = ROWS_OF_A_FIT.get(name, case.rows)
     X = case.points(case.size, rows, 0)
     moves = []
     with RehearsedDevice() as device:
-        for steps in (2, 8):
+        for steps in (2, 6):
             model = case.make(X.to("meta"), case.size)
             with device.counting() as waits:
                 options = {"options": {"maxiter": steps}}

@@ -104,7 +104,7 @@ def test_gradients_are_those_of_values(kind: str, name: str) -> None:
     gradient = variable.grad
     assert gradient is not None
     step = 1e-5
-    for i in range(at.numel()):
+    for i in range(0, at.numel(), 1 + at.numel() // 7):
         move = torch.zeros(at.numel())
         move[i] = step
         up, down = (acqf(at + s * move.view_as(at)).sum() for s in (1.0, -1.0))
