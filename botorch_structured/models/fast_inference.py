@@ -76,8 +76,8 @@ from botorch_structured.models.checks import (
     check_points,
     raw_inputs,
 )
-from botorch_structured.models.fantasy_gradients import gradients_in_data
-from botorch_structured.models.fantasy_noise import (
+from botorch_structured.models.fantasies import (
+    gradients_in_data,
     joined_noise,
     likelihood_of_rows,
     noise_of_rows,
@@ -106,7 +106,7 @@ class FastInference(ExactGP):
 
     _data_caches: ClassVar[tuple[str, ...]] = ()
     _fit_caches: ClassVar[tuple[str, ...]] = ()
-    # of the last rows, where fantasies were given some: see ``fantasy_noise``
+    # of the last rows, where fantasies were given some: see ``fantasies``
     _fantasy_noise: Tensor | None = None
 
     # -- caches -------------------------------------------------------------------

@@ -39,7 +39,7 @@ from botorch_structured.models.checks import (
     check_tensor,
     columns_of,
 )
-from botorch_structured.models.fantasy_gradients import gradients_in_data
+from botorch_structured.models.fantasies import gradients_in_data
 from botorch_structured.models.outcome_scale import least_variance, with_least_variance
 from botorch_structured.models.sampled.folded_prediction import (
     FoldedPredictor,

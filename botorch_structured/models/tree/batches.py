@@ -36,7 +36,7 @@ from torch import Tensor
 
 from botorch_structured._botorch_names import functorch_is_active
 from botorch_structured.linalg.factor import given_last
-from botorch_structured.models.fantasy_noise import noise_of_rows
+from botorch_structured.models.fantasies import noise_of_rows
 from botorch_structured.models.fast_inference import with_gradient, with_variance_floor
 from botorch_structured.models.tree.leaf_inference import (
     LeafKernel,

@@ -41,7 +41,7 @@ from botorch_structured.models.checks import (
     check_modules,
     check_training_data,
 )
-from botorch_structured.models.fantasy_noise import joined_noise
+from botorch_structured.models.fantasies import joined_noise
 from botorch_structured.models.fast_inference import (
     FastSingleTaskGP,
     has_methods_of,

@@ -52,7 +52,7 @@ from botorch_structured.linalg.factor import given_last
 from botorch_structured.models import fast_inference, input_transforms
 from botorch_structured.models.checks import check_modules, check_training_data
 from botorch_structured.models.contexts import few_threads
-from botorch_structured.models.fantasy_noise import joined_noise, noise_of_rows
+from botorch_structured.models.fantasies import joined_noise, noise_of_rows
 from botorch_structured.models.map_fit import FIT_OPTIONS, fit_map
 from botorch_structured.models.parameters import UnknownFormError
 from botorch_structured.models.treed import leaf_modules
