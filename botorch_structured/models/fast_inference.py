@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 from collections.abc import Callable
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 from botorch.acquisition.objective import PosteriorTransform
@@ -131,23 +131,6 @@ class FastInference(ExactGP):
     def _forget_fantasies(self) -> None:
         """The rows are observations, as all outcomes were replaced."""
         self._fantasy_noise = None
-
-    def train(self, mode: bool = True) -> Self:
-        """Set the mode; nothing is set where it is the mode of all modules already."""
-        # BoTorch calls ``eval`` for each posterior; torch's takes a third of its time,
-        # a walk by ``modules()`` a tenth
-        parts: list[Any] = [self]
-        while parts:
-            part = parts.pop()
-            if part.training != mode:
-                return super().train(mode)
-            parts += [m for m in part._modules.values() if m is not None]
-        if mode:
-            self._clear_cache()
-            self._revert_to_original_inputs()
-        else:
-            self._set_transformed_inputs()
-        return self
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Load a state, see ``GPyTorchModel.load_state_dict``."""

@@ -150,7 +150,8 @@ def _at_hand(model: Any, X: Tensor) -> tuple[LeafMoments, float, float] | None:
     same = X.dtype == targets.dtype and X.device == targets.device
     if not (same and len(X) > 0 and linear):
         return None
-    model.eval()
+    if model.training:
+        model.eval()
     moments = model._moments() if model._use_predictor() else None
     if moments is None:
         return None
