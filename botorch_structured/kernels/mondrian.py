@@ -22,7 +22,7 @@ References:
 
 from __future__ import annotations
 
-__all__ = ["LaplaceKernel", "MondrianKernel", "MondrianPartition"]
+__all__ = ["LaplaceKernel", "MondrianKernel"]
 
 import math
 from typing import Any

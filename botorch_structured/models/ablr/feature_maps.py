@@ -19,7 +19,6 @@ __all__ = [
     "KernelFeatures",
     "TanhNetwork",
     "as_feature_map",
-    "default_network",
     "published_network",
     "weight_level",
 ]
@@ -38,7 +37,7 @@ from torch import Tensor, nn
 
 from botorch_structured._botorch_names import BatchNorm, DropoutNd
 from botorch_structured.models.ablr.rows import Processes
-from botorch_structured.spaces.arguments import later_seed
+from botorch_structured.spaces.arguments import check_count, later_seed
 
 # The prior of the network's weights has its full width from 300 rows on (10 evaluations
 # of each of 29 old tasks), and is narrower with fewer.
@@ -99,16 +98,10 @@ class TanhNetwork(Module):
         seed: int = 0,
         bias: bool = True,
     ) -> None:
-        if dim < 1:
-            raise ValueError(f"dim: expected at least one input, got {dim}.")
-        if not widths or min(widths) < 1:
-            raise ValueError(
-                f"widths: expected at least one layer of at least one unit, got "
-                f"{list(widths)}."
-            )
-        if prior_scale is not None and not (
-            math.isfinite(prior_scale) and prior_scale > 0
-        ):
+        check_count("dim", dim)
+        for width in widths or [0]:
+            check_count("widths", width)
+        if prior_scale is not None and not 0.0 < prior_scale < math.inf:
             raise ValueError(
                 f"prior_scale: expected a positive number or None, got {prior_scale}."
             )

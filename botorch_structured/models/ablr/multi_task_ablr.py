@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import product
+from operator import attrgetter, methodcaller
 from typing import Any, Self
 
 import torch
@@ -1012,7 +1013,7 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         """
         generator = None if seed is None else torch.Generator().manual_seed(seed)
         path = prediction.draw_path(self, torch.Size([num_samples]), generator)
-        return prediction.Functions(path, self._num_outputs)
+        return prediction.Functions(self, path.weights)
 
     # -- conditioning -----------------------------------------------------------------
 
@@ -1334,18 +1335,15 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         return super()._apply(fn)
 
     def _extract_targets_and_noise(self) -> tuple[Tensor, Tensor | None]:
-        def columns(values: Tensor) -> Tensor:
-            return values.mT if self._has_signals else values.unsqueeze(-1)
-
-        noise = self._given_noise()
-        return columns(self.train_targets), None if noise is None else columns(noise)
+        Y, noise = self.train_targets, self._given_noise()
+        if self._has_signals:
+            return Y.mT, None if noise is None else noise.mT
+        return Y.unsqueeze(-1), None if noise is None else noise.unsqueeze(-1)
 
     def _restore_targets_and_noise(
         self, Y: Tensor, Yvar: Tensor | None, strict: bool
     ) -> None:
-        def lines(values: Tensor) -> Tensor:
-            return values.mT if self._has_signals else values.squeeze(-1)
-
+        lines = attrgetter("mT") if self._has_signals else methodcaller("squeeze", -1)
         if Yvar is not None:
             self.likelihood.noise_covar.noise = lines(Yvar)
         self.set_train_data(targets=lines(Y), strict=strict)

@@ -25,15 +25,7 @@ the outcomes tell another.
 
 from __future__ import annotations
 
-__all__ = [
-    "Population",
-    "UsualOutcomes",
-    "UsualScale",
-    "most_probable_scale",
-    "new_task_model",
-    "population",
-    "population_of",
-]
+__all__ = ["UsualScale", "new_task_model", "population", "population_of"]
 
 import math
 from collections.abc import Sequence

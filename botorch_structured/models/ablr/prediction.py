@@ -8,15 +8,7 @@ functions.
 
 from __future__ import annotations
 
-__all__ = [
-    "Functions",
-    "WeightPath",
-    "covariance_of",
-    "draw_path",
-    "in_columns",
-    "joint",
-    "normal",
-]
+__all__ = ["Functions", "covariance_of", "draw_path", "in_columns", "joint", "normal"]
 
 from collections.abc import Callable
 from typing import Any
@@ -244,25 +236,18 @@ def draw_path(
     return WeightPath(model, mean + deviation)
 
 
-class Functions(torch.nn.Module):
+class Functions(WeightPath):
     """Sampled functions as a callable from ``... x q x d`` to ``S x ... x q x m``.
 
-    Args:
-        path: Drawn with a ``sample_shape`` of one dimension.
-        num_outputs: m.
+    The ``sample_shape`` of the weights has one dimension.
     """
 
-    def __init__(self, path: WeightPath, num_outputs: int) -> None:
-        super().__init__()
-        self.path = path
-        self.num_outputs = num_outputs
-
-    def forward(self, X: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """Function values, ``num_samples x batch_shape x q x m``."""
         # one batch dimension for each of the inputs', to the right of the samples
-        weights, several = self.path.weights, self.num_outputs > 1
+        weights, several = self.weights, len(self.model._output_tasks) > 1
         rest = weights.shape[1:]
-        missing = max(0, X.ndim - 2 - (len(rest) - (2 if several else 1)))
+        missing = max(0, x.ndim - 2 - (len(rest) - (2 if several else 1)))
         weights = weights.reshape(weights.shape[0], *[1] * missing, *rest)
-        values = WeightPath(self.path.model, weights)(X.unsqueeze(-3) if several else X)
+        values = WeightPath(self.model, weights)(x.unsqueeze(-3) if several else x)
         return values.mT if several else values.unsqueeze(-1)

@@ -35,7 +35,7 @@ are computed twice), and a few ``D x D`` matrices per task.
 
 from __future__ import annotations
 
-__all__ = ["Regressions", "Solution", "Solutions", "WeightPosterior", "solve"]
+__all__ = ["Regressions", "Solutions", "WeightPosterior", "solve"]
 
 import math
 from collections.abc import Sequence

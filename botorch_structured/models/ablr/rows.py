@@ -11,7 +11,7 @@ an optimiser that runs in each of them takes the same steps.
 
 from __future__ import annotations
 
-__all__ = ["Chunk", "Piece", "Processes", "TaskRows"]
+__all__ = ["Chunk", "Processes", "TaskRows"]
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

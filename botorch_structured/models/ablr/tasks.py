@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["StandardizeTasks", "TaskColumn", "UnknownTaskError", "find_tasks"]
+__all__ = ["StandardizeTasks", "TaskColumn", "find_tasks"]
 
 from collections.abc import Sequence
 from copy import deepcopy

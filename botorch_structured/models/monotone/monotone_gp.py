@@ -73,10 +73,7 @@ from botorch_structured.models.input_transforms import (
     refuse_dependencies,
 )
 from botorch_structured.models.map_fit import fit_map
-from botorch_structured.models.monotone.array_evidence import (
-    ArrayGP,
-    EvidenceObjective,
-)
+from botorch_structured.models.monotone.array_evidence import ArrayGP, EvidenceObjective
 from botorch_structured.models.monotone.expectation_propagation import (
     EPConvergenceWarning,
     EPResult,
@@ -761,14 +758,10 @@ class MonotoneGP(FastSingleTaskGP):
         if self._data_alone:
             return MultivariateNormal(mean.base_mean(x), kernel.base_kernel(x))
         self._keep_current()
-        system = kernel.system()  # once for mean, covariance and evidence
         if self.signs_in_fit:
-            evidence = SiteEvidence(mean.log_evidence(system).to(x))
+            evidence = SiteEvidence(mean.log_evidence(kernel.system()).to(x))
             self.update_added_loss_term("log_probability_of_sites", evidence)
-        explained = kernel.explained(x, system)
-        covariance = kernel.remaining(x, x, explained, explained)
-        shifted = mean.shifted(x, explained, system)
-        return MultivariateNormal(shifted, to_linear_operator(covariance))
+        return MultivariateNormal(mean(x), kernel(x))
 
     def _fast_posterior(self, X: Tensor) -> MultivariateNormal | None:
         """Of one process; for batches and several outputs GPyTorch's."""

@@ -18,7 +18,7 @@ number.
 
 from __future__ import annotations
 
-__all__ = ["PriorBlock", "PriorCoordinates", "scalar_log_densities"]
+__all__ = ["PriorCoordinates", "scalar_log_densities"]
 
 import math
 from collections.abc import Callable, Iterator, Mapping

@@ -20,7 +20,7 @@ result is used only if it agrees with the kernels called one by one.
 
 from __future__ import annotations
 
-__all__ = ["FoldedPredictor", "stack_if_equal", "stack_modules"]
+__all__ = ["FoldedPredictor", "stack_modules"]
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy

@@ -10,7 +10,7 @@ BoTorch GP.
 
 from __future__ import annotations
 
-__all__ = ["SampledGP", "stack_distributions"]
+__all__ = ["SampledGP"]
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast

@@ -12,13 +12,9 @@ from __future__ import annotations
 __all__ = [
     "GrownTrees",
     "NOISE_FLOOR",
-    "best_split_by_evidence",
-    "fit_nodes",
     "grow_by_evidence",
     "grow_by_variance",
     "grow_trees",
-    "relative_lengthscales",
-    "try_rbf",
 ]
 
 import math

@@ -315,8 +315,8 @@ def _no_features(kernel: TreedKernel, **kwargs: Any) -> Any:
 # -- means and noise ----------------------------------------------------------------
 
 
-class TreedMean(Mean):
-    """A constant for each leaf, with a standard normal prior.
+class LeafMean(Mean):
+    """A mean of its own within each leaf.
 
     Args:
         partition: The leaves.
@@ -325,6 +325,31 @@ class TreedMean(Mean):
     def __init__(self, partition: TreePartition) -> None:
         super().__init__()
         self._partition = (partition,)
+
+    @abstractmethod
+    def leaf_mean(self, element: int, leaves: Tensor, X: Tensor) -> Tensor:
+        """Means ``B x m`` under given leaves ``B`` of points ``B x m x d``."""
+
+    @abstractmethod
+    def in_all_leaves(self, X: Tensor) -> Tensor:
+        """Means ``batch_shape x n x L`` of points ``batch_shape x n x d``."""
+
+    def forward(self, X: Tensor) -> Tensor:
+        """Means of points ``batch_shape x n x d`` in their own leaves."""
+        leaf = self._partition[0].leaf_index(X)
+        values = self.in_all_leaves(X.expand(*leaf.shape, X.shape[-1]))
+        return values.gather(-1, leaf.unsqueeze(-1)).squeeze(-1)
+
+
+class TreedMean(LeafMean):
+    """A constant for each leaf, with a standard normal prior.
+
+    Args:
+        partition: The leaves.
+    """
+
+    def __init__(self, partition: TreePartition) -> None:
+        super().__init__(partition)
         self.batch_shape = partition.tree_shape
         shape = (*partition.tree_shape, partition.num_leaves)
         start = torch.zeros(shape, dtype=torch.float64)
@@ -334,19 +359,13 @@ class TreedMean(Mean):
         )
 
     def leaf_mean(self, element: int, leaves: Tensor, X: Tensor) -> Tensor:
-        """Means ``B x m`` under given leaves ``B`` of points ``B x m x d``."""
-        return (
-            element_of(self.constant, element, 1)[leaves]
-            .unsqueeze(-1)
-            .expand(X.shape[:-1])
-        )
+        """See ``LeafMean``."""
+        constant = element_of(self.constant, element, 1)[leaves]
+        return constant.unsqueeze(-1).expand(X.shape[:-1])
 
-    def forward(self, X: Tensor) -> Tensor:
-        """Means of points ``batch_shape x n x d`` in their own leaves."""
-        (partition,) = self._partition
-        leaf = partition.leaf_index(X)
-        constant = self.constant.unsqueeze(-2).expand(*leaf.shape, -1)
-        return constant.gather(-1, leaf.unsqueeze(-1)).squeeze(-1)
+    def in_all_leaves(self, X: Tensor) -> Tensor:
+        """See ``LeafMean``."""
+        return self.constant.unsqueeze(-2).expand(*X.shape[:-1], -1)
 
 
 @reads("constant")
@@ -359,7 +378,7 @@ def _set_constant(module: TreedMean, value: Tensor | float) -> None:
     module.initialize(constant=value.expand_as(module.constant))
 
 
-class TreedMeanCopies(Mean):
+class TreedMeanCopies(LeafMean):
     """A copy of any mean for each leaf.
 
     Args:
@@ -368,13 +387,12 @@ class TreedMeanCopies(Mean):
     """
 
     def __init__(self, partition: TreePartition, mean: Mean) -> None:
-        super().__init__()
-        self._partition = (partition,)
+        super().__init__(partition)
         copies = [deepcopy(mean) for _ in range(partition.num_leaves)]
         self.copies = torch.nn.ModuleList(copies)
 
     def leaf_mean(self, element: int, leaves: Tensor, X: Tensor) -> Tensor:
-        """See ``TreedMean``."""
+        """See ``LeafMean``."""
         (partition,) = self._partition
         shape = (*partition.tree_shape, *X.shape[-2:])
         parts = [
@@ -383,13 +401,9 @@ class TreedMeanCopies(Mean):
         ]
         return torch.stack(parts)
 
-    def forward(self, X: Tensor) -> Tensor:
-        """Means of points ``batch_shape x n x d`` in their own leaves."""
-        (partition,) = self._partition
-        leaf = partition.leaf_index(X)
-        X = X.expand(*leaf.shape, X.shape[-1])
-        values = torch.stack([mean(X) for mean in self.copies], dim=-1)
-        return values.gather(-1, leaf.unsqueeze(-1)).squeeze(-1)
+    def in_all_leaves(self, X: Tensor) -> Tensor:
+        """See ``LeafMean``."""
+        return torch.stack([mean(X) for mean in self.copies], dim=-1)
 
 
 class LeafNoise(Noise):

@@ -34,7 +34,6 @@ __all__ = [
     "LeafDensity",
     "LeafTerm",
     "NodeDensities",
-    "NodeTerms",
     "Scratch",
     "TreeData",
     "leaf_terms",

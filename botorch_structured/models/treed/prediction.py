@@ -16,7 +16,7 @@ semi-definite functions, so the sum is one; elsewhere leaves are independent.
 
 from __future__ import annotations
 
-__all__ = ["LeafFactors", "TreedPredictor"]
+__all__ = ["TreedPredictor"]
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,11 +26,7 @@ from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
 from botorch_structured.models.treed.cart import TreeNode
-from botorch_structured.models.treed.leaf_modules import (
-    TreedKernel,
-    TreedMean,
-    TreedMeanCopies,
-)
+from botorch_structured.models.treed.leaf_modules import LeafMean, TreedKernel
 from botorch_structured.models.treed.tree_partition import (
     TreePartition,
     left_probability,
@@ -80,7 +76,7 @@ class TreedPredictor:
         element: int,
         partition: TreePartition,
         kernel: TreedKernel,
-        mean: TreedMean | TreedMeanCopies,
+        mean: LeafMean,
         noise: Callable[[int], Tensor],
         X: Tensor,
         y: Tensor,

@@ -19,7 +19,6 @@ __all__ = [
     "NodeFit",
     "NodePrior",
     "Point",
-    "SCORED_ROWS",
     "climb",
     "likelihood",
     "thinned",

@@ -88,8 +88,8 @@ def test_the_prior_is_centered_where_the_network_started() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"dim": 0}, "dim: expected at least one"),
-        ({"dim": 2, "widths": ()}, "widths: expected at least one layer"),
+        ({"dim": 0}, "dim: expected a positive integer"),
+        ({"dim": 2, "widths": ()}, "widths: expected a positive integer"),
         ({"dim": 2, "prior_scale": 0.0}, "prior_scale: expected a positive"),
         ({"dim": 2, "bounds": torch.zeros(2, 2)}, "bounds: expected ``2 x 2``"),
     ],
