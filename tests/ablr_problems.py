@@ -40,7 +40,7 @@ class Problem:
             self.Y,
             rows,
             noise_variance=self.noise_variance,
-            processes=processes,
+            processes=processes or Processes(),
         )
         return Regressions(data, self.log_alpha, self.log_beta)
 

@@ -139,10 +139,8 @@ class MondrianPartition(nn.Module):
         if expected > limit:
             raise ValueError(
                 f"lifetime: expected at most {limit} cells within the bounds, got "
-                f"about {expected:.3g} in {len(self.keys)} trees of {dim} columns. "
-                "Their number grows like the product of 1 + lifetime * range / "
-                "lengthscale over the columns: take fewer trees or a shorter lifetime, "
-                "or a fixed number of features by features_per_tree."
+                f"about {expected:.3g} in {len(self.keys)} trees of {dim} columns: "
+                "take fewer trees or a shorter lifetime, or features_per_tree."
             )
         key = self.keys
         low, high = (x.expand(len(key), dim) for x in (low, high))
@@ -432,8 +430,7 @@ class MondrianKernel(BatchKernel):
         if not torch.equal(listed[columns], cells):
             raise ValueError(
                 "features: expected points within bounds, by default the unit cube, "
-                "got some outside: pass bounds=, or features_per_tree=, which has "
-                "columns for all of space."
+                "got some outside: pass bounds= or features_per_tree=."
             )
         return columns, len(listed)
 

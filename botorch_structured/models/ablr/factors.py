@@ -19,6 +19,7 @@ from __future__ import annotations
 __all__ = ["TaskData", "TaskFactors"]
 
 from copy import copy
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -137,6 +138,7 @@ class TaskFactors:
                 self._replace(t, torch.cat(parts))
 
 
+@dataclass(eq=False)
 class TaskData:
     """Rows of some tasks and what was observed there.
 
@@ -160,26 +162,21 @@ class TaskData:
         RuntimeError: If another process has ended or does not answer.
     """
 
-    def __init__(
-        self,
-        features: nn.Module,
-        X: Tensor,
-        Y: Tensor,
-        rows: TaskRows,
-        *,
-        noise_variance: Tensor | None = None,
-        processes: Processes | None = None,
-    ) -> None:
-        self.features, self.rows = features, rows
-        self.X, self.Y, self.noise_variance = X, Y, noise_variance
-        self.processes = processes or Processes()
+    features: nn.Module
+    X: Tensor
+    Y: Tensor
+    rows: TaskRows
+    noise_variance: Tensor | None = None
+    processes: Processes = field(default_factory=Processes)
+
+    def __post_init__(self) -> None:
         self.num_features = self._count_features()
         self.processes.check_same(
             {
-                "log_beta (number of tasks)": float(rows.num_tasks),
+                "log_beta (number of tasks)": float(self.rows.num_tasks),
                 "features (number of them)": float(self.num_features),
             },
-            X.device,
+            self.X.device,
         )
 
     def with_values(self, X: Tensor, Y: Tensor) -> TaskData:

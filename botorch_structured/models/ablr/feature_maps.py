@@ -355,9 +355,8 @@ def weight_level(feature_map: nn.Module, X: Tensor, processes: Processes) -> flo
             or not phi.isfinite().all()
         ):
             raise ValueError(
-                "feature_map: expected finite features ``n x D`` of inputs "
-                f"``n x d``, got shape {tuple(phi.shape)}, finite: "
-                f"{bool(phi.isfinite().all())}."
+                "feature_map: expected finite features ``n x D`` of ``n x d``, got "
+                f"shape {tuple(phi.shape)}, finite: {bool(phi.isfinite().all())}."
             )
         if len(X) or not count:
             squares += phi.double().square().sum()

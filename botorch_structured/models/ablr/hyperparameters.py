@@ -210,13 +210,10 @@ class TaskLikelihood(HadamardGaussianLikelihood):
     def __init__(
         self, num_tasks: int, tasks: TaskColumn | None, prior: bool = True
     ) -> None:
+        own = ExchangeableLogNormalPrior(_NOISE_LEVEL, _NOISE_SPREAD, _TASK_SPREAD)
         super().__init__(
             num_tasks=num_tasks,
-            noise_prior=ExchangeableLogNormalPrior(
-                _NOISE_LEVEL, _NOISE_SPREAD, _TASK_SPREAD
-            )
-            if prior
-            else None,
+            noise_prior=own if prior else None,
             noise_constraint=LogInterval(*_NOISE_BOUNDS, initial_value=_FIRST_NOISE),
             task_feature_index=None if tasks is None else tasks.column,
         )

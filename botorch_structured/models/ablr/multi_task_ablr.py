@@ -572,8 +572,7 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         if not self._group.alone:
             raise ValueError(
                 "mll(model(X), Y): one process has only some of the rows. Expected "
-                "fit_gpytorch_mll, or model.compute_custom_loss(mll), which sum over "
-                "all of them."
+                "fit_gpytorch_mll, or model.compute_custom_loss(mll)."
             )
         observed = ~value.isnan()
         if not torch.equal(observed, ~self.train_targets.isnan()):
@@ -797,10 +796,8 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         if asked in known and self._index_of(asked) != self._index_of(own):
             raise ValueError(
                 f"output_indices: expected {[*self._output_tasks]}, the only output, "
-                "where observation_noise is a tensor, because a ModelListGP passes the "
-                f"place of a model in the list, got {output_indices}, which is another "
-                "task; make the model with that one in output_tasks, or in a list use "
-                "observation_noise=True."
+                f"where observation_noise is a tensor, got {output_indices}, which is "
+                "another task; in a ModelListGP use observation_noise=True."
             )
         return True
 
@@ -1077,9 +1074,8 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         """
         if self._num_outputs > 1:
             raise UnsupportedError(
-                "model: expected one with one output in a ModelListGP that is "
-                f"conditioned, got {self._num_outputs}. Condition its models one by "
-                "one: model.condition_on_observations(X, Y)."
+                "model: expected one output in a ModelListGP that is conditioned, got "
+                f"{self._num_outputs}. Condition its models one by one."
             )
         X = inputs[0] if isinstance(inputs, (list, tuple)) else inputs
         if targets.ndim == 1 and hasattr(self, "outcome_transform"):

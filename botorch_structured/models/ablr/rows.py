@@ -271,7 +271,6 @@ class Processes:
         except RuntimeError as error:
             raise RuntimeError(
                 f"Process {self.rank} of {self.size} got no answer from another one of "
-                "its group: that one has ended, or was busy for longer than the "
-                "group's timeout. Its own output says why; start all of them again. "
+                "its group, whose own output says why; start all of them again. "
                 f"({str(error).splitlines()[0]})"
             ) from error

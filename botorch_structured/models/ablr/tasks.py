@@ -186,9 +186,8 @@ def find_tasks(
     if train_Y.shape[-1] != 1:
         raise ValueError(
             "train_Y: expected one column with a task_feature, got "
-            f"{train_Y.shape[-1]}: several tasks and several signals at once are not "
-            "built. Make one model for each signal (ModelListGP), or each pair of task "
-            "and signal a task."
+            f"{train_Y.shape[-1]}: for several tasks and several signals make one "
+            "model for each signal (ModelListGP), or each pair of both a task."
         )
     # of inputs as the user has them: what a transform appends is no column to count
     d = train_X.shape[-1] - 1
@@ -284,20 +283,23 @@ class StandardizeTasks(OutcomeTransform):
             if signals > 1 and Y.shape[-1] != signals:
                 raise ValueError(
                     f"Y: expected {signals} columns, one for each signal, got shape "
-                    f"{tuple(Y.shape)}. In a ModelListGP, condition its models one by "
-                    "one: model.condition_on_observations(X, Y)."
+                    f"{tuple(Y.shape)}. Condition models of a list one by one."
                 )
             return torch.arange(signals, device=Y.device)
         if X is None or X.shape[-1] != self.tasks.num_columns:
             raise ValueError(
-                "X: expected inputs with their task column, since each task is "
-                "standardised by itself, got "
+                "X: expected inputs with their task column, got "
                 f"{'None' if X is None else tuple(X.shape)}."
             )
         places = self.tasks.index(X[..., self.tasks.column])
         # a ModelListGP leaves the one column out
         bare = Y.shape[-places.ndim :] == places.shape
         return places if bare else places.unsqueeze(-1)
+
+    def _scales_of(self, Y: Tensor, X: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Mean and deviation for each outcome, broadcastable to ``Y``."""
+        places = self._places(Y, X)
+        return self.means[places], self.stdvs[places]
 
     def forward(
         self, Y: Tensor, Yvar: Tensor | None = None, X: Tensor | None = None
@@ -312,10 +314,9 @@ class StandardizeTasks(OutcomeTransform):
         Returns:
             Both transformed.
         """
-        places = self._places(Y, X)
         if self.training:
-            self._learn(Y, places.expand_as(Y))
-        mean, stdv = self.means[places], self.stdvs[places]
+            self._learn(Y, self._places(Y, X).expand_as(Y))
+        mean, stdv = self._scales_of(Y, X)
         return (Y - mean) / stdv, None if Yvar is None else Yvar / stdv**2
 
     def _learn(self, Y: Tensor, places: Tensor) -> None:
@@ -350,8 +351,7 @@ class StandardizeTasks(OutcomeTransform):
         self, Y: Tensor, Yvar: Tensor | None = None, X: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """The inverse of ``forward``, of the same shapes."""
-        places = self._places(Y, X)
-        mean, stdv = self.means[places], self.stdvs[places]
+        mean, stdv = self._scales_of(Y, X)
         return mean + stdv * Y, None if Yvar is None else Yvar * stdv**2
 
     def untransform_posterior(
@@ -363,8 +363,7 @@ class StandardizeTasks(OutcomeTransform):
             posterior: Of standardised outcomes, of one task per row or of all signals.
             X: ``batch_shape x q x (d + 1)``, where tasks are a column.
         """
-        places = self._places(posterior.mean, X).expand(posterior.mean.shape)
-        mean, stdv = self.means[places], self.stdvs[places]
+        mean, stdv = self._scales_of(posterior.mean, X)
         return TransformedPosterior(
             posterior=posterior,
             sample_transform=lambda s: mean + stdv * s,

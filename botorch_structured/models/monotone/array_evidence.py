@@ -143,9 +143,14 @@ class _Distances:
         self.shape = self.differences.shape[1:]
         self.squares = np.square(self.differences).reshape(len(self.differences), -1)
 
-    def squared(self, lengthscale: Array) -> Array:
-        """r^2, ``n x m``."""
-        return (lengthscale**-2.0 @ self.squares).reshape(self.shape)
+    def at(self, c: Correlation, lengthscale: Array, variance: float) -> Array:
+        """The covariance."""
+        self.variance, self.lengthscale = variance, lengthscale
+        return self._of(c, (lengthscale**-2.0 @ self.squares).reshape(self.shape))
+
+    def _of(self, c: Correlation, squared: Array) -> Array:
+        """The same, from r^2, ``n x m``."""
+        raise NotImplementedError
 
     def weighted(self, G: Array, lengthscale: Array) -> Array:
         """The sums of G q_j, ``e``."""
@@ -155,10 +160,9 @@ class _Distances:
 class _ValueCovariance(_Distances):
     """cov(f(x), f(y)) = v c."""
 
-    def at(self, c: Correlation, lengthscale: Array, variance: float) -> Array:
-        self.variance, self.lengthscale = variance, lengthscale
-        self.c, self.slope = c.array_value_and_slope(self.squared(lengthscale))
-        return variance * self.c
+    def _of(self, c: Correlation, squared: Array) -> Array:
+        self.c, self.slope = c.array_value_and_slope(squared)
+        return self.variance * self.c
 
     def pull(self, G: Array) -> tuple[Array, float]:
         """Gradients in lengthscales and variance, from G in the covariance."""
@@ -170,12 +174,11 @@ class _ValueCovariance(_Distances):
 class _CrossCovariance(_Distances):
     """cov(f(x), d_p f(y)) = v a D_p, columns slowest, ``n x (k m)``."""
 
-    def at(self, c: Correlation, lengthscale: Array, variance: float) -> Array:
-        self.variance, self.lengthscale = variance, lengthscale
-        slope, curvature, _ = c.array_derivatives(self.squared(lengthscale))
-        a = (2.0 * variance) * slope
-        self.b = (4.0 * variance) * curvature
-        self.D = [self.differences[p] / lengthscale[p] ** 2 for p in self.places]
+    def _of(self, c: Correlation, squared: Array) -> Array:
+        slope, curvature, _ = c.array_derivatives(squared)
+        a = (2.0 * self.variance) * slope
+        self.b = (4.0 * self.variance) * curvature
+        self.D = [self.differences[p] / self.lengthscale[p] ** 2 for p in self.places]
         self.blocks = [a * D for D in self.D]
         return np.concatenate(self.blocks, axis=1)
 
@@ -193,11 +196,10 @@ class _CrossCovariance(_Distances):
 class _SlopeCovariance(_Distances):
     """cov(d_p f(x), d_q f(y)) = v (a [p = q] / l_p^2 - b D_p D_q), columns slowest."""
 
-    def at(self, c: Correlation, lengthscale: Array, variance: float) -> Array:
-        self.variance, self.lengthscale = variance, lengthscale
-        slope, curvature, jerk = c.array_derivatives(self.squared(lengthscale))
-        self.a, self.b = (2.0 * variance) * slope, (4.0 * variance) * curvature
-        self.t = (8.0 * variance) * jerk
+    def _of(self, c: Correlation, squared: Array) -> Array:
+        slope, curvature, jerk = c.array_derivatives(squared)
+        v, lengthscale = self.variance, self.lengthscale
+        self.a, self.b, self.t = 2.0 * v * slope, 4.0 * v * curvature, 8.0 * v * jerk
         self.D = [self.differences[p] / lengthscale[p] ** 2 for p in self.places]
         n, m = self.shape
         k = len(self.places)

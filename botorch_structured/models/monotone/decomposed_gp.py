@@ -441,9 +441,8 @@ class DecomposedGP(ModelListGP):
     def _check_output(self, indices: list[int] | None) -> None:
         if indices is not None and list(indices) not in ([0], [-1]):
             raise ValueError(
-                "output_indices: expected [0], since a DecomposedGP has one output, "
-                f"the sum, got {indices}. Its components are in `components`; their "
-                "joint posterior is `component_posterior`."
+                f"output_indices: expected [0], the sum, got {indices}. The joint "
+                "posterior of its components is `component_posterior`."
             )
 
 
@@ -459,8 +458,7 @@ def _check_components(models: Sequence[Model]) -> None:
         if model.num_outputs != 1:
             raise ValueError(
                 "models: expected components with one output, got "
-                f"{model.num_outputs} at {i}: sum each output in a DecomposedGP of its "
-                "own."
+                f"{model.num_outputs} at {i}: sum each in a DecomposedGP of its own."
             )
         transform = getattr(model, "outcome_transform", None)
         if gp and transform is not None and not transform._is_linear:

@@ -752,15 +752,14 @@ class MonotoneGP(FastSingleTaskGP):
         if not self.has_sites:
             return super().forward(x)
         kernel, mean = self.covar_module, self.mean_module
-        if not self.training:
-            return MultivariateNormal(mean(x), kernel(x))
-        x = self.transform_inputs(x)
-        if self._data_alone:
-            return MultivariateNormal(mean.base_mean(x), kernel.base_kernel(x))
-        self._keep_current()
-        if self.signs_in_fit:
-            evidence = SiteEvidence(mean.log_evidence(kernel.system()).to(x))
-            self.update_added_loss_term("log_probability_of_sites", evidence)
+        if self.training:
+            x = self.transform_inputs(x)
+            if self._data_alone:
+                return MultivariateNormal(mean.base_mean(x), kernel.base_kernel(x))
+            self._keep_current()
+            if self.signs_in_fit:
+                evidence = SiteEvidence(mean.log_evidence(kernel.system()).to(x))
+                self.update_added_loss_term("log_probability_of_sites", evidence)
         return MultivariateNormal(mean(x), kernel(x))
 
     def _fast_posterior(self, X: Tensor) -> MultivariateNormal | None:

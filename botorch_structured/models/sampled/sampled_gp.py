@@ -33,12 +33,7 @@ from linear_operator import to_linear_operator
 from linear_operator.operators import BlockDiagLinearOperator, LinearOperator
 from torch import Tensor, nn
 
-from botorch_structured.models.checks import (
-    check_finite_points,
-    check_points,
-    check_tensor,
-    columns_of,
-)
+from botorch_structured.models import checks
 from botorch_structured.models.fantasies import gradients_in_data
 from botorch_structured.models.outcome_scale import least_variance, with_least_variance
 from botorch_structured.models.sampled.folded_prediction import (
@@ -103,7 +98,7 @@ class SampledGP(GPyTorchModel, FantasizeMixin):
         self.chains = chains
         first = self.models[0]
         with_task = getattr(first, "_task_feature", None) is not None
-        self._columns = None if with_task else columns_of(first)
+        self._columns = None if with_task else checks.columns_of(first)
         self.eval()  # there is nothing to be fitted
 
     # -- what BoTorch reads from a model ------------------------------------------
@@ -154,8 +149,7 @@ class SampledGP(GPyTorchModel, FantasizeMixin):
         if stacked is None:
             raise UnsupportedError(
                 "likelihood: expected likelihoods of the samples that differ in their "
-                "parameters only, got other ones; each is that of its model in "
-                "`models`."
+                "parameters only, got other ones; each is that of its model."
             )
         if isinstance(stacked, FixedNoiseGaussianLikelihood):
             noise = self._stack_data([part.noise_covar.noise for part in parts])
@@ -337,9 +331,9 @@ class SampledGP(GPyTorchModel, FantasizeMixin):
             self.eval()
         dtype = self.models[0].train_targets.dtype
         if self._columns is None or fantasize_flag.on():
-            check_finite_points(X, dtype)
+            checks.check_finite_points(X, dtype)
         else:
-            check_points(X, self._columns, dtype)
+            checks.check_points(X, self._columns, dtype)
         noises: Sequence[Any] = [observation_noise] * self.num_samples
         if isinstance(observation_noise, Tensor):
             shared = observation_noise.ndim <= X.ndim
@@ -358,8 +352,7 @@ class SampledGP(GPyTorchModel, FantasizeMixin):
             if not isinstance(posterior, GPyTorchPosterior):
                 raise UnsupportedError(
                     "posterior_transform: expected one whose result is a "
-                    f"GPyTorchPosterior, got a {type(posterior).__name__}: only "
-                    "Gaussians can be averaged."
+                    f"GPyTorchPosterior, got a {type(posterior).__name__}."
                 )
         else:
             transform = getattr(self.models[0], "outcome_transform", None)
@@ -429,7 +422,7 @@ class SampledGP(GPyTorchModel, FantasizeMixin):
         self.eval()
         given = {"X": X, "Y": Y} | ({} if noise is None else {"noise": noise})
         for name, values in given.items():
-            check_tensor(name, values)
+            checks.check_tensor(name, values)
         Ys = self._samples_of("Y", Y, Y.ndim <= 2)
         Xs = self._samples_of("X", X, X.ndim <= 2 or X.ndim != Y.ndim)
         noises: list[dict[str, Any]] = [{}] * self.num_samples

@@ -266,20 +266,15 @@ def _numeric_reductions(
     squares = np.concatenate([zero, np.cumsum(y**2, axis=0)])
     # equal values are on the same side, so a threshold has a first and a last row
     position = np.arange(n)[:, None]
-    first, after = position, position + 1
-    below, below_squares = total[:-1], squares[:-1]
-    upto, upto_squares = total[1:], squares[1:]
     starts = np.concatenate([np.ones((1, d), dtype=bool), x[1:] != x[:-1]])
-    if not starts.all():
-        first = np.maximum.accumulate(np.where(starts, position, 0), axis=0)
-        ends = np.concatenate([starts[1:], np.ones((1, d), dtype=bool)])
-        after = np.minimum.accumulate(np.where(ends, position, n)[::-1], axis=0)
-        after = after[::-1] + 1
-        below, below_squares, upto, upto_squares = (
-            np.take_along_axis(sums, places, axis=0)
-            for places in (first, after)
-            for sums in (total, squares)
-        )
+    first = np.maximum.accumulate(np.where(starts, position, 0), axis=0)
+    ends = np.concatenate([starts[1:], np.ones((1, d), dtype=bool)])
+    after = np.minimum.accumulate(np.where(ends, position, n)[::-1], axis=0)[::-1] + 1
+    below, below_squares, upto, upto_squares = (
+        np.take_along_axis(sums, places, axis=0)
+        for places in (first, after)
+        for sums in (total, squares)
+    )
     # sums of squares around the means, of all rows and of both sides
     everything = squares[-1] - total[-1] ** 2 / n
     within = upto_squares - upto**2 / after

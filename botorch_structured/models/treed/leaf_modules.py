@@ -306,9 +306,8 @@ def _no_features(kernel: TreedKernel, **kwargs: Any) -> Any:
     """
     raise UnsupportedError(
         "model: expected one with the prior that it predicts from, to draw whole paths "
-        "of, got a TreedGP with more than one leaf (or warp, or categorical_features): "
-        "its posterior is mixed from those of leaves. Draw at a finite set of points "
-        "instead: posterior(X).rsample(), or MaxPosteriorSampling."
+        "of, got a TreedGP with more than one leaf, warp or categorical_features: draw "
+        "at a finite set of points, posterior(X).rsample() or MaxPosteriorSampling."
     )
 
 

@@ -37,6 +37,7 @@ __all__ = ["LeafProblem", "Maximum", "maximise"]
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -78,8 +79,6 @@ _LEAST_CURVATURE = 0.2  # of what was expected, below which an update is damped
 _COMMON_STEPS = 3
 # Nodes with a larger share of the data are large; with few data the calls take longer.
 _SMALL_SHARE, _FEW_ROWS = 0.3, 128
-# A curvature of which steps are taken: its lowest eigenvalue, of the sum of all.
-_DEFINITE = 1e-3
 # Climbs with parabolas: the least gain that a step has to promise, in units of that of
 # the last.
 _ROUNDS = (1000.0, 100.0, 10.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)
@@ -300,21 +299,21 @@ def _damped_update(
     return np.where(seen[:, None, None], curvature + update, curvature)
 
 
+@dataclass
 class _Parabolas:
     """In place of what leaves ask of large nodes, see the module.
 
-    Args:
+    Attributes:
         centre: c, ``L x p``.
         value: f there, ``L``.
         gradient: ``L x p``.
         curvature: B, positive semidefinite, ``L x p x p``.
     """
 
-    def __init__(
-        self, centre: Array, value: Array, gradient: Array, curvature: Array
-    ) -> None:
-        self.centre, self.value = centre.copy(), value
-        self.gradient, self.curvature = gradient, curvature
+    centre: Array
+    value: Array
+    gradient: Array
+    curvature: Array
 
     def at(self, leaf: int, theta: Array) -> tuple[float, Array]:
         """Value and gradient of one of them."""
@@ -465,7 +464,7 @@ class LeafProblem:
             if together is not None:
                 theta = np.tile(np.clip(together[0], *self._within), (len(theta), 1))
         small = [density.of_small_nodes(most) for density in self.densities]
-        large = _Parabolas(theta, *nodes.sums(theta, most))
+        large = _Parabolas(theta.copy(), *nodes.sums(theta, most))
         near = [large.beside(j, density) for j, density in enumerate(small)]
         value, gradient = _all_of(near, theta)
         start = theta
@@ -484,16 +483,11 @@ class LeafProblem:
             worth = large.worth_of_errors(theta, curvature)
             order = np.argsort(worth)  # all but those with the least together
             doubtful = order[np.cumsum(worth[order]) > tolerance].tolist()
-            before = large.curvature.copy()
             for j in doubtful:
                 expected, by_expected = large.at(j, theta[j])
                 rest, by_rest = value[j] - expected, gradient[j] - by_expected
                 value[j], gradient[j] = self.densities[j](theta[j])
                 large.move(j, theta[j], value[j] - rest, gradient[j] - by_rest)
-            changed = curvature + (large.curvature - before)
-            lowest = np.linalg.eigvalsh(changed)[:, 0]
-            definite = lowest > _DEFINITE * np.trace(changed, axis1=1, axis2=2)
-            curvature[definite] = changed[definite]
             if not np.isfinite(value).all():
                 break
             if not doubtful and promised == 1.0:

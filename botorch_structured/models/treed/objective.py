@@ -296,10 +296,11 @@ def leaf_terms(
     return found
 
 
+@dataclass(frozen=True)
 class LeafDensity:
     """The log posterior density of the hyperparameters of a leaf, up to a constant.
 
-    Args:
+    Attributes:
         terms: Of the leaf.
         correlation: Of its kernel.
         mode: Of the Gaussian prior of theta.
@@ -308,16 +309,11 @@ class LeafDensity:
             fresh memory takes longer than what is computed in it.
     """
 
-    def __init__(
-        self,
-        terms: Sequence[LeafTerm],
-        correlation: Correlation,
-        mode: Array,
-        precision: Array,
-        scratch: dict[int, Scratch],
-    ) -> None:
-        self.terms, self.correlation, self.scratch = terms, correlation, scratch
-        self.mode, self.precision = mode, precision
+    terms: Sequence[LeafTerm]
+    correlation: Correlation
+    mode: Array
+    precision: Array
+    scratch: dict[int, Scratch]
 
     def __call__(self, theta: Array) -> tuple[float, Array]:
         """Value and gradient; ``-inf`` where a covariance has no factor."""
@@ -339,13 +335,8 @@ class LeafDensity:
     def of_small_nodes(self, most: float) -> LeafDensity:
         """That of the prior, and of nodes with at most so many rows."""
         counts = [sum(size <= most for size in term.sizes) for term in self.terms]
-        return LeafDensity(
-            [t.first(k) for t, k in zip(self.terms, counts, strict=True) if k],
-            self.correlation,
-            self.mode,
-            self.precision,
-            self.scratch,
-        )
+        terms = [t.first(k) for t, k in zip(self.terms, counts, strict=True) if k]
+        return replace(self, terms=terms)
 
 
 def _term_evidence(

@@ -54,10 +54,11 @@ class LeafFactors:
     real: Tensor
 
 
+@dataclass
 class TreedPredictor:
     """The posterior of one element of a batch of treed GPs.
 
-    Args:
+    Attributes:
         element: Number of the element.
         partition: Its partition.
         kernel: Kernel of the leaves.
@@ -71,29 +72,25 @@ class TreedPredictor:
         graph: Whether factors are differentiable (in data, and hyperparameters).
     """
 
-    def __init__(
-        self,
-        element: int,
-        partition: TreePartition,
-        kernel: TreedKernel,
-        mean: LeafMean,
-        noise: Callable[[int], Tensor],
-        X: Tensor,
-        y: Tensor,
-        lend: bool,
-        graph: bool,
-    ) -> None:
-        self.graph = graph
+    element: int
+    partition: TreePartition
+    kernel: TreedKernel
+    mean: LeafMean
+    noise: Callable[[int], Tensor]
+    X: Tensor
+    y: Tensor
+    lend: bool
+    graph: bool
+
+    def __post_init__(self) -> None:
+        X, y = self.X, self.y
         # on a GPU, waiting for a condition takes longer than computing both leaves
         self.masked = X.is_cuda
-        self.element, self.kernel, self.mean = element, kernel, mean
-        self.noise, self.lend = noise, lend
-        self.root = partition.nodes[0]
-        shape = torch.broadcast_shapes(X.shape[:-2], y.shape[:-1])
-        self.fantasies = shape
+        self.root = self.partition.nodes[0]
+        self.fantasies = shape = torch.broadcast_shapes(X.shape[:-2], y.shape[:-1])
         self.X = X.expand(*shape, *X.shape[-2:]).reshape(-1, *X.shape[-2:])
         self.y = y.expand(*shape, -1).reshape(-1, y.shape[-1])
-        self._home = partition.leaf_index(self.X)
+        self._home = self.partition.leaf_index(self.X)
         everything = torch.ones_like(self._home, dtype=torch.bool)
         self._reach = self._members(self.root, everything, {})
         self._factors: dict[int, LeafFactors] = {}

@@ -138,9 +138,7 @@ def climb(
         damped = here.information.copy()
         damped.ravel()[:: len(damped) + 1] *= 1.0 + damping
         _, step, info = lapack.dposv(damped, here.gradient)
-        if info != 0:
-            break
-        if 0.5 * float(step @ here.gradient) < least_gain:
+        if info != 0 or 0.5 * float(step @ here.gradient) < least_gain:
             break
         largest = float(np.abs(step).max())
         if largest > _LARGEST_STEP:

@@ -228,8 +228,7 @@ class TreedGP(fast_inference.FastSingleTaskGP):
         if covar_module is not None and (warp or categorical or leaf_kernel):
             raise ValueError(
                 "covar_module: expected None beside warp, categorical_features or "
-                "leaf_kernel, which configure the default kernel (one or the other), "
-                f"got {type(covar_module).__name__}."
+                f"leaf_kernel, got {type(covar_module).__name__}."
             )
         if (
             input_transform is not None
@@ -237,9 +236,8 @@ class TreedGP(fast_inference.FastSingleTaskGP):
             and any(p.requires_grad for p in input_transform.parameters())
         ):
             raise ValueError(
-                "input_transform: expected a transform without parameters, as "
-                f"thresholds are fixed, got {type(input_transform).__name__}; with "
-                "warp=True leaves warp their inputs themselves."
+                "input_transform: expected a transform without parameters, got "
+                f"{type(input_transform).__name__}; see warp=True."
             )
         if not isinstance(
             likelihood, (type(None), GaussianLikelihood, FixedNoiseGaussianLikelihood)
@@ -508,8 +506,7 @@ class TreedGP(fast_inference.FastSingleTaskGP):
             if trees != partition.tree_shape:
                 raise ValueError(
                     "state_dict: expected partitions of batch shape "
-                    f"{tuple(partition.tree_shape)}, as this model has, got "
-                    f"{tuple(trees)}."
+                    f"{tuple(partition.tree_shape)}, got {tuple(trees)}."
                 )
             before = partition.column.shape[-1], partition.num_leaves, self._is_treed
             partition.resize(state["column"].shape[-1])
