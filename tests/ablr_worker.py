@@ -57,13 +57,7 @@ def evaluate(
 
 
 def conditioned(rank: int, size: int, process_group: object) -> Tensor:
-    """Evidence and predictions of a model that all processes gave the same new rows.
-
-    Args:
-        rank: Which rows to have, of
-        size: that many parts.
-        process_group: Who has the others.
-    """
+    """Evidence and predictions of a model that all processes gave the same new rows."""
     g = torch.Generator().manual_seed(4)
     X = torch.rand(33, 3, generator=g, dtype=torch.float64)
     X[:, 2] = torch.arange(33) % 3

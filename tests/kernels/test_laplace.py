@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 from torch import Tensor
@@ -45,17 +43,6 @@ class TestValues:
         assert each.shape == (2, 3, 5, 4)
         torch.testing.assert_close(each.prod(-3), dense(kernel, a, b))
         assert kernel(a, diag=True, last_dim_is_batch=True).shape == (2, 3, 5)
-
-    def test_float32(self) -> None:
-        kernel = LaplaceKernel(ard_num_dims=3)
-        a = points(5, 3)
-        assert dense(kernel, a.float()).dtype == torch.float32
-        torch.testing.assert_close(
-            dense(kernel, a.float()).double(),
-            dense(copy.deepcopy(kernel).double(), a),
-            rtol=1e-5,
-            atol=1e-6,
-        )
 
     def test_device(self, device: torch.device) -> None:
         kernel = LaplaceKernel(ard_num_dims=3).double()

@@ -76,12 +76,7 @@ class TestApproachesTheLaplaceKernel:
 
 class TestIsAMondrianProcess:
     def test_more_than_cuts_of_a_grid(self) -> None:
-        """Independent columns would cut both halves alike; Mondrian trees do not.
-
-        That (0, 0) and (1, 0) stay together while (0, 1) and (1, 1) are separated needs
-        a first cut across x1, at rate 2, and has probability
-        exp(-L) int_0^L exp(-t) (1 - exp(t - L)) dt.
-        """
+        """Independent columns would cut both halves alike; Mondrian trees do not."""
         lifetime, trees = 1.5, 20_000
         partition = MondrianPartition(trees, 0, None)
         a, b, c, d = partition(grid(0, 1, 2, 2), torch.ones(1, 1), lifetime)

@@ -81,12 +81,7 @@ def test_several_outcomes_of_a_row(chunk_rows: int | None) -> None:
 
 @pytest.mark.parametrize("num_features", [6, 12])
 def test_chunks_change_nothing_where_ratios_are_extreme(num_features: int) -> None:
-    """Of alpha / beta = 1e10, products of features would keep half of the digits.
-
-    Twelve features of five hidden units and a constant are of rank six. (Derivatives to
-    the network are not compared: outcomes that differ by rounding already change them
-    by alpha |Phi| |y| times rounding, which is 1e-5 here.)
-    """
+    """Of alpha / beta = 1e10, products of features would keep half of the digits."""
     problem = make_problem([400, 300], num_features, seed=4)
     assert problem.log_alpha is not None
     problem.log_alpha.data.fill_(18.0)

@@ -545,18 +545,6 @@ def test_extremes_have_finite_fits() -> None:
     assert (inside.variance >= 0.0).all()
 
 
-def test_unnormalised_inputs_are_scaled_by_the_network() -> None:
-    X, Y = task_data()
-    bounds = torch.tensor([[-30.0, 5.0, 0.0], [20.0, 5000.0, 0.0]])
-    low, high = X[:, :2].amin(0), X[:, :2].amax(0)
-    scaled = X.clone()
-    unit = (X[:, :2] - low) / (high - low)
-    scaled[:, :2] = bounds[0, :2] + unit * (bounds[1] - bounds[0])[:2]
-    model = MultiTaskABLR(scaled, Y, -1)
-    inside = (scaled[:, :2] - model.feature_map.center) / model.feature_map.half_range
-    torch.testing.assert_close(inside, 2.0 * unit - 1.0)
-
-
 def test_a_model_without_rows_is_its_prior() -> None:
     X, Y = task_data()
     model = MultiTaskABLR(X[:0], Y[:0], -1, all_tasks=TASKS, feature_map=network())

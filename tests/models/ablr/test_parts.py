@@ -29,9 +29,6 @@ from botorch_structured.models.ablr.tasks import StandardizeTasks, TaskColumn
 pytestmark = pytest.mark.usefixtures("double")
 
 
-# -- network --------------------------------------------------------------------------
-
-
 def test_the_network_is_three_layers_of_tanh() -> None:
     network = TanhNetwork(4, bounds=torch.tensor([[-1.0] * 4, [3.0] * 4]))
     assert [tuple(w.shape) for w in network.weights] == [(50, 4), (50, 50), (50, 50)]
@@ -99,9 +96,6 @@ def test_network_errors(arguments: dict[str, Any], message: str) -> None:
         TanhNetwork(**arguments)
 
 
-# -- exchangeable prior ----------------------------------------------------------------
-
-
 @given(
     seed=seeds,
     count=st.integers(1, 6),
@@ -139,9 +133,6 @@ def test_each_row_has_the_noise_of_its_task() -> None:
     )
     with pytest.raises(ValueError, match="params: expected the inputs"):
         likelihood(prior)
-
-
-# -- tasks and scales ------------------------------------------------------------------
 
 
 def test_tasks_are_standardised_one_by_one() -> None:

@@ -155,12 +155,6 @@ def test_mode(n: int, known_noise: bool) -> None:
             assert density(at, features, curve, Y, noise) < here + 1e-6
 
 
-def test_without_outcomes_it_is_the_usual_one() -> None:
-    features, curve, Y = data(0, 1.0)
-    found = most_probable_scale(features, curve, Y, OUTCOMES)
-    assert found == pytest.approx(math.exp(0.5), rel=1e-6)
-
-
 def test_exact_outcomes() -> None:
     """Their noise counts as 1e-9 of the usual variance, of outcomes of any unit."""
     features, curve, Y = data(12, 2.0)
@@ -196,13 +190,3 @@ def test_levels_far_apart_and_little_noise(n: int) -> None:
         ]
     )
     assert math.log(found) == pytest.approx(float(log_s[values.argmax()]), abs=0.01)
-
-
-@pytest.mark.parametrize("scale", [0.05, 30.0])
-def test_mode_far_from_what_is_usual(scale: float) -> None:
-    """Many outcomes outweigh any number of tasks whose scales are all the same."""
-    outcomes = OUTCOMES._replace(log_scale=(0.0, 0.1))
-    features, curve, Y = data(400, scale)
-    found = math.log(most_probable_scale(features, curve, Y, outcomes))
-    assert abs(found) > 0.8  # eight spreads
-    assert found == pytest.approx(math.log(scale), abs=0.8)

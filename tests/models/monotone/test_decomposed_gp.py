@@ -32,9 +32,6 @@ from botorch_structured.models.sampled.sampled_gp import SampledGP
 from botorch_structured.test_functions import MonotoneMixture1D
 
 D = 2
-# With its defaults L-BFGS-B ends where rounding in the objective decides; at the last
-# digits its line search fails on some CPUs.
-NEAR_THE_END: dict[str, Any] = {"options": {"ftol": 1e-10, "gtol": 1e-5}}
 BOUNDS = torch.tensor([[0.0] * D, [10.0] * D], dtype=torch.double)
 
 

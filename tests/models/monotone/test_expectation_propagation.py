@@ -143,14 +143,6 @@ def test_evidence_of_many_signs_is_that_of_integration() -> None:
         assert float(evidence(mean, S, 0.1)) == pytest.approx(log_probability, abs=0.1)
 
 
-def test_a_start_at_the_fixed_point_stays_there() -> None:
-    mean, S = problem(4, 2, -1)
-    result = run(mean, S, 0.1)
-    again = run(mean, S, 0.1, start=result)
-    assert again.sweeps == 0 and result.sweeps > 5
-    torch.testing.assert_close(again.sites.log_scale, result.sites.log_scale)
-
-
 def test_a_bad_start_is_not_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that does not converge from the old sites starts anew."""
     mean, S = problem(1, 2, -1, n=9, m=14)

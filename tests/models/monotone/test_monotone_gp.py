@@ -109,27 +109,6 @@ class TestContract(StructuredModelTestCase):
         )
 
 
-class TestContractMatern(TestContract):
-    """A Matern-5/2 kernel, and a sign that the data contradict."""
-
-    model_kwargs: dict[str, Any] = {"monotone": {0: 1, 1: -1}, "virtual_X": GRID[::2]}
-
-    def make_model(self, X: Tensor, Y: Tensor, **kwargs: Any) -> MonotoneGP:
-        shape = X.shape[:-2]
-        inner = MaternKernel(2.5, ard_num_dims=2, batch_shape=shape)
-        kwargs["covar_module"] = ScaleKernel(inner, batch_shape=shape)
-        return super().make_model(X, Y, **kwargs)
-
-    @pytest.mark.skip("BoTorch subsets the covariances that it, or we, made")
-    def test_several_outputs(self) -> None: ...
-
-    @pytest.mark.skip("the kernel has no batch of folds; the other class tests it")
-    def test_cross_validation(self) -> None: ...
-
-
-# -- what the model is ------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "kwargs", [{"monotone": {}}, {"monotone": {0: 1}, "virtual_X": torch.zeros(0, 2)}]
 )
@@ -306,9 +285,6 @@ def test_data_against_the_sign(nu: float, noise_free: bool) -> None:
         assert model.likelihood.noise > 0.5
 
 
-# -- transforms -------------------------------------------------------------------
-
-
 def test_transformed_inputs_are_inputs() -> None:
     """The same model on raw inputs with Normalize and on normalised inputs."""
     X, Y = make_data(10)
@@ -392,9 +368,6 @@ def test_transforms_that_mix_columns() -> None:
         MonotoneGP(X, Y, {0: 1}, input_transform=Rotated(2))
 
 
-# -- derivatives ------------------------------------------------------------------
-
-
 def test_derivative_posterior_is_that_of_differences() -> None:
     """Mean and joint covariance, as of differences of values over 2e-4."""
     X, Y = make_data(10)
@@ -445,9 +418,6 @@ def test_derivatives_of_several_outputs() -> None:
         torch.testing.assert_close(
             part.covar_module.sites.shift, one.covar_module.sites.shift
         )
-
-
-# -- what is kept when ------------------------------------------------------------
 
 
 def test_sites_follow_hyperparameters_and_data() -> None:
@@ -660,9 +630,6 @@ def test_without_convergence_there_is_a_warning(
     assert model.posterior(GRID).mean.isfinite().all()
 
 
-# -- virtual points ---------------------------------------------------------------
-
-
 def test_adaptive_points() -> None:
     """None where data say it, and afterwards no sign is in doubt anywhere."""
     g = torch.Generator().manual_seed(2)
@@ -723,9 +690,6 @@ def test_adaptive_points_follow_the_data() -> None:
     assert torch.equal(model.virtual_points, fresh.virtual_points)
     assert not torch.equal(before, fresh.virtual_points)
     torch.testing.assert_close(posterior.mean, fresh.posterior(points).mean)
-
-
-# -- arguments --------------------------------------------------------------------
 
 
 def test_construct_inputs() -> None:

@@ -25,7 +25,7 @@ from gpytorch.priors import (
 )
 from torch import Tensor
 
-from botorch_structured.models import ConditionalGP, TreeStructuredGP
+from botorch_structured.models import ConditionalGP
 from botorch_structured.models.sampled.coordinates import (
     PriorCoordinates,
     scalar_log_densities,
@@ -71,14 +71,6 @@ def test_values_and_coordinates_are_inverse() -> None:
     assert c.scalar_value(0)(math.log(0.9e-4)) is None  # below the floor
     assert c.scalar_value(0)(1e4) is None  # exp overflows
     assert not c.inside(np.array([0.9e-4, 0.0, 1.0, 1.0]))
-
-
-def test_probing_leaves_no_trace() -> None:
-    model = TreeStructuredGP(*data(d=3), {0: {0: [1], 1: [2]}})
-    before = {k: v.clone() for k, v in model.state_dict().items()}
-    PriorCoordinates(model)
-    for name, value in model.state_dict().items():
-        assert torch.equal(value, before[name]), name
 
 
 def test_standard_deviations_are_coordinates_of_their_own() -> None:

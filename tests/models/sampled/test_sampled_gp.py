@@ -17,9 +17,7 @@ from botorch.acquisition import (
     qLogNoisyExpectedImprovement,
 )
 from botorch.acquisition.analytic import (
-    ExpectedImprovement,
     LogExpectedImprovement,
-    ProbabilityOfImprovement,
     UpperConfidenceBound,
 )
 from botorch.acquisition.multi_objective.logei import (
@@ -58,8 +56,6 @@ from torch import Tensor
 
 from botorch_structured.acquisition import PathLogExpectedImprovement
 from botorch_structured.models.sampled.sampled_gp import SampledGP
-
-# -- the mixture ------------------------------------------------------------------
 
 
 def test_shapes_and_moments_of_the_mixture() -> None:
@@ -129,9 +125,6 @@ def test_several_outputs() -> None:
             model(X)
 
 
-# -- acquisition functions average ------------------------------------------------
-
-
 def logmeanexp(values: Tensor) -> Tensor:
     return values.logsumexp(0) - math.log(len(values))
 
@@ -140,42 +133,28 @@ def average(values: Tensor) -> Tensor:
     return values.mean(0)
 
 
-def baseline() -> Tensor:
-    return on_tree(data()[0][:6])
+def sampler() -> SobolQMCNormalSampler:
+    return SobolQMCNormalSampler(torch.Size([16]), seed=1)
+
+
+def noisy(model: Any, **kwargs: Any) -> AcquisitionFunction:
+    baseline = on_tree(data()[0][:6])
+    return qLogNoisyExpectedImprovement(
+        model, baseline, sampler=sampler(), prune_baseline=False, **kwargs
+    )
 
 
 ACQUISITIONS: dict[str, tuple[Callable[[Any], AcquisitionFunction], Any, int]] = {
-    "EI": (lambda m: ExpectedImprovement(m, 0.8), average, 1),
     "LogEI": (lambda m: LogExpectedImprovement(m, 0.8), logmeanexp, 1),
     "UCB": (lambda m: UpperConfidenceBound(m, beta=2.0), average, 1),
-    "PI": (lambda m: ProbabilityOfImprovement(m, 0.8), average, 1),
     "qLogEI": (
-        lambda m: qLogExpectedImprovement(
-            m, 0.8, sampler=SobolQMCNormalSampler(torch.Size([16]), seed=1)
-        ),
+        lambda m: qLogExpectedImprovement(m, 0.8, sampler=sampler()),
         logmeanexp,
         2,
     ),
-    "qLogNEI": (
-        lambda m: qLogNoisyExpectedImprovement(
-            m,
-            baseline(),
-            sampler=SobolQMCNormalSampler(torch.Size([16]), seed=1),
-            prune_baseline=False,
-            cache_root=True,
-        ),
-        logmeanexp,
-        2,
-    ),
+    "qLogNEI": (lambda m: noisy(m, cache_root=True), logmeanexp, 2),
     "pending": (
-        lambda m: qLogNoisyExpectedImprovement(
-            m,
-            baseline(),
-            sampler=SobolQMCNormalSampler(torch.Size([16]), seed=1),
-            prune_baseline=False,
-            cache_root=False,
-            X_pending=on_tree(points(2, seed=3)),
-        ),
+        lambda m: noisy(m, cache_root=False, X_pending=on_tree(points(2, seed=3))),
         logmeanexp,
         2,
     ),
@@ -231,9 +210,6 @@ def test_path_expected_improvement() -> None:
     torch.testing.assert_close(found, logmeanexp(torch.stack(each)))
     with pytest.raises(ValueError, match="path_posterior"):
         PathLogExpectedImprovement(sampled(), 0.8)
-
-
-# -- more data --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("tree", [False, True])
@@ -312,9 +288,6 @@ def test_gradients_reach_fantasies() -> None:
     value = model.fantasize(x, sampler).posterior(points(2, 1, seed=1)).mean.sum()
     (gradient,) = torch.autograd.grad(value, x)
     assert gradient.abs().min() > 0
-
-
-# -- a BoTorch model in every other way ---------------------------------------------
 
 
 def test_state_dict_pickle_and_deepcopy() -> None:

@@ -54,10 +54,7 @@ def sample(
 
 
 def thinned(draws: np.ndarray, cdf: Callable) -> np.ndarray:
-    """Every so many-th of ``n`` draws, to be as good as independent.
-
-    By the autocorrelation of their quantiles, which exists whatever the tails are.
-    """
+    """Every so many-th of ``n`` draws, to be as good as independent."""
     ess = effective_sample_size(cdf(draws)[None, :, None])[0]
     return draws[:: math.ceil(len(draws) / ess)]
 
@@ -108,12 +105,7 @@ def test_known_distributions(name: str) -> None:
 
 @pytest.mark.parametrize("max_steps", [1, 2, 3])
 def test_the_first_interval_and_its_steps_are_placed_at_random(max_steps: int) -> None:
-    """Else the interval found from the new value would not be as likely as this one.
-
-    A narrow high step and a wide low one with next to nothing between them: intervals
-    around the value reach from one to the other more often than back. Distances of the
-    distributions are 0.08 and more then, or if steps are not shared out at random.
-    """
+    """Else the interval found from the new value would not be as likely as this one."""
     ends, logs = np.array([0.0, 1.0, 2.0, 4.0]), np.array([0.0, -3.0, -0.5])
     mass = np.exp(logs) * np.diff(ends)
     below = np.concatenate([[0.0], np.cumsum(mass)]) / mass.sum()

@@ -200,10 +200,7 @@ def test_leave_one_out_without_noise() -> None:
 @pytest.mark.parametrize("options", [{}, PUBLISHED], ids=["default", "published"])
 @pytest.mark.parametrize("m", [1, 2])
 def test_fantasies_in_gaps_and_across_leaves(options: dict[str, Any], m: int) -> None:
-    """Where leaves disagree, fantasies still are of one distribution.
-
-    Fantasies of fantasies are one fantasy of both points.
-    """
+    """Where leaves disagree, fantasies still are of one distribution."""
     X, Y = step_data()
     model = randomised(TreedGP(X, torch.cat([Y, Y.flip(0)], -1)[:, :m], **options))
     edge = X[:, 0].sort().values

@@ -3,7 +3,6 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from botorch.acquisition import qLogExpectedImprovement, qLogNoisyExpectedImprovement
@@ -383,17 +382,6 @@ def test_degenerate_data(kwargs: dict[str, Any]) -> None:
         posterior = model.posterior(X, observation_noise=True)
         assert posterior.mean.isfinite().all(), name
         assert (posterior.variance > 0.0).all(), name
-
-
-def test_random_states_are_left_alone() -> None:
-    X, Y = step_data(200)
-    torch_state, numpy_state = torch.get_rng_state(), np.random.get_state()[1].copy()
-    model = TreedGP(X, Y)
-    fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
-    assert torch.equal(torch_state, torch.get_rng_state())
-    assert np.array_equal(numpy_state, np.random.get_state()[1])
-    other = TreedGP(X, Y)
-    assert shape_of(other) == shape_of(model)
 
 
 def test_the_published_mode_has_a_name() -> None:
