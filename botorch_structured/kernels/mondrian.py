@@ -370,11 +370,8 @@ class MondrianKernel(BatchKernel):
         for start in range(0, self.num_trees, step):
             part = slice(start, start + step)
             same = cells[..., part] == others[..., part]
-            if self.features_per_tree is None:
-                total += same.sum(-1)
-            else:
-                signed = torch.where(same, signs[..., part] * other_signs[..., part], 0)
-                total += signed.sum(-1)
+            signed = torch.where(same, signs[..., part] * other_signs[..., part], 0)
+            total += signed.sum(-1)
         result = total / self.num_trees + self._no_gradient(x1, x2)
         return result.squeeze(-1) if diag else result
 

@@ -76,11 +76,8 @@ class RandomFourierFeatures(Module):
         seed: int | None = None,
         lengthscale_prior: Prior | DefaultType | None = DEFAULT,
     ) -> None:
-        for name, value in (
-            ("num_features", num_features),
-            ("ard_num_dims", ard_num_dims),
-            ("num_dims", num_dims),
-        ):
+        check_count("num_features", num_features)
+        for name, value in (("ard_num_dims", ard_num_dims), ("num_dims", num_dims)):
             if value is not None:
                 check_count(name, value)
         num_dims = ard_num_dims if num_dims is None else num_dims

@@ -169,16 +169,12 @@ class TaskFeatureKernel(BatchKernel):
         left, task1 = self._features(x1)
         right, task2 = self._features(x2)
         beta = self.weight_precision.value
-        if diag:
-            values = (left * right).sum(-1)
-            if task1 is None or task2 is None:
-                return values / beta.reshape(*self.batch_shape, 1)
-            return torch.where(task1 == task2, values / beta[task1], 0.0)
-        values = left @ right.mT
+        values = (left * right).sum(-1) if diag else left @ right.mT
         if task1 is None or task2 is None:
-            return values / beta.reshape(*self.batch_shape, 1, 1)
-        same = task1.unsqueeze(-1) == task2.unsqueeze(-2)
-        return torch.where(same, values / beta[task1].unsqueeze(-1), 0.0)
+            return values / beta.reshape(*self.batch_shape, *[1] * (2 - diag))
+        if not diag:
+            task1, task2 = task1.unsqueeze(-1), task2.unsqueeze(-2)
+        return torch.where(task1 == task2, values / beta[task1], 0.0)
 
     def _take(self, where: Tensor) -> TaskFeatureKernel:
         # features, which may be a large network, are those of the whole batch

@@ -330,7 +330,7 @@ class EvidenceObjective:
         evidence -= float(np.log(L.diagonal()).sum())
         G = np.multiply.outer(0.5 * alpha, alpha)
         G -= 0.5 * A
-        of_constant = alpha.sum()
+        of_constant, pulled = alpha.sum(), []
         if self.signs is not None:
             signs = self.signs
             C = self.C.at(c, length, variance) * signs
@@ -349,12 +349,9 @@ class EvidenceObjective:
             G += HW @ H.T - cross - cross.T
             of_constant -= Hw.sum()
             GC = (np.multiply.outer(alpha, w) - 2.0 * HW) * signs
-            GS = W * signs * signs[:, None]
-        of_length, of_variance = self.K.pull(G)
-        if self.signs is not None:
-            for part, gradient in ((self.C, GC), (self.S, GS)):
-                more = part.pull(gradient)
-                of_length, of_variance = of_length + more[0], of_variance + more[1]
+            pulled += [self.C.pull(GC), self.S.pull(W * signs * signs[:, None])]
+        pulled.append(self.K.pull(G))
+        of_length, of_variance = (sum(part) for part in zip(*pulled, strict=True))
         return (
             evidence,
             of_length,

@@ -228,7 +228,7 @@ class TreedGP(fast_inference.FastSingleTaskGP):
         if covar_module is not None and (warp or categorical or leaf_kernel):
             raise ValueError(
                 "covar_module: expected None beside warp, categorical_features or "
-                f"leaf_kernel, got {type(covar_module).__name__}."
+                f"leaf_kernel (one or the other), got {type(covar_module).__name__}."
             )
         if (
             input_transform is not None
