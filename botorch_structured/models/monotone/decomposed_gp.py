@@ -441,8 +441,8 @@ class DecomposedGP(ModelListGP):
     def _check_output(self, indices: list[int] | None) -> None:
         if indices is not None and list(indices) not in ([0], [-1]):
             raise ValueError(
-                f"output_indices: expected [0], one output, the sum, got {indices}. The "
-                "joint posterior of its components is `component_posterior`."
+                f"output_indices: expected [0], one output, the sum, got {indices}; "
+                "of its components there is `component_posterior`."
             )
 
 
