@@ -79,6 +79,8 @@ _LEAST_CURVATURE = 0.2  # of what was expected, below which an update is damped
 _COMMON_STEPS = 3
 # Nodes with a larger share of the data are large; with few data the calls take longer.
 _SMALL_SHARE, _FEW_ROWS = 0.3, 128
+# A curvature of which steps are taken: its lowest eigenvalue, of the sum of all.
+_DEFINITE = 1e-3
 # Climbs with parabolas: the least gain that a step has to promise, in units of that of
 # the last.
 _ROUNDS = (1000.0, 100.0, 10.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)
@@ -483,11 +485,16 @@ class LeafProblem:
             worth = large.worth_of_errors(theta, curvature)
             order = np.argsort(worth)  # all but those with the least together
             doubtful = order[np.cumsum(worth[order]) > tolerance].tolist()
+            before = large.curvature.copy()
             for j in doubtful:
                 expected, by_expected = large.at(j, theta[j])
                 rest, by_rest = value[j] - expected, gradient[j] - by_expected
                 value[j], gradient[j] = self.densities[j](theta[j])
                 large.move(j, theta[j], value[j] - rest, gradient[j] - by_rest)
+            changed = curvature + (large.curvature - before)
+            lowest = np.linalg.eigvalsh(changed)[:, 0]
+            definite = lowest > _DEFINITE * np.trace(changed, axis1=1, axis2=2)
+            curvature[definite] = changed[definite]
             if not np.isfinite(value).all():
                 break
             if not doubtful and promised == 1.0:
