@@ -16,6 +16,7 @@ __all__ = ["Decision", "Located", "Lookup", "cut_intervals", "mix"]
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, reduce
 from graphlib import TopologicalSorter
@@ -280,7 +281,8 @@ class Lookup:
         """
         values = X.detach().index_select(-1, self.columns).to(torch.double)
         if values.device.type == "cpu" and values.numel() <= _REMEMBERED:
-            return self._again(values.shape, values.numpy().tobytes())
+            with suppress(RuntimeError):  # tensors of functorch have no data
+                return self._again(values.shape, values.numpy().tobytes())
         return self._find(values)
 
     def _find(self, values: Tensor) -> Located:
