@@ -757,9 +757,14 @@ class MonotoneGP(FastSingleTaskGP):
             if self._data_alone:
                 return MultivariateNormal(mean.base_mean(x), kernel.base_kernel(x))
             self._keep_current()
+            system = kernel.system()  # once for mean, covariance and evidence
             if self.signs_in_fit:
-                evidence = SiteEvidence(mean.log_evidence(kernel.system()).to(x))
+                evidence = SiteEvidence(mean.log_evidence(system).to(x))
                 self.update_added_loss_term("log_probability_of_sites", evidence)
+            explained = kernel.explained(x, system)
+            covariance = kernel.remaining(x, x, explained, explained)
+            shifted = mean.shifted(x, explained, system)
+            return MultivariateNormal(shifted, to_linear_operator(covariance))
         return MultivariateNormal(mean(x), kernel(x))
 
     def _fast_posterior(self, X: Tensor) -> MultivariateNormal | None:

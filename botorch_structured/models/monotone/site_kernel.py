@@ -218,6 +218,12 @@ class SiteConditionedKernel(BatchKernel):
         if diag:
             prior = to_dense(self.base_kernel(x1, x2, diag=True, **params))
             return (prior - (a * b).sum(-1)).to(prior.dtype)
+        return self.remaining(x1, x2, a, b, **params)
+
+    def remaining(
+        self, x1: Tensor, x2: Tensor, a: Tensor, b: Tensor, **params: Any
+    ) -> Tensor:
+        """k~(x, x') where ``a`` and ``b`` are ``explained`` at ``x1`` and ``x2``."""
         prior = to_dense(self.base_kernel(x1, x2, **params))
         return (prior - a @ b.mT).to(prior.dtype)
 
