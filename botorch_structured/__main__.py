@@ -138,7 +138,11 @@ def _open(chosen: argparse.Namespace) -> tuple[Path, Settings]:
         settings.write(folder / _SETTINGS)
         return folder, settings
     found = [chosen.out / _SETTINGS] if chosen.out else _FOLDER.glob(f"*/{_SETTINGS}")
-    path = max((p for p in found if p.exists()), key=_latest, default=None)
+    path = max(
+        (path for path in found if path.exists()),
+        key=lambda path: max(p.stat().st_mtime for p in path.parent.iterdir()),
+        default=None,
+    )
     if path is None:
         where = chosen.out or f"the folders of {_FOLDER}"
         raise ValueError(f"--resume: expected {_SETTINGS} in {where}, got none")
@@ -150,11 +154,6 @@ def _open(chosen: argparse.Namespace) -> tuple[Path, Settings]:
                 f"leave out --{key}, or name another folder with --out"
             )
     return path.parent, replace(settings, **asked)
-
-
-def _latest(settings: Path) -> float:
-    """When something was written to a folder."""
-    return max(path.stat().st_mtime for path in settings.parent.iterdir())
 
 
 def _new_folder(settings: Settings) -> Path:

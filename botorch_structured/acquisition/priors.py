@@ -25,12 +25,7 @@ from botorch.models.model import Model
 from botorch.utils.transforms import is_ensemble
 from torch import Tensor, nn
 
-from botorch_structured.acquisition.mixtures import (
-    Array,
-    MixturePrior,
-    Mixtures,
-    Near,
-)
+from botorch_structured.acquisition.mixtures import Array, MixturePrior, Mixtures, Near
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.spaces.arguments import check_number
 

@@ -274,12 +274,10 @@ def factorise(
     # One look at all flags together: on a GPU the host waits for each.
     factors, flags = _factorise(blocks, residual, num_weights, torch.linalg.cholesky_ex)
     if bool(torch.cat(flags).any()):
-        factors, _ = _factorise(blocks, residual, num_weights, _safe_cholesky)
+        factors, _ = _factorise(
+            blocks, residual, num_weights, lambda A: (psd_safe_cholesky(A), A[:0])
+        )
     return factors
-
-
-def _safe_cholesky(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    return psd_safe_cholesky(matrix), matrix.new_zeros(0, dtype=torch.int32)
 
 
 def _factorise(

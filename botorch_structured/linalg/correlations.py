@@ -168,19 +168,6 @@ def _array_rbf_derivatives(squared: Array) -> tuple[Array, Array, Array]:
     return 0.5 * k, 0.25 * k, 0.125 * k
 
 
-def _array_matern32(squared: Array, out: Array) -> Array:
-    u = np.sqrt(3.0 * squared)
-    return np.multiply(1.0 + u, np.exp(-u), out=out)
-
-
-def _array_matern12(squared: Array, out: Array) -> Array:
-    return np.exp(-np.sqrt(squared), out=out)
-
-
-def _array_laplace(distance: Array, out: Array) -> Array:
-    return np.exp(-distance, out=out)
-
-
 def _array_matern32_slope(squared: Array) -> tuple[Array, Array]:
     u = np.sqrt(3.0 * squared)
     e = np.exp(-u)
@@ -199,6 +186,10 @@ def _array_laplace_slope(distance: Array) -> tuple[Array, Array]:
     return k, k.copy()
 
 
+def _without_slope(of: Callable[[Array], tuple[Array, Array]]) -> Any:
+    return lambda squared, out: of(squared)[0]
+
+
 MATERN52 = Correlation(
     "matern",
     _matern52,
@@ -209,12 +200,7 @@ MATERN52 = Correlation(
     partial(stdtrit, 5),
 )
 RBF = Correlation(
-    "rbf",
-    _rbf,
-    _rbf_curvature,
-    _array_rbf_slope,
-    _array_rbf_derivatives,
-    ndtri,
+    "rbf", _rbf, _rbf_curvature, _array_rbf_slope, _array_rbf_derivatives, ndtri
 )
 
 #: Those that a leaf can have.
@@ -254,20 +240,17 @@ def stationary_form(kernel: Kernel) -> StationaryForm | None:
     return StationaryForm(MATERN52 if matern else RBF, lengthscale, variance)
 
 
-#: k of an array, written into a second one. "laplace" is of sum_j |x_j - x'_j| / l_j.
-ARRAY_VALUES: dict[str, Callable[[Array, Array], Array]] = {
-    "matern12": _array_matern12,
-    "matern32": _array_matern32,
-    "matern52": _array_matern52,
-    "rbf": _array_rbf,
-    "laplace": _array_laplace,
-}
-
-#: The same with slopes: an array to k and -dk/ds.
+#: An array to k and -dk/ds. "laplace" is of sum_j |x_j - x'_j| / l_j.
 ARRAY_SLOPES: dict[str, Callable[[Array], tuple[Array, Array]]] = {
     "matern12": _array_matern12_slope,
     "matern32": _array_matern32_slope,
     "matern52": _array_matern52_slope,
     "rbf": _array_rbf_slope,
     "laplace": _array_laplace_slope,
+}
+
+#: The same without slopes, k of an array, which may be written into a second one.
+ARRAY_VALUES: dict[str, Callable[[Array, Array], Array]] = {
+    **{name: _without_slope(function) for name, function in ARRAY_SLOPES.items()},
+    **{"matern52": _array_matern52, "rbf": _array_rbf},
 }

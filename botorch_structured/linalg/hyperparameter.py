@@ -136,10 +136,7 @@ class Hyperparameter(Module):
         self.register_parameter("raw_value", torch.nn.Parameter(start))
         self.register_constraint("raw_value", LogInterval(*bounds))
         self.register_prior(
-            "value_prior",
-            log_gaussian_prior(mode, scale),
-            read_value,
-            _set_value,
+            "value_prior", log_gaussian_prior(mode, scale), read_value, _set_value
         )
 
     @property

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "few_threads",
-    "progress_bar",
-    "quiet",
-    "seeded",
-]
+__all__ = ["few_threads", "progress_bar", "quiet", "seeded"]
 
 import warnings
 from collections.abc import Callable, Iterator

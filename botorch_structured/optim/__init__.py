@@ -33,10 +33,7 @@ from botorch_structured.optim.local_search import (
     optimize_acqf_local_search,
     optimize_acqf_random,
 )
-from botorch_structured.optim.search import (
-    optimize_acqf_paths,
-    optimize_acqf_two_step,
-)
+from botorch_structured.optim.search import optimize_acqf_paths, optimize_acqf_two_step
 from botorch_structured.optim.sobol_grid import (
     adaptive_sobol_candidates,
     optimize_acqf_sobol,

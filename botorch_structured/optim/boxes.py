@@ -344,10 +344,7 @@ def all_candidates(boxes: Boxes) -> Sample:
 
 
 def raw_candidates(
-    boxes: Boxes,
-    per_box: int,
-    good: Tensor,
-    generator: torch.Generator,
+    boxes: Boxes, per_box: int, good: Tensor, generator: torch.Generator
 ) -> Sample:
     """Candidates in every box, all of them admissible.
 
@@ -468,11 +465,7 @@ class _Slots:
 
 
 def _spread(
-    boxes: Boxes,
-    chosen: Tensor,
-    per_box: int,
-    good: Tensor,
-    generator: torch.Generator,
+    boxes: Boxes, chosen: Tensor, per_box: int, good: Tensor, generator: torch.Generator
 ) -> Sample:
     """Sobol points, perturbations, transfers and points on the bounds."""
     slots = _Slots.of(boxes)

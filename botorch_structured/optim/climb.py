@@ -565,12 +565,7 @@ def _climb_together(
 
 
 def _climb_constrained(
-    evaluator: Evaluator,
-    x: Tensor,
-    value: Tensor,
-    here: Boxes,
-    i: int,
-    moving: Tensor,
+    evaluator: Evaluator, x: Tensor, value: Tensor, here: Boxes, i: int, moving: Tensor
 ) -> tuple[Tensor, Tensor]:
     """SLSQP from one start, then back into the feasible set, left by rounding."""
     constraints = [

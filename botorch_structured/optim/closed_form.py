@@ -156,8 +156,7 @@ def closed_form(function: Any) -> ClosedForm | None:
 
 
 def _joined(
-    functions: Sequence[Any],
-    combine: Callable[[list[ValueAndSlope]], ValueAndSlope],
+    functions: Sequence[Any], combine: Callable[[list[ValueAndSlope]], ValueAndSlope]
 ) -> ClosedForm | None:
     """Of values of functions; None if one of them has no form."""
     found = [closed_form(function) for function in functions]

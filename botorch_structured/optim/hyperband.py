@@ -30,11 +30,7 @@ import torch
 from torch import Tensor
 
 from botorch_structured.spaces import SearchSpace
-from botorch_structured.spaces.arguments import (
-    check_column,
-    check_count,
-    check_number,
-)
+from botorch_structured.spaces.arguments import check_column, check_count, check_number
 
 Rungs = list[tuple[int, float]]
 
@@ -149,9 +145,7 @@ def successive_halving(
 
 
 def encode_triplets(
-    space: SearchSpace,
-    triplets: Iterable[Sequence[Any]],
-    context: str,
+    space: SearchSpace, triplets: Iterable[Sequence[Any]], context: str
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Evaluations of Hyperband, from any program, as data for models.
 

@@ -468,12 +468,7 @@ def _check_scale(bounds: Tensor, space: SearchSpace) -> None:
             )
 
 
-def check_points(
-    name: str,
-    X: Any,
-    tree: ParameterTree,
-    like: Tensor,
-) -> Tensor:
+def check_points(name: str, X: Any, tree: ParameterTree, like: Tensor) -> Tensor:
     """``X`` if it is ``m x d`` numbers, finite where columns are active.
 
     Args:

@@ -5,12 +5,7 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "Search",
-    "make_generator",
-    "optimize_acqf_paths",
-    "optimize_acqf_two_step",
-]
+__all__ = ["Search", "make_generator", "optimize_acqf_paths", "optimize_acqf_two_step"]
 
 import math
 import warnings

@@ -113,9 +113,7 @@ def tree_size(
 
 
 def with_names(
-    tree: Any,
-    names: Sequence[str] | None,
-    labels: Mapping[int, Sequence[str]] | None,
+    tree: Any, names: Sequence[str] | None, labels: Mapping[int, Sequence[str]] | None
 ) -> tuple[ParameterTree, list[str], dict[tuple[int, Any], str]]:
     """A tree or that of a space, names of columns, ``(decision, outcome)`` -> name.
 

@@ -36,9 +36,7 @@ _REMEMBERED = 30_000
 _KEY_MASK = (1 << _KEY_BITS) - 1
 
 
-def cut_intervals(
-    atoms: Iterable[Atom],
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def cut_intervals(atoms: Iterable[Atom]) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Both ends of the intervals of the real line that ``atoms`` on one column cut.
 
     Every boundary is brought to the form ``x >= cut`` (``x > hi`` is ``x >=`` the next

@@ -60,9 +60,7 @@ LEARNERS: dict[str, Learner] = {
     "gnb": Learner("sklearn.naive_bayes", "GaussianNB"),
     "lda": Learner(_LINEAR, "LinearDiscriminantAnalysis"),
     "qda": Learner(
-        _LINEAR,
-        "QuadraticDiscriminantAnalysis",
-        {"reg_param": (1e-3, 1.0, "log")},
+        _LINEAR, "QuadraticDiscriminantAnalysis", {"reg_param": (1e-3, 1.0, "log")}
     ),
 }
 

@@ -5,7 +5,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from linear_operator.utils.errors import NotPSDError
 
@@ -59,6 +59,7 @@ def dense(blocks: list[Block], residual: Array) -> float:
 
 
 @BOTH
+@example(seed=3, sizes=[(2, 110, 1), (2, 3, 1)])
 @given(
     seed=st.integers(0, 10_000),
     sizes=st.lists(

@@ -44,10 +44,7 @@ from botorch_structured.models.tree.leaf_inference import (
     LeafRows,
     Structure,
 )
-from botorch_structured.models.tree.moments import (
-    LeafMoments,
-    differentiable_moments,
-)
+from botorch_structured.models.tree.moments import LeafMoments, differentiable_moments
 from botorch_structured.models.tree.objective import LeafObjective
 
 # -- batch dimensions ---------------------------------------------------------------

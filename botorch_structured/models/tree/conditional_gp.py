@@ -14,9 +14,7 @@ References:
 
 from __future__ import annotations
 
-__all__ = [
-    "ConditionalGP",
-]
+__all__ = ["ConditionalGP"]
 
 from collections.abc import Sequence
 from typing import Any
@@ -34,10 +32,7 @@ from torch import Tensor
 
 import botorch_structured.models.tree.leaf_features  # noqa: F401 (registers itself)
 from botorch_structured._botorch_names import DefaultType
-from botorch_structured.linalg.hyperparameter import (
-    LogInterval,
-    QuickLogNormalPrior,
-)
+from botorch_structured.linalg.hyperparameter import LogInterval, QuickLogNormalPrior
 from botorch_structured.models.input_transforms import protect_decisions
 from botorch_structured.models.tree.conditional_kernel import ConditionalKernel
 from botorch_structured.models.tree.leaf_model import (

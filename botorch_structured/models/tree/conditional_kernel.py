@@ -9,9 +9,7 @@ References:
 
 from __future__ import annotations
 
-__all__ = [
-    "ConditionalKernel",
-]
+__all__ = ["ConditionalKernel"]
 
 from typing import Any, NamedTuple
 
@@ -73,10 +71,7 @@ class ConditionalKernel(LeafKernel):
     """
 
     def __init__(
-        self,
-        base_kernel: Kernel,
-        tree: ParameterTree,
-        fill: float | Tensor = 0.5,
+        self, base_kernel: Kernel, tree: ParameterTree, fill: float | Tensor = 0.5
     ) -> None:
         if not isinstance(base_kernel, Kernel):
             raise ValueError(

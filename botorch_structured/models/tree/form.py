@@ -43,13 +43,7 @@ import numpy as np
 import torch
 from botorch.models.kernels import CategoricalKernel
 from gpytorch import Module
-from gpytorch.kernels import (
-    Kernel,
-    MaternKernel,
-    ProductKernel,
-    RBFKernel,
-    ScaleKernel,
-)
+from gpytorch.kernels import Kernel, MaternKernel, ProductKernel, RBFKernel, ScaleKernel
 from numpy.typing import NDArray
 from scipy import sparse
 from torch import Tensor
@@ -61,9 +55,7 @@ from botorch_structured.models.fast_inference import has_methods_of
 from botorch_structured.models.parameters import UnknownFormError
 from botorch_structured.models.tree.conditional_kernel import ConditionalKernel
 from botorch_structured.models.tree.leaf_inference import COVARIANCE
-from botorch_structured.models.tree.tree_structured_kernel import (
-    TreeStructuredKernel,
-)
+from botorch_structured.models.tree.tree_structured_kernel import TreeStructuredKernel
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]

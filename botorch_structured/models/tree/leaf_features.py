@@ -14,10 +14,7 @@ features is therefore to be compared with the posterior variance: see
 
 from __future__ import annotations
 
-__all__ = [
-    "conditional_features",
-    "tree_structured_features",
-]
+__all__ = ["conditional_features", "tree_structured_features"]
 
 from typing import Any
 

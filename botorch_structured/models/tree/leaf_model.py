@@ -61,11 +61,7 @@ from botorch_structured.models.tree.leaf_inference import (
     Structure,
     log_evidence,
 )
-from botorch_structured.models.tree.moments import (
-    Array,
-    LeafMoments,
-    PointMoments,
-)
+from botorch_structured.models.tree.moments import Array, LeafMoments, PointMoments
 from botorch_structured.models.tree.objective import LeafObjective
 from botorch_structured.models.tree.point_moments import (
     MomentsNear,
@@ -73,9 +69,7 @@ from botorch_structured.models.tree.point_moments import (
     point_moments,
     point_posterior,
 )
-from botorch_structured.models.tree.tree_structured_kernel import (
-    TreeStructuredKernel,
-)
+from botorch_structured.models.tree.tree_structured_kernel import TreeStructuredKernel
 from botorch_structured.spaces import ParameterTree, SearchSpace
 
 #: After so many fits that start from an earlier one, a full one is made.
@@ -239,18 +233,16 @@ class LeafModel(FastSingleTaskGP):
 
     def _use_predictor(self) -> bool:
         """Whether predictions are made by leaf, those of batches and fantasies too."""
-        if not (self._predicts_by_leaf() and self._is_by_leaf()):
+        # BoTorch propagates gradients to inputs, others to hyperparameters too
+        attached = settings.detach_test_caches.off() and propagate_grads.off()
+        prior = self.training or settings.prior_mode.on()
+        if prior or attached or not self._is_by_leaf():
             return False
         X, Y = self.train_inputs[0], self.train_targets
         # rows of fantasies may have a gradient, those before them have none
         if self._fantasies is None and (X.requires_grad or Y.requires_grad):
             return False
         return self.covar_module.num_weights <= max(X.shape[-2], _MANY_WEIGHTS)
-
-    def _predicts_by_leaf(self) -> bool:
-        # BoTorch propagates gradients to inputs, others to hyperparameters too
-        attached = settings.detach_test_caches.off() and propagate_grads.off()
-        return not (self.training or settings.prior_mode.on() or attached)
 
     # -- caches -------------------------------------------------------------------
 
@@ -391,10 +383,7 @@ class LeafModel(FastSingleTaskGP):
     # -- as BoTorch calls it ------------------------------------------------------
 
     def custom_fit(
-        self,
-        mll: MarginalLogLikelihood,
-        start_from: Self | None = None,
-        **kwargs: Any,
+        self, mll: MarginalLogLikelihood, start_from: Self | None = None, **kwargs: Any
     ) -> MarginalLogLikelihood:
         r"""Fit by L-BFGS-B, with BoTorch's retries.
 
@@ -487,10 +476,7 @@ class LeafModel(FastSingleTaskGP):
             return float(self.compute_custom_loss(mll).sum())
 
     def _fit(
-        self,
-        mll: MarginalLogLikelihood,
-        objectives: list[LeafObjective],
-        **kwargs: Any,
+        self, mll: MarginalLogLikelihood, objectives: list[LeafObjective], **kwargs: Any
     ) -> None:
         """One fit, in closed form where there are objectives for that."""
         # it loads BoTorch's fits, see ``_botorch_names``

@@ -22,10 +22,7 @@ from botorch.models.transforms.input import (
     Log10,
     Normalize,
 )
-from botorch.models.transforms.outcome import (
-    ChainedOutcomeTransform,
-    Standardize,
-)
+from botorch.models.transforms.outcome import ChainedOutcomeTransform, Standardize
 from botorch.posteriors import GPyTorchPosterior
 from botorch.settings import propagate_grads
 from gpytorch import settings

@@ -15,10 +15,7 @@ References:
 
 from __future__ import annotations
 
-__all__ = [
-    "PathMean",
-    "TreeStructuredGP",
-]
+__all__ = ["PathMean", "TreeStructuredGP"]
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Self
@@ -45,10 +42,7 @@ from botorch_structured.models.fast_inference import (
     with_variance_floor,
 )
 from botorch_structured.models.input_transforms import protect_decisions
-from botorch_structured.models.outcome_scale import (
-    least_variance,
-    with_least_variance,
-)
+from botorch_structured.models.outcome_scale import least_variance, with_least_variance
 from botorch_structured.models.tree.leaf_inference import COVARIANCE
 from botorch_structured.models.tree.leaf_model import (
     Dependencies,
@@ -56,14 +50,8 @@ from botorch_structured.models.tree.leaf_model import (
     output_dimensions,
     read_arguments,
 )
-from botorch_structured.models.tree.noise import (
-    default_likelihood,
-    set_noise_prior,
-)
-from botorch_structured.models.tree.point_moments import (
-    ColumnScales,
-    is_mean_of_paths,
-)
+from botorch_structured.models.tree.noise import default_likelihood, set_noise_prior
+from botorch_structured.models.tree.point_moments import ColumnScales, is_mean_of_paths
 from botorch_structured.models.tree.tree_structured_kernel import (
     PathMean,
     TreeStructuredKernel,
