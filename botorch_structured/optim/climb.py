@@ -15,8 +15,7 @@ __all__ = [
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -127,20 +126,6 @@ class Evaluator:
             (slope,) = torch.autograd.grad(value.sum(), leaf, allow_unused=True)
         slope = torch.zeros_like(leaf) if slope is None else slope
         return value.detach(), slope.squeeze(-2)
-
-    @contextmanager
-    def frozen(self) -> Iterator[None]:
-        """Switch off gradients of parameters, if there are any; points keep theirs."""
-        parameters = self.acq_function.parameters
-        needless = closed_form(self.acq_function) is not None
-        wanted = [] if needless else [p for p in parameters() if p.requires_grad]
-        for p in wanted:
-            p.requires_grad_(False)
-        try:
-            yield
-        finally:
-            for p in wanted:
-                p.requires_grad_(True)
 
 
 # Values, gradients, and which points may be proposed (None: all of them).

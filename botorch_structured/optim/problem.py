@@ -264,10 +264,8 @@ def _mask(columns: Sequence[int], bounds: Tensor) -> Tensor:
 
 def first_of_each(keys: Tensor) -> Tensor:
     """The numbers of the rows whose key no earlier row has, ascending."""
-    first: dict[int, int] = {}
-    for i, key in enumerate(keys.tolist()):
-        first.setdefault(key, i)
-    return torch.tensor(list(first.values()), dtype=torch.long, device=keys.device)
+    _, first = np.unique(keys.cpu().numpy(), return_index=True)
+    return torch.from_numpy(np.sort(first)).to(keys.device)
 
 
 def check_acquisition(acq_function: Any, name: str) -> None:

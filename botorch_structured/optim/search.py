@@ -228,18 +228,15 @@ class Search:
         sample = self._sample(boxes, raw, known, per_box)
         if not len(sample.X):
             return sample.X, sample.X.new_zeros(0)
-        with evaluator.frozen():
-            values = evaluator.values(sample.X)
-            if evolve and self.problem.listed.num_paths > self.problem.max_paths:
-                sample, values, boxes = self._evolve(
-                    evaluator, sample, values, boxes, known
-                )
-            by_box = _ranked(best_of_each(sample.box, values), values)
-            starts = _starts(sample, values, by_box, self.num_restarts)
-            here = boxes.take(sample.box[starts])
-            X, refined = refine(
-                evaluator, sample.X[starts], values[starts], here, known
+        values = evaluator.values(sample.X)
+        if evolve and self.problem.listed.num_paths > self.problem.max_paths:
+            sample, values, boxes = self._evolve(
+                evaluator, sample, values, boxes, known
             )
+        by_box = _ranked(best_of_each(sample.box, values), values)
+        starts = _starts(sample, values, by_box, self.num_restarts)
+        here = boxes.take(sample.box[starts])
+        X, refined = refine(evaluator, sample.X[starts], values[starts], here, known)
         if not ranks:
             found = self._new(X, refined, known)
             # as a rule: the first start is the best of the sample

@@ -8,7 +8,6 @@ import torch
 from botorch.acquisition import (
     AcquisitionFunction,
     LogExpectedImprovement,
-    PosteriorMean,
     PriorGuidedAcquisitionFunction,
 )
 from botorch.models import SingleTaskGP
@@ -118,21 +117,6 @@ def test_what_does_not_depend_on_a_point_has_no_slope(needs: str) -> None:
     value, gradient = Evaluator(Flat()).value_and_gradient(torch.rand(3, 2).double())
     assert value.tolist() == [2.0] * 3 and not value.requires_grad
     assert torch.equal(gradient, torch.zeros(3, 2).double())
-
-
-def test_parameters_are_frozen_for_a_while() -> None:
-    acqf, X = make()
-    raw = dict(acqf.model.named_parameters())
-    next(iter(raw.values())).requires_grad_(False)
-    before = {name: p.requires_grad for name, p in raw.items()}
-    evaluator = Evaluator(PosteriorMean(acqf.model))
-    try:
-        with evaluator.frozen():
-            assert not any(p.requires_grad for p in acqf.model.parameters())
-            raise RuntimeError
-    except RuntimeError:
-        pass
-    assert {name: p.requires_grad for name, p in raw.items()} == before
 
 
 def objective(function: Callable[[Tensor, Tensor], Tensor]) -> tuple[Any, list[int]]:

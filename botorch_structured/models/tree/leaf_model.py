@@ -262,9 +262,8 @@ class LeafModel(FastSingleTaskGP):
 
     def _made_of(self) -> list[object]:
         """What elements are made of, besides values."""
-        parts = self.covar_module, self.likelihood, self.mean_module
-        data = self.train_inputs[0], self.train_targets
-        return [*data, *parts, self.covar_module.variant]
+        kernel, data = self.covar_module, (self.train_inputs[0], self.train_targets)
+        return [*data, kernel, kernel.variant, self.likelihood, self.mean_module]
 
     # -- evidence -----------------------------------------------------------------
 
