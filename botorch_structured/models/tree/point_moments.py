@@ -129,7 +129,9 @@ def is_mean_of_paths(mean: Any) -> bool:
     )
 
 
-def _at_hand(model: Any, X: Tensor) -> tuple[LeafMoments, float, float] | None:
+def _at_hand(
+    model: Any, X: Tensor, check: bool = True
+) -> tuple[LeafMoments, float, float] | None:
     """Moments of transformed inputs and outcomes, and the scale and shift of these.
 
     None where moments have no closed form, or the outcomes another scale.
@@ -152,7 +154,8 @@ def _at_hand(model: Any, X: Tensor) -> tuple[LeafMoments, float, float] | None:
     moments = model._moments() if model._use_predictor() else None
     if moments is None:
         return None
-    model._check_points(X)
+    if check:
+        model._check_points(X)
     scale, shift = 1.0, 0.0
     if parts:
         scale, shift = parts[0].stdvs.item(), parts[0].means.item()
@@ -199,9 +202,10 @@ def point_posterior(model: Any, X: Tensor) -> GPyTorchPosterior | None:
 
     BoTorch's general steps around the moments take as long as the moments of one point.
     """
-    alone = X.shape[-2] == 1 and propagate_grads.off() and not functorch_is_active()
-    found = _at_hand(model, X.flatten(0, -2)) if alone and X.numel() else None
-    if found is None:
+    alone = X.shape[-2] == 1 and X.numel() and propagate_grads.off()
+    if not alone or functorch_is_active():
+        return None
+    if (found := _at_hand(model, X.flatten(0, -2), check=False)) is None:
         return None
     moments, scale, shift = found
     at = model.transform_inputs(X)
