@@ -406,6 +406,8 @@ class _SearchState:
 
 def _weights(objective: Objective) -> list[_Metrics]:
     """The sum of metrics that each of the objectives is, to be maximised."""
+    if not objective.is_multi_objective:  # a name may have a comma
+        return [dict(objective.metric_weights)]
     signatures = objective.metric_name_to_signature
     return [
         dict(Objective(part, metric_name_to_signature=signatures).metric_weights)

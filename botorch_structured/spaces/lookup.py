@@ -32,7 +32,7 @@ _TOLERANCE = 1e-3
 _KEY_BITS = 62
 # Up to so many values of decisions are found once while they are asked for again: one
 # suggestion asks 27 times for 9 sets of points, a tenth of its time.
-_REMEMBERED = 30_000
+_LARGEST = 30_000
 _KEY_MASK = (1 << _KEY_BITS) - 1
 
 
@@ -278,7 +278,8 @@ class Lookup:
             X: ``batch_shape x n x d`` points.
         """
         values = X.detach().index_select(-1, self.columns).to(torch.double)
-        if values.device.type == "cpu" and values.numel() <= _REMEMBERED:
+        # A trace would keep what is remembered as constants.
+        if values.is_cpu and values.numel() <= _LARGEST and not torch.jit.is_tracing():
             with suppress(RuntimeError):  # tensors of functorch have no data
                 return self._again(values.shape, values.numpy().tobytes())
         return self._find(values)

@@ -228,15 +228,15 @@ def test_no_point_is_rounded_to_a_known_one() -> None:
     coarse = {"name": "x", "type": "range", "bounds": [0.2, 1.0], "digits": 1}
     client.create_experiment(
         parameters=[coarse | {"value_type": "float"}],
-        objectives={"error": ObjectiveProperties(minimize=True)},
+        objectives={"error, late": ObjectiveProperties(minimize=True)},
     )
     client.attach_trial({"x": 0.42})  # as 0.4
-    client.complete_trial(0, raw_data={"error": (1.0, None)})
+    client.complete_trial(0, raw_data={"error, late": (1.0, None)})
     points = []
     for _ in range(8):
         config, trial = client.get_next_trial()
         points.append(config["x"])
-        client.complete_trial(trial, raw_data={"error": (config["x"], None)})
+        client.complete_trial(trial, raw_data={"error, late": (config["x"], None)})
     assert sorted(points) == [0.2, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0]
     with pytest.raises(SearchSpaceExhausted):
         client.get_next_trial()

@@ -6,6 +6,7 @@ import copy
 import itertools
 import math
 import pickle
+import warnings
 
 import pytest
 import torch
@@ -495,3 +496,14 @@ def test_points_that_are_asked_for_again():
     for _ in range(2):
         with pytest.raises(ValueError, match="column 0"):
             tree.locate(X)
+
+
+def test_a_traced_function_follows_its_points():
+    """What was remembered where it was traced is no part of it."""
+    tree = ParameterTree(3, {0: {0.0: [1], 1.0: [2]}})
+    X = torch.tensor([[0.0, 0.1, 0.2], [1.0, 0.3, 0.4]]).double()
+    tree.impute(X)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # traces are deprecated, and of one branch
+        traced = torch.jit.trace(tree.impute, X)
+    assert torch.equal(traced(X.flip(0)), tree.impute(X.flip(0)))

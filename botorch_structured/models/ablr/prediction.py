@@ -66,13 +66,12 @@ def covariance_of(
         noise: Variances that broadcast to ``... x q``.
         unit: Of variances, see ``with_variance_floor``.
     """
-    several = task is not None and bool((task != task.reshape(-1)[:1]).any())
+    several = task is not None and len(task.unique()) > 1
     if noise is None and root.shape[-2] >= root.shape[-1] and not several:
         return RootLinearOperator(root)
     covariance = root @ root.mT
     if task is not None and several:
-        same = task.unsqueeze(-1) == task.unsqueeze(-2)
-        covariance = torch.where(same, covariance, 0.0)
+        covariance = torch.where(task[..., None] == task[..., None, :], covariance, 0.0)
     covariance = with_variance_floor(covariance, unit)
     if noise is not None:
         shape = torch.broadcast_shapes(noise.shape, covariance.shape[:-1])

@@ -123,8 +123,8 @@ def stack_if_equal(
             return None  # written for parameters without a batch shape
         # tolerance for rounding of distances between close points; wrongly stacked
         # parameters make far larger differences
-        slack = torch.finfo(found.dtype).eps ** 0.5 * expected.abs().amax()
-        if found.shape != expected.shape or ((found - expected).abs() > slack).any():
+        room = torch.finfo(found.dtype).eps ** 0.5 * expected.abs().amax()
+        if found.shape != expected.shape or not (found - expected).abs().le(room).all():
             return None
     return stacked
 

@@ -166,8 +166,7 @@ def point_moments(
     model: Any, X: Tensor, gradient: bool, path: bool
 ) -> PointMoments | None:
     """See ``LeafModel.point_moments``."""
-    found_at = _at_hand(model, X)
-    if found_at is None:
+    if (found_at := _at_hand(model, X)) is None:
         return None
     moments, scale, shift = found_at
     point = X.detach().requires_grad_(gradient and hasattr(model, "input_transform"))

@@ -217,7 +217,7 @@ class TreedGP(fast_inference.FastSingleTaskGP):
                 raise ValueError(f"{name}: expected one of {allowed}, got {value!r}.")
         if not isinstance(min_leaf_size, int) or min_leaf_size < 2:
             raise ValueError(
-                f"min_leaf_size: expected at least 2, got {min_leaf_size}."
+                f"min_leaf_size: expected an integer from 2 on, got {min_leaf_size!r}."
             )
         if max_leaves is not None:
             check_count("max_leaves", max_leaves)

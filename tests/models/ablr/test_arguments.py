@@ -144,6 +144,7 @@ def test_points_that_cannot_be_asked_for() -> None:
     with pytest.raises(ValueError, match="X: expected finite numbers, got nan"):
         model.posterior(torch.full((1, 3), torch.nan))
     assert model.posterior(X[:0]).mean.shape == (0, 1)
+    assert model(X.expand(0, *X.shape)).mean.shape == (0, len(X))
 
 
 @pytest.mark.parametrize("outputs", [[2], [5, 0]])

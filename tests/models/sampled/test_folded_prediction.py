@@ -104,7 +104,17 @@ class Silent(ScaleKernel):
         return to_dense(result).flip(0) if self.batch_shape else result
 
 
-@pytest.mark.parametrize("kernel", [OneByOne(RBFKernel()), Silent(RBFKernel())])
+class Undefined(ScaleKernel):
+    """Gives NaN when it has a batch."""
+
+    def forward(self, *args: Tensor, **kwargs: Any) -> Any:
+        result = to_dense(super().forward(*args, **kwargs))
+        return result * torch.nan if self.batch_shape else result
+
+
+@pytest.mark.parametrize(
+    "kernel", [OneByOne(RBFKernel()), Silent(RBFKernel()), Undefined(RBFKernel())]
+)
 def test_kernels_without_batches_are_called_one_by_one(kernel: Kernel) -> None:
     X, Y = data()
     model = SampledGP(samples(SingleTaskGP(X, Y, covar_module=kernel)))
