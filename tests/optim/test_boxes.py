@@ -61,6 +61,17 @@ def test_integers_on_a_logarithmic_scale_are_drawn_there() -> None:
     assert (near < 10).double().mean() == pytest.approx(0.5, abs=0.2)
 
 
+@pytest.mark.parametrize("values", [64, 65])
+def test_small_finite_boxes_are_listed(values: int) -> None:
+    """Up to four points for each of the 16 that others get."""
+    bounds = torch.tensor([[5.0], [4.0 + values]]).double()
+    problem = make_problem(bounds, ParameterTree(1), [0])
+    generator = torch.Generator().manual_seed(0)
+    boxes = path_boxes(problem, problem.known, generator)
+    X = raw_candidates(boxes, 16, bounds[:0], generator).X
+    assert len(X) == len(X.unique()) == values if values == 64 else len(X) == 16
+
+
 def test_candidates_around_a_good_point_are_near_and_far() -> None:
     """By source, in shares of the width, whatever the bounds are."""
     bounds = torch.tensor([[0.0, 2.0, 10.0, 0.0], [1.0, 12.0, 110.0, 4.0]]).double()

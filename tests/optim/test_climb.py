@@ -233,6 +233,44 @@ def test_a_border_is_walked_along() -> None:
     assert (found[:, 2] == 5.0).all()
 
 
+def test_a_climb_ends_at_the_very_bounds() -> None:
+    """Widths are rounded: -0.5 + (0.9 + 0.5) < 0.9, and 3.4 - (3.4 + 0.7) > -0.7."""
+    bounds = torch.tensor([[-0.5, -0.7], [0.9, 3.4]], dtype=torch.double)
+    box = whole(ParameterTree(2), bounds)
+
+    class Down(Linear):
+        def forward(self, X: Tensor) -> Tensor:
+            return X[:, 0, 0] - X[:, 0, 1]
+
+    X, evaluator = bounds.mean(0, keepdim=True), Evaluator(Down())
+    here = box.take(torch.zeros(1, dtype=torch.long))
+    found, _ = refine(evaluator, X, evaluator.values(X), here, X[:0])
+    assert found.tolist() == [[0.9, -0.7]]
+
+
+@pytest.mark.parametrize("seed", [4, 11, 14])
+def test_a_climb_comes_back_behind_a_constraint(seed: int) -> None:
+    """Rounding leaves the maximum on it outside as often as inside."""
+    weights = (
+        0.2 + torch.rand(3, generator=torch.Generator().manual_seed(seed)).double()
+    )
+    limit = 0.35 * float(weights.sum())
+    bounds = torch.tensor([[-1.0] * 3, [1.0] * 3]).double()
+    given = [(torch.arange(3), -weights, -limit)]
+    box = whole(ParameterTree(3), bounds, inequality_constraints=given)
+
+    class Bowl(Linear):
+        def forward(self, X: Tensor) -> Tensor:
+            return -(X - 1.0).square().sum((-1, -2))
+
+    X, evaluator = bounds.mean(0, keepdim=True), Evaluator(Bowl())
+    here = box.take(torch.zeros(1, dtype=torch.long))
+    found, _ = refine(evaluator, X, evaluator.values(X), here, X[:0])
+    assert found[0] @ weights <= limit
+    nearest = 1.0 - weights * (weights.sum() - limit) / weights.square().sum()
+    torch.testing.assert_close(found[0], nearest, rtol=0.0, atol=1e-5)
+
+
 def test_a_walk_tries_all_values_of_a_category() -> None:
     bounds = torch.tensor([[0.0, 0.0], [1.0, 7.0]]).double()
     values = [float(v) for v in range(8)]

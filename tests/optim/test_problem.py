@@ -441,9 +441,10 @@ def test_values_of_wide_discrete_columns_are_told_apart(dtype: torch.dtype) -> N
     # column 0 is an integer, column 1 a list, column 2 moves continuously
     tree = ParameterTree(3, {})
     bounds = torch.tensor([[1.0, 1.0, 0.0], [1e12, 1e12, 1e12]], dtype=dtype)
-    problem = make_problem(bounds, tree, [0], {1: [1.0, 3.0, 1e9, 1e12]})
-    known = torch.tensor([[5.0, 3.0, 7.0]], dtype=dtype)
-    X = [[5, 3, 7], [5, 3, 8], [6, 3, 7], [4, 3, 7], [5, 1, 7], [5, 1e9, 7]]
+    problem = make_problem(bounds, tree, [0], {1: [1.0, 1.25, 1e9, 1e12]})
+    known = torch.tensor([[5.0, 1.25, 7.0]], dtype=dtype)
+    a, b = 1.25, 1e9
+    X = [[5, a, 7], [5, a, 8], [6, a, 7], [4, a, 7], [5, 1, 7], [5, b, 7]]
     expected = [True, True, False, False, False, False]
     assert is_known(problem, torch.tensor(X, dtype=dtype), known).tolist() == expected
 
@@ -488,6 +489,9 @@ def test_best_of_every_path() -> None:
     assert torch.equal(found, rows(3, 0))
     down = ExpectedImprovement(model(), 3.0, maximize=False)
     assert torch.equal(promising(down), rows(1, 2))
+    noise = torch.tensor([[1.0], [1.0], [1.0], [1e6], [1.0]]).double()
+    noisy = SingleTaskGP(TRAIN_X, TRAIN_Y, noise).eval()  # by outcomes, not by means
+    assert torch.equal(promising(LogExpectedImprovement(noisy, 3.0)), rows(3, 0))
 
 
 def test_points_are_those_that_were_given() -> None:

@@ -228,6 +228,9 @@ def test_undeclared_values_are_paths_of_their_own() -> None:
     assert not tree.active_mask(X)[2:, 1:].any()
     assert tree.path_of(X[3]).decisions == {0: 3.0}
     assert not tree.is_declared(X[2:]).any()
+    both = ParameterTree(2, {0: {0: [], 1: []}, 1: {0: [], 1: []}})
+    pairs = torch.cartesian_prod(*2 * [torch.tensor([0.0, 1.0, 2.0, 3.0]).double()])
+    assert len(both.path_key(pairs).unique()) == 16
     zeros = torch.tensor([[0.0], [-0.0]], dtype=torch.double)
     assert len(ParameterTree(1, {0: {1: [], 2: []}}).path_key(zeros).unique()) == 1
     with pytest.raises(IndexError, match="path_of"):

@@ -389,6 +389,20 @@ def test_forbidden_relations() -> None:
     assert 0 < sum(expected) < 300
 
 
+def test_a_relation_holds_where_both_sides_are_active() -> None:
+    cs = CS.ConfigurationSpace(seed=0)
+    low, high = (CS.UniformIntegerHyperparameter(name, 1, 9) for name in ("low", "hi"))
+    kind = CS.CategoricalHyperparameter("kind", ["with", "without"])
+    cs.add(kind, low, high)
+    cs.add(CS.EqualsCondition(high, kind, "with"))
+    cs.add(CS.ForbiddenGreaterThanRelation(low, high))
+    space = SearchSpace.from_configspace(cs)
+    numbers = torch.arange(1.0, 10.0)
+    X = space.impute(torch.cartesian_prod(torch.arange(2.0), numbers, numbers))
+    expected = [is_legal(cs, config) for config in space.decode(X)]
+    assert space.feasible(X).tolist() == expected
+
+
 def test_samples_follow_the_scales() -> None:
     cs = CS.ConfigurationSpace()
     cs.add(

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import ConfigSpace as CS
 import pytest
 import torch
 from botorch.acquisition import LogExpectedImprovement
@@ -14,6 +15,7 @@ from torch import Tensor
 from botorch_structured.models import ConditionalGP, TreeStructuredGP
 from botorch_structured.spaces import ParameterTree, SearchSpace
 from botorch_structured.suggest import fit_models, suggest
+from botorch_structured.suggest.suggestion import hold
 from botorch_structured.test_functions import JenattonTree
 
 
@@ -79,7 +81,7 @@ def test_an_exhausted_space_is_an_error() -> None:
     tree = ParameterTree(1, {0: {0.0: [], 1.0: []}}, values={0: [0.0, 1.0]})
     space = SearchSpace(["a"], torch.tensor([[0.0], [1.0]]).double(), tree)
     X = torch.tensor([[0.0], [1.0]], dtype=torch.double)
-    with pytest.raises(CandidateGenerationError):
+    with pytest.raises(CandidateGenerationError, match="2 points are known"):
         suggest(space, X, X.clone(), seed=0)
 
 
@@ -285,6 +287,18 @@ def test_an_improvement_is_one_for_a_number_that_is_held() -> None:
         X = torch.cat([X, found])
     assert (X[12:, 0] == 0.9).all()
     assert (X[12:, 1] - 0.7).abs().min() < 1e-3
+
+
+def test_points_with_a_number_held_are_feasible() -> None:
+    cs = CS.ConfigurationSpace(seed=0)
+    low, high = (CS.UniformFloatHyperparameter(name, 0, 1) for name in ("low", "high"))
+    cs.add(low, high)
+    cs.add(CS.ForbiddenGreaterThanRelation(low, high))
+    space = SearchSpace.from_configspace(cs)
+    X = space.sample(40, seed=0)
+    held, rows = hold(space, X, {space.names.index("low"): 0.5})
+    assert space.feasible(held).all() and 0 < len(rows) < 40
+    assert len(rows) == int((X[:, space.names.index("high")] >= 0.5).sum())
 
 
 def test_one_evaluation_with_known_noise_and_another_pending() -> None:

@@ -287,25 +287,23 @@ class LeafObjective:
 
     def _read_mean(self, mean: Mean, X: Tensor) -> None:
         """A mean that is linear in its parameters: ``basis @ u[places]``."""
+        if type(mean).forward not in _KNOWN_MEANS:
+            raise UnknownFormError
         u, n = self._parameters, len(X)
         # of each row the place of its level, and of a slope the place and the basis
         self._slope, self._basis = np.zeros(0, dtype=np.int64), np.zeros((n, 0))
         if isinstance(mean, (ConstantMean, OldStudiesMean)):
             self._level = np.repeat(u.unbounded(mean.raw_constant), n)
-        elif isinstance(mean, PathMean):
+        else:
             path = mean.tree.path_index(X).numpy()
             place = u.unbounded(mean.raw_offset)
             if path.max() >= len(place):
                 raise UnknownFormError  # the mean raises an error that says why
             self._level = place[path]
-        else:
-            raise UnknownFormError
         if isinstance(mean, OldStudiesMean):
             self._slope = u.unbounded(mean.raw_slope)
             with torch.no_grad():
                 self._basis = mean.basis(X)[:, None].numpy()
-        if type(mean).forward not in _KNOWN_MEANS:
-            raise UnknownFormError
 
     @classmethod
     def of(

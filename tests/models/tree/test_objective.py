@@ -205,6 +205,11 @@ class _Louder(MaternKernel):
 class _Plain(MaternKernel): ...
 
 
+class _Raised(ConstantMean):
+    def forward(self, input: Tensor) -> Tensor:
+        return 1.0 + super().forward(input)
+
+
 class _Sharper(LogNormalPrior):
     def log_prob(self, value: Tensor) -> Tensor:
         return 2.0 * super().log_prob(value)
@@ -229,6 +234,9 @@ OF_A_USER: dict[str, Callable[[Tensor, Tensor], Any]] = {
         X, Y, TREE, covar_module=RBFKernel(lengthscale_constraint=Interval(0.1, 4.0))
     ),
     "subclass": lambda X, Y: ConditionalGP(X, Y, TREE, covar_module=_Plain()),
+    "mean": lambda X, Y: TreeStructuredGP(  # with a value that was not declared
+        X.where(X != 2.0, 7.0), Y, TREE, leaf_offset="fixed", mean_module=ConstantMean()
+    ),
 }
 
 
@@ -243,6 +251,7 @@ UNKNOWN: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "loss": lambda X, Y: _Mine(X, Y, TREE),
     "call": lambda X, Y: _Called(X, Y, TREE),
     "mean": lambda X, Y: TreeStructuredGP(X, Y, TREE, mean_module=LinearMean(6)),
+    "shift": lambda X, Y: TreeStructuredGP(X, Y, TREE, mean_module=_Raised()),
     "kernel": lambda X, Y: ConditionalGP(X, Y, TREE, covar_module=PeriodicKernel()),
     "sum": lambda X, Y: ConditionalGP(
         X, Y, TREE, covar_module=AdditiveKernel(RBFKernel(), MaternKernel())
@@ -268,6 +277,15 @@ def test_what_has_no_closed_form(name: str) -> None:
     assert objective is None
     options = {"optimizer_kwargs": {"options": {"maxiter": 2}}}
     assert not fit_gpytorch_mll(mll, **options).training
+
+
+@pytest.mark.parametrize("option", ["leaf_offset", "leaf_hyperparameters"])
+def test_values_that_were_not_declared(option: str) -> None:
+    X, Y = data(TREE, 0, 12)
+    options = {option: {"leaf_offset": "fixed"}.get(option, "independent")}
+    model = TreeStructuredGP(X.where(X != 2.0, 7.0), Y, TREE, **options)
+    with pytest.raises(ValueError, match=f"values only, as {option}"):
+        fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
 
 
 def _no_evidence(self: Any, *_: Any) -> Tensor:

@@ -56,10 +56,11 @@ def test_the_maximum_is_found_between_bounds(
     rng = np.random.default_rng(seed)
     L, p = 1 + seed % 4, 2 + seed % 3
     bowls: Any = [Bowl(seed + j, p) for j in range(L)]
-    lower, upper = np.full(p, -0.5), np.full(p, 0.7)
+    lower = np.full(p, rng.uniform(-1.0, 0.7))
+    upper = lower + 1.2
     free = np.ones((L, p), dtype=bool)
     free[:, 0] = not held
-    start = np.tile(rng.uniform(-0.5, 0.7, p), (L, 1))
+    start = np.tile(rng.uniform(lower, upper), (L, 1))
     curvature = np.tile(np.eye(p), (L, 1, 1))
     where: Any = {"within": (lower, upper), "free": free, "shared": shared}
     found = maximise(bowls, start, curvature, 1e-12, 500, **where)
@@ -121,6 +122,10 @@ def test_no_factor_at_the_start_is_an_error() -> None:
             free=np.ones((1, 2), dtype=bool),
             shared=False,
         )
+    problem = published(24, 0)
+    problem.densities[0] = lambda x: nowhere(x)  # type: ignore[call-overload]
+    with pytest.raises(NotPSDError):
+        problem(problem.read())
 
 
 @pytest.mark.parametrize("n", [30, 300])
