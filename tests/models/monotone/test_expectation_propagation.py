@@ -187,6 +187,7 @@ def test_tails(away: float) -> None:
         else:
             torch.testing.assert_close(value, mean)
             torch.testing.assert_close(covariance, S)
+            assert float(evidence(mean, S, nu)) == pytest.approx(0.0, abs=1e-9)
 
 
 TAILS = [-1e6, -1e3, -100.0, -20.0, -8.01, -8.0, -7.99, -7.0, -5.0, -1.0, -0.1]

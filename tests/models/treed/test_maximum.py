@@ -234,6 +234,22 @@ def test_parabolas_of_large_nodes_lead_to_the_same_optimum(
         assert best - float(at.values.sum()) < 0.02  # nats
 
 
+def test_parabolas_that_lead_to_no_factor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fit goes on from its start."""
+    monkeypatch.setattr(maximum, "_FEW_ROWS", 100)
+    expected = published(140, 0).maximum(1e-3, 100).values.sum()
+    problem, bad = published(140, 0), list[Array]()
+    original, whole = LeafDensity.__call__, problem.densities[0]
+
+    def fails_there(self: LeafDensity, theta: Array) -> tuple[float, Array]:
+        bad.extend([] if bad or self is not whole else [theta.copy()])
+        value, slope = original(self, theta)
+        return (-np.inf if bad and np.array_equal(theta, bad[0]) else value), slope
+
+    monkeypatch.setattr(LeafDensity, "__call__", fails_there)
+    assert problem.maximum(1e-3, 100).values.sum() == pytest.approx(expected, abs=0.1)
+
+
 @pytest.mark.parametrize("kwargs", [{}, PUBLISHED])
 def test_the_optimum_is_that_of_l_bfgs_b_or_better(kwargs: dict[str, Any]) -> None:
     """From the same start, on the general path: options of the caller choose it."""
