@@ -223,9 +223,7 @@ def boxes_at(problem: Problem, rows: Tensor) -> tuple[Boxes, Tensor]:
         code = codes[:, [place[col] for col in columns]].clamp_min(0)
         declared = rows.new_tensor(padded).gather(1, code.mT).mT
         value = torch.where(declared.isinf(), rows[:, columns], declared)
-        ok = problem.values.take(columns).snap(value) == value
-        lower[:, columns] = torch.where(ok, value, torch.inf)
-        upper[:, columns] = torch.where(ok, value, -torch.inf)
+        lower[:, columns] = upper[:, columns] = value
     lower, upper = problem.values.inside(lower, upper)
     lower = torch.where(active, lower, problem.fill)
     upper = torch.where(active, upper, problem.fill)

@@ -87,7 +87,7 @@ class Values:
         """``d`` booleans: columns of integers or with a list."""
         return self.whole | self.listed
 
-    def take(self, columns: Tensor | Sequence[int]) -> Values:
+    def take(self, columns: Tensor) -> Values:
         """The same of some columns."""
         parts = (getattr(self, part.name) for part in fields(self))
         return Values(*(part[columns] for part in parts))

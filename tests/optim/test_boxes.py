@@ -4,13 +4,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from botorch_structured.optim.boxes import (
-    path_boxes,
-    raw_candidates,
-)
+from botorch_structured.optim.boxes import boxes_at, path_boxes, raw_candidates
 from botorch_structured.optim.problem import make_problem
-from botorch_structured.spaces import ParameterTree, SearchSpace
+from botorch_structured.spaces import Between, ParameterTree, SearchSpace
 
 FILL = -7.0
 
@@ -116,3 +114,29 @@ def test_shared_columns_on_their_bounds_beside_a_good_point() -> None:
     around = sample.X[(sample.source > 6) & (sample.X[:, 0] == 0.0)]
     assert set(around[:, 3].tolist()) == {0.0, 1.0}
     assert float((around[:, 1] - 0.4).abs().median()) < 0.05
+
+
+def test_boxes_hold_the_decisions_of_rows() -> None:
+    """Declared values where rows are within the tolerance of one; fill if inactive."""
+    tree = ParameterTree(
+        4, {0: {0: [2], 1: [3]}}, conditions={2: Between(1, 0.5, math.inf)}
+    )
+    bounds = torch.tensor([[0.0, 0, 0, 0], [3, 1, 1, 7.5]], dtype=torch.double)
+    listed = {0: [0.0, 1.0, 2.0]}
+    problem = make_problem(
+        bounds, tree, fill=FILL, integer_features=[3], categorical_features=listed
+    )
+    rows = [[0, 0.7], [1 + 1e-4, 0.2], [2, 0.2], [3, 0.2], [0.5, 0.2]]
+    boxes, ok = boxes_at(problem, pad(bounds.new_tensor(rows), (0, 2)))
+    assert ok.tolist() == [True, True, True, False, False]  # values that are listed
+    below = math.nextafter(0.5, 0)
+    assert boxes.lower[ok].tolist() == [
+        [0, 0.5, 0, FILL],
+        [1, 0, FILL, 0],
+        [2, 0, FILL, FILL],
+    ]
+    assert boxes.upper[ok].tolist() == [
+        [0, 1, 1, FILL],
+        [1, below, FILL, 7],
+        [2, below, FILL, FILL],
+    ]
