@@ -35,7 +35,7 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m botorch_structured",
         description=(__doc__ or "").partition("\n\n")[2].strip(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="It takes about a minute on two cores. Stop it at any time: --resume "
+        epilog="It takes about a minute. Stop it at any time: --resume "
         "goes on where it was.",
     )
     options.add_argument(
