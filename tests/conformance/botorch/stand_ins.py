@@ -8,7 +8,7 @@ from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.utils.datasets import SupervisedDataset
 from botorch.utils.types import DEFAULT, _DefaultType
-from gpytorch.kernels import Kernel, RBFKernel
+from gpytorch.kernels import Kernel, MaternKernel
 from gpytorch.likelihoods import Likelihood
 from gpytorch.means import Mean
 from torch import Tensor
@@ -116,7 +116,7 @@ class OwnKernelTreeStructuredGP(_OwnKernel, TreeStructuredGP):
 class OwnKernelConditionalGP(_OwnKernel, ConditionalGP):
     @staticmethod
     def kernel(dim: int, batch_shape: torch.Size) -> Kernel:
-        base = RBFKernel(ard_num_dims=dim, batch_shape=batch_shape)
+        base = MaternKernel(ard_num_dims=dim, batch_shape=batch_shape)
         return ConditionalKernel(base, ParameterTree(dim))
 
 
