@@ -15,7 +15,7 @@ from hypothesis import assume, example, given
 from strategies import as_read, random_configspace, seeds
 
 from botorch_structured.spaces import ParameterTree, SearchSpace
-from botorch_structured.spaces.columns import CategoricalColumn
+from botorch_structured.spaces.columns import CategoricalColumn, IntegerColumn
 
 
 def is_legal(cs: CS.ConfigurationSpace, config: dict) -> bool:
@@ -401,6 +401,14 @@ def test_a_relation_holds_where_both_sides_are_active() -> None:
     X = space.impute(torch.cartesian_prod(torch.arange(2.0), numbers, numbers))
     expected = [is_legal(cs, config) for config in space.decode(X)]
     assert space.feasible(X).tolist() == expected
+
+
+def test_the_largest_integer_and_the_rounding_of_a_choice() -> None:
+    largest = 2**53
+    assert IntegerColumn("n", -largest, largest).encode(largest) == largest
+    with pytest.raises(ValueError, match="no number above 9007199254740992"):
+        IntegerColumn("n", 0, largest + 1)
+    assert CategoricalColumn("c", [3e5, 4e5]).encode((0.1 + 0.2) * 1e6) == 0.0
 
 
 def test_samples_follow_the_scales() -> None:
