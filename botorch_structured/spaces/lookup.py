@@ -30,9 +30,9 @@ from botorch_structured.spaces.decomposition import Expr, refers_to
 # How far from a declared value still counts as it, in units of the smallest gap.
 _TOLERANCE = 1e-3
 _KEY_BITS = 62
-# Up to so many values of decisions are found once while they are asked for again: one
+# Points of up to so many numbers are found once while they are asked for again: one
 # suggestion asks 27 times for 9 sets of points, a tenth of its time.
-_LARGEST = 30_000
+_LARGEST = 100_000
 _KEY_MASK = (1 << _KEY_BITS) - 1
 
 
@@ -279,7 +279,7 @@ class Lookup:
         """
         values = X.detach().index_select(-1, self.columns).to(torch.double)
         # A trace would keep what is remembered as constants.
-        if values.is_cpu and values.numel() <= _LARGEST and not torch.jit.is_tracing():
+        if X.is_cpu and X.numel() <= _LARGEST and not torch.jit.is_tracing():
             with suppress(RuntimeError):  # tensors of functorch have no data
                 return self._again(values.shape, values.numpy().tobytes())
         return self._find(values)
