@@ -241,12 +241,12 @@ class Lookup:
         self.row = {a: i for i, a in enumerate([False, True, *atoms])}
         self.parents = index([0, 0, *(k for _, k, _ in atoms)])
         # no atom holds for values that were not declared, nor beyond the last state
-        truth = torch.zeros(len(self.row), width + 2, dtype=torch.bool)
-        truth[1] = True
-        for (_, k, mask), row in zip(atoms, truth[2:], strict=True):
-            for state in range(len(decisions[k]) + 1):
-                row[state] = bool(mask >> state & 1)
-        self.truth = truth.to(device)
+        truth = [[False] * (width + 2), [True] * (width + 2)]
+        for _, k, mask in atoms:
+            bits = reversed(f"{mask:0{width + 2}b}"[-len(decisions[k]) - 1 :])
+            held = [bit == "1" for bit in bits]
+            truth.append(held + [False] * (width + 2 - len(held)))
+        self.truth = torch.tensor(truth, device=device)
         above = {k: refers_to(expr) for k, expr in enumerate(own)}
         order = TopologicalSorter(above).static_order()
         self.dependent = [(k, own[k]) for k in order if own[k] is not True]
