@@ -420,7 +420,7 @@ class LeafModel(FastSingleTaskGP):
             nonlocal failure, present
             present = None
             for objective in objectives:
-                objective.read_correlation()
+                objective.form.read_correlation()
             try:
                 self._fit(mll, objectives, **kwargs)
             except ModelFittingError as error:

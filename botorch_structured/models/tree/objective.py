@@ -283,7 +283,6 @@ class LeafObjective:
         self.bounds, self.units = u.bounds, _UNIT * units[u.free]
         if kernel is not model.covar_module:  # BoTorch's fit, step by step
             self.units = np.ones_like(self.units)
-        self._last = np.full(0, math.nan), math.nan  # where, and the value there
 
     def _read_mean(self, mean: Mean, X: Tensor) -> None:
         """A mean that is linear in its parameters: ``basis @ u[places]``."""
@@ -344,19 +343,13 @@ class LeafObjective:
         """The present raw parameters of the model, ``k``."""
         return self._parameters.read()
 
-    def read_correlation(self) -> None:
-        """Use the correlation that the tree kernel of the model has now."""
-        self.form.read_correlation()
-        self._last = np.full(0, math.nan), math.nan
-
     def write(self, theta: Array) -> None:
         """Set the raw parameters of the model to ``k`` values."""
         self._parameters.write(theta)
 
     def loss(self) -> float:
-        """The value at the model's parameters, known if it was the last one."""
-        theta, (last, value) = self.read(), self._last
-        return value if np.array_equal(theta, last) else self(theta)[0]
+        """The value at the model's parameters."""
+        return self(self.read())[0]
 
     def __call__(self, theta: Array) -> tuple[float, Array]:
         """Value and gradient, ``k``; both are NaN where a covariance is.
@@ -403,9 +396,7 @@ class LeafObjective:
         other, slopes_of_others = self._priors.of_others(theta)
         gradient = gradient[self._parameters.free] + slopes_of_others
         scale = -1.0 / self._num_data
-        loss = scale * (value + prior + other)
-        self._last = theta.copy(), loss
-        return loss, scale * gradient
+        return scale * (value + prior + other), scale * gradient
 
     def _block(self, leaves: _Leaves, q: Array, noise: float) -> _Part:
         """Covariances and features of some leaves."""
