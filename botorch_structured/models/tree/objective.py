@@ -215,13 +215,13 @@ class _Part:
         block: Noise and constants included.
         covariance: v k, ``B x N x N``.
         slopes: v times minus the derivative of k by each factor's distance.
-        phase: Of the waves, ``B x N x T x F``; None if there are none.
+        phase: Of the waves, ``B x N x T x F``.
     """
 
     block: Block
     covariance: Array
     slopes: list[Array]
-    phase: Array | None
+    phase: Array
 
 
 class LeafObjective:
@@ -418,13 +418,10 @@ class LeafObjective:
             noisy += shift[:, None, None] * leaves.pair
         diagonal = noisy.reshape(batch, -1)[:, :: size + 1]
         diagonal += leaves.fixed_noise + noise * leaves.real
-        features, phase = leaves.fixed, None
-        if leaves.terms.size:
-            phase = leaves.waves * q[leaves.terms][:, None, :, None]
-            phase = phase * self.form.frequencies
-            waves = np.concatenate([np.cos(phase), np.sin(phase)], axis=-1)
-            waves = (waves * leaves.present).reshape(batch, size, -1)
-            features = np.concatenate([features, waves], axis=-1)
+        phase = leaves.waves * q[leaves.terms][:, None, :, None] * self.form.frequencies
+        waves = np.concatenate([np.cos(phase), np.sin(phase)], axis=-1)
+        waves = (waves * leaves.present).reshape(batch, size, -1)
+        features = np.concatenate([leaves.fixed, waves], axis=-1)
         scaled = features * q[self.form.deviations[leaves.weights]][:, None, :]
         block = Block(noisy, scaled, leaves.rows, leaves.weights)
         return _Part(block, covariance, slopes, phase)
@@ -443,8 +440,6 @@ class LeafObjective:
             yield (by_length[..., 0] * -q[lengths]).ravel()
         yield np.einsum("bij,bij->b", g, part.covariance)
         yield np.add.reduce(d.features * part.block.features, 1).ravel()
-        if part.phase is None:
-            return
         start = leaves.fixed.shape[-1]
         shape = (*part.phase.shape[:-1], 2, part.phase.shape[-1])
         value = part.block.features[..., start:].reshape(shape)
