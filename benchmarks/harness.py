@@ -15,6 +15,9 @@ be JSON, and the state is kept in the records.
 Problems are built in the process that needs them, by a function of the seed; all
 methods start from the same ``problem.starts(seed)``, which count as evaluations, except
 those that have ``starts(problem, seed)`` of their own (an attribute of the function).
+Records have the outcome of the space's first decision, the ``branch``.
+A problem with ``own_seeds`` (True) has other starts, and other random numbers in its
+runs, than others with the same seed, so that problems are independent of each other.
 """
 
 from __future__ import annotations
@@ -43,6 +46,7 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import IO, Any, Literal, Protocol, cast
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -247,8 +251,11 @@ def _complete(
     with _locked(path) as file:
         records = _repair(file)
         problem = factory(key.seed)
+        seed = key.seed
+        if getattr(problem, "own_seeds", False):
+            seed = step_seed(seed, crc32(key.problem.encode()))
         own = getattr(method, "starts", None)
-        starts = problem.starts(key.seed) if own is None else own(problem, key.seed)
+        starts = problem.starts(seed) if own is None else own(problem, seed)
         known = [record["x"] for record in records[: len(starts)]]
         if known != starts[: len(known)].tolist():
             raise ValueError(
@@ -264,15 +271,13 @@ def _complete(
             if step < len(starts):
                 x, record["start"] = starts[step], True
             else:
-                x, state, error = _suggest(
-                    problem, method, records, starts, key.seed, step
-                )
+                x, state, error = _suggest(problem, method, records, starts, seed, step)
                 if error is not None:
                     record["error"] = error
                 if state is not None:
                     record["state"] = state
             suggested = time.perf_counter()
-            torch.manual_seed(step_seed(key.seed, step, 1))  # noise of the problem
+            torch.manual_seed(step_seed(seed, step, 1))  # noise of the problem
             value = float(problem(x))
             record |= {
                 "x": x.tolist(),
@@ -283,6 +288,8 @@ def _complete(
             }
             if middle is not None:
                 record["middle"] = middle
+            if (branch := _branch(problem, x)) is not None:
+                record["branch"] = branch
             if truth is not None:
                 record["truth"] = float(truth(x))
             file.write(json.dumps(record).encode() + b"\n")
@@ -290,6 +297,14 @@ def _complete(
             os.fsync(file.fileno())
             records.append(record)
             tell(key, "evaluated", f"{min(r['value'] for r in records):.4g}")
+
+
+def _branch(problem: Any, x: Tensor) -> int | None:
+    """The outcome of the first decision at a point (``d``), if there is one."""
+    tree = getattr(problem.space, "tree", None)
+    if tree is None or not tree.decision_columns:
+        return None
+    return int(tree.locate(x[None], strict=False)[0][0, 0])
 
 
 def _known(problem: Any, name: str) -> float | None:

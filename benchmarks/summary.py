@@ -50,6 +50,8 @@ class Run:
     suggest_seconds: float  # mean of the steps after the starts
     truths: np.ndarray | None = None  # ``n`` values without noise, where known
     middle: float | None = None  # the truth at a middling point, where known
+    branches: np.ndarray | None = None  # ``n`` outcomes of the first decision
+    starts: int = 0  # how many of the first evaluations are
 
     def best(self, at: int | None = None) -> float:
         """The best of the first ``at`` values; NaN where there are fewer."""
@@ -91,6 +93,10 @@ def load(out: str | Path) -> list[Run]:
                 if all("truth" in r for r in records)
                 else None,
                 middle=first.get("middle"),
+                branches=np.array([r["branch"] for r in records])
+                if all("branch" in r for r in records)
+                else None,
+                starts=len(records) - len(chosen),
             )
         )
     return sorted(runs, key=lambda r: (r.problem, r.method, r.seed))

@@ -22,10 +22,11 @@ _KINDS = {
     "jenatton": "benchmarks.suite.jenatton",
     "yahpo": "benchmarks.suite.yahpo",
     "svm": "benchmarks.suite.svm_tables",
+    "learners": "benchmarks.suite.yahpo_learners",
     "cash": "benchmarks.suite.learners",
     "independent": "benchmarks.suite.independent",
 }
-_RANKED = ["synthetic", "jenatton", "yahpo", "svm", "cash"]
+_RANKED = ["synthetic", "jenatton", "yahpo", "svm", "cash", "learners"]
 # Tables of methods, by name; of two with the same name the first counts.
 _METHODS = [
     ("benchmarks.suite.ours", "METHODS"),

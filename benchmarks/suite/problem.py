@@ -32,6 +32,7 @@ class Problem(Protocol):
     """A problem of the suite, to be minimised over ``space``."""
 
     space: SearchSpace
+    own_seeds: bool
 
     @property
     def optimal_value(self) -> float:
@@ -58,6 +59,9 @@ class SuiteProblem(ABC):
         space: The space.
         noise_std: The standard deviation of the noise.
     """
+
+    own_seeds = True
+    """Other starts than other problems have with the same seed."""
 
     def __init__(self, space: SearchSpace, noise_std: float = 0.0) -> None:
         self.space = space

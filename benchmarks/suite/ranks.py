@@ -8,7 +8,7 @@ observed value so far,
     (truth of the point - optimum) / (middle - optimum),
 
 0 at the best value known and 1 at the median of random points. It is averaged over the
-seeds of a problem first: problems are the units of ranks, medians and tests.
+seeds of a problem first: problems are the units of ranks, regrets and tests.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ __all__ = [
     "plot_ranks",
     "report",
     "scaled_regrets",
+    "stays",
     "widely_run",
 ]
 
@@ -45,6 +46,7 @@ Traces = Mapping[str, Mapping[str, Mapping[int, np.ndarray]]]
 
 _DIGITS = 9  # regrets that are equal to so many decimal places are equal
 _LEVEL = 0.05
+_TAIL = 0.9
 
 
 def scaled_regrets(runs: Iterable[Run]) -> Traces:
@@ -171,18 +173,65 @@ def _rank_table(traces: Traces, methods: Sequence[str], budgets: Sequence[int]) 
     return markdown_table(["mean rank after", *map(str, budgets)], rows)
 
 
-def _median_table(
+def _regret_table(
     traces: Traces, methods: Sequence[str], budgets: Sequence[int]
 ) -> str:
+    """Means, and the ninetieth percentiles: the tail that ranks hide."""
     columns = []
     for at in budgets:
         regrets = mean_regrets(traces, methods, at)
         empty = np.full((1, len(methods)), np.nan)
-        columns.append(np.median(np.array(list(regrets.values()) or empty), axis=0))
+        of_method = np.array(list(regrets.values()) or empty).T
+        columns.append((of_method.mean(1), np.quantile(of_method, _TAIL, axis=1)))
     rows = [
-        [m, *(f"{column[k]:.3f}" for column in columns)] for k, m in enumerate(methods)
+        [m, *(f"{mean[k]:.3f} / {tail[k]:.3f}" for mean, tail in columns)]
+        for k, m in enumerate(methods)
     ]
-    return markdown_table(["median scaled regret after", *map(str, budgets)], rows)
+    header = "scaled regret after, mean / 90th percentile"
+    return markdown_table([header, *map(str, budgets)], rows)
+
+
+def stays(runs: Iterable[Run], share: float = 0.9) -> dict[str, tuple[int, int, int]]:
+    """How many runs stay on one branch, and on one that is not the best.
+
+    A run stays where the first decision has one outcome in ``share`` of its points
+    after the starts. The best branch of a problem is that of the best value that any
+    of the runs found.
+
+    Args:
+        runs: Those without branches do not count.
+        share: Of the points.
+
+    Returns:
+        For each method the runs that stay on a branch that is not the best, all that
+        stay, and all.
+    """
+    known = [(r, r.branches) for r in runs if r.branches is not None]
+    best: dict[str, tuple[float, int]] = {}
+    for run, branches in known:
+        k = int(run.values.argmin())
+        found = float(run.values[k]), int(branches[k])
+        best[run.problem] = min(best.get(run.problem, found), found)
+    counts: dict[str, tuple[int, int, int]] = {}
+    for run, branches in known:
+        outcomes, often = np.unique(branches[run.starts :], return_counts=True)
+        stay = len(often) > 0 and often.max() >= share * often.sum()
+        wrong = stay and outcomes[often.argmax()] != best[run.problem][1]
+        before = counts.get(run.method, (0, 0, 0))
+        added = zip(before, (wrong, stay, True), strict=True)
+        counts[run.method] = tuple(b + int(a) for b, a in added)  # type: ignore
+    return counts
+
+
+def _stay_table(runs: Sequence[Run]) -> str:
+    rows = [
+        [m, *(f"{100.0 * k / n:.0f} % ({k} of {n})" for k in (wrong, stay))]
+        for m, (wrong, stay, n) in sorted(stays(runs).items())
+    ]
+    header = "runs with nine tenths of their points after the starts"
+    return markdown_table(
+        [header, "on a branch that is not best", "on one branch"], rows
+    )
 
 
 def _test_table(traces: Traces, reference: str, budgets: Sequence[int]) -> str:
@@ -240,7 +289,7 @@ def report(
 ) -> str:
     """Everything as markdown: all problems together, then each kind.
 
-    Ranks and medians are over the problems that all methods in the table have. A
+    Ranks and regrets are over the problems that all methods in the table have. A
     method with runs on less than half of the problems has tables of its own.
 
     Args:
@@ -277,9 +326,12 @@ def report(
         few = [m for m in _methods(scope) if m not in common]
         for group in [common, *([*common, m] for m in few)]:
             parts.append(_rank_table(scope, group, budgets))
-            parts.append(_median_table(scope, group, budgets))
+            parts.append(_regret_table(scope, group, budgets))
         if reference in _methods(scope) and len(_methods(scope)) > 1:
             parts.append(_test_table(scope, str(reference), budgets))
+        some = [run for run in runs if run.problem in scope]
+        if any(run.branches is not None for run in some):
+            parts.append(_stay_table(some))
     if reference is not None:
         parts.append(
             'Tests: Wilcoxon signed-rank on the mean regrets of problems, "better" and '

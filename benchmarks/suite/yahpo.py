@@ -35,7 +35,9 @@ __all__ = [
     "DEVELOP_TASKS",
     "REPORT",
     "REPORT_TASKS",
+    "YahpoProblem",
     "YahpoXGBoost",
+    "find_scales",
     "main",
     "make",
 ]
@@ -46,7 +48,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import ConfigSpace as cs
 import numpy as np
@@ -71,10 +73,7 @@ REPORT_TASKS = tuple(
     "41138 41142 41156 41163 41166 41216".split()
 )
 
-_FOLDER = "yahpo_rbv2_xgboost"
-_SOURCE = "the folder rbv2_xgboost of github.com/slds-lmu/yahpo_data"
-_CHOICES = ("task_id", "booster", "num.impute.selected.cpo")  # the order of ``x_cat``
-_NUMBERS = (  # the order of ``x_cont``
+_NUMBERS = (
     "nrounds",
     "eta",
     "gamma",
@@ -94,10 +93,120 @@ _OUTPUTS = {"acc": 0, "logloss": 5, "timetrain": 6}
 _HELD = ("task_id", "trainsize", "repl")  # not part of the space
 _REPETITIONS = 10.0
 _SMALLEST_TRAINSIZE = 0.03
-_RANDOM, _PARENTS, _GENERATIONS, _CHILDREN = 20_000, 50, 120, 20
 
 
-class YahpoXGBoost(ScaledProblem):
+class YahpoProblem(ScaledProblem):
+    """A surrogate of YAHPO Gym on one data set.
+
+    Args:
+        task_id: One of ``tasks``.
+        data: The folder that has the folder of the surrogate.
+
+    Raises:
+        FileNotFoundError: A file of the surrogate is missing.
+        ImportError: ``onnxruntime`` is not installed.
+        ValueError: Another data set.
+    """
+
+    of_suite: ClassVar[str]
+    """The kind of these problems."""
+    scenario: ClassVar[str]
+    choices: ClassVar[tuple[str, ...]]
+    """The order of ``x_cat``."""
+    numbers: ClassVar[tuple[str, ...]]
+    """The order of ``x_cont``."""
+    tasks: ClassVar[tuple[str, ...]]
+    other_names: ClassVar[Mapping[str, str]] = {}
+    """Of choices whose parameters have another name."""
+    one_by_one: ClassVar[bool] = False
+    """Whether the surrogate takes one point at a time."""
+    effort: ClassVar[tuple[int, int, int, int]] = (20_000, 50, 120, 20)
+    """Of the search for the optimum: random points, the best of them that are improved,
+    generations and children of each."""
+
+    def __init__(self, task_id: str | int, data: str | Path = DATA) -> None:
+        if str(task_id) not in self.tasks:
+            raise ValueError(
+                f"task_id: expected one of the {len(self.tasks)} data sets of "
+                f"DEVELOP_TASKS and REPORT_TASKS, got {task_id!r}."
+            )
+        self._folder = Path(data) / f"yahpo_{self.scenario}"
+        super().__init__(_read_space(self._folder), self.of_suite, str(task_id))
+        self._codes = _read_codes(self._folder)
+        _session(self._folder)  # what is missing is said here, not at an evaluation
+
+    def answers(self, X: Tensor, trainsize: float | Tensor = 1.0) -> Tensor:
+        r"""All outputs of the surrogate.
+
+        Args:
+            X: An ``n x d``-dim tensor of points of ``space``.
+            trainsize: The fraction of the training data, a number or ``n`` of them,
+                from 0.03 to 1.
+
+        Raises:
+            ValueError: For points that are not of the space, or a fraction out of
+                bounds.
+        """
+        if X.ndim != 2 or X.shape[1] != self.space.dim:
+            raise ValueError(
+                f"X: expected shape n x {self.space.dim}, got {tuple(X.shape)}."
+            )
+        X = X.detach().double()
+        if not self.space.feasible(X).all():
+            raise ValueError("X: expected points of the space, got some that are not.")
+        fraction = _check_trainsize(trainsize)
+        if fraction.ndim and fraction.shape != X.shape[:1]:
+            raise ValueError(
+                f"trainsize: expected a number or {len(X)} of them, got shape "
+                f"{tuple(fraction.shape)}."
+            )
+        given = {"x_cat": self._categories(X), "x_cont": self._values(X, fraction)}
+        session = _session(self._folder)
+        step = 1 if self.one_by_one else max(len(X), 1)
+        parts = [
+            session.run(None, {k: v[i : i + step] for k, v in given.items()})[0]
+            for i in range(0, max(len(X), 1), step)
+        ]
+        return torch.from_numpy(np.concatenate(parts).astype(np.float64))
+
+    def _categories(self, X: Tensor) -> np.ndarray:
+        """``n x k`` codes of the surrogate, that of ``#na#`` where inactive."""
+        active = self.space.tree.active_mask(X)
+        codes = np.zeros((len(X), len(self.choices)), dtype=np.int32)
+        for j, name in enumerate(self.choices):
+            of = self._codes[name]
+            if name == "task_id":
+                codes[:, j] = of[self.name]
+                continue
+            c = self.space.names.index(self.other_names.get(name, name))
+            column = self.space.columns[c]
+            assert isinstance(column, CategoricalColumn)
+            of_choice = np.array([of[str(v)] for v in column.choices])
+            chosen = of_choice[X[:, c].round().long().clamp_min(0).numpy()]
+            codes[:, j] = np.where(active[:, c].numpy(), chosen, of["#na#"])
+        return codes
+
+    def _values(self, X: Tensor, trainsize: Tensor) -> np.ndarray:
+        """``n x k`` numbers in their own units, 0 where inactive."""
+        active = self.space.tree.active_mask(X)
+        numbers = torch.zeros(len(X), len(self.numbers), dtype=torch.double)
+        for j, name in enumerate(self.numbers):
+            if name in _HELD:
+                continue
+            c = self.space.names.index(name)
+            column = self.space.columns[c]
+            x = X[:, c].clamp(*column.bounds)
+            if isinstance(column, FloatColumn):
+                x = 10**x if column.log else x
+            else:
+                x = x.round()
+            numbers[:, j] = torch.where(active[:, c], x, 0.0)
+        numbers[:, self.numbers.index("trainsize")] = trainsize
+        numbers[:, self.numbers.index("repl")] = _REPETITIONS
+        return numbers.numpy().astype(np.float32)
+
+
+class YahpoXGBoost(YahpoProblem):
     r"""The error rate of xgboost on one data set, by a surrogate; to be minimised.
 
     For comparing optimisers on a conditional space as people meet it, where an
@@ -127,6 +236,12 @@ class YahpoXGBoost(ScaledProblem):
         middle_value: The median error of 1,000 random points; likewise.
     """
 
+    of_suite = "yahpo"
+    scenario = "rbv2_xgboost"
+    choices = ("task_id", "booster", "num.impute.selected.cpo")
+    numbers = _NUMBERS
+    tasks = DEVELOP_TASKS + REPORT_TASKS
+
     def __init__(
         self, task_id: str | int, data: str | Path = DATA, trainsize: float = 1.0
     ) -> None:
@@ -142,17 +257,8 @@ class YahpoXGBoost(ScaledProblem):
             ImportError: ``onnxruntime`` is not installed.
             ValueError: Another data set, or a fraction out of bounds.
         """
-        known = DEVELOP_TASKS + REPORT_TASKS
-        if str(task_id) not in known:
-            raise ValueError(
-                f"task_id: expected one of the {len(known)} data sets of DEVELOP_TASKS "
-                f"and REPORT_TASKS, got {task_id!r}."
-            )
         self.trainsize = float(_check_trainsize(trainsize))
-        self._folder = Path(data) / _FOLDER
-        super().__init__(_read_space(self._folder), "yahpo", str(task_id))
-        self._codes = _read_codes(self._folder)
-        _session(self._folder)  # what is missing is said here, not at an evaluation
+        super().__init__(task_id, data)
 
     def evaluate(
         self, X: Tensor, trainsize: float | Tensor | None = None
@@ -172,26 +278,8 @@ class YahpoXGBoost(ScaledProblem):
             ValueError: For points that are not of the space, or a fraction out of
                 bounds.
         """
-        if X.ndim != 2 or X.shape[1] != self.space.dim:
-            raise ValueError(
-                f"X: expected shape n x {self.space.dim}, got {tuple(X.shape)}."
-            )
-        X = X.detach().double()
-        if not self.space.feasible(X).all():
-            raise ValueError("X: expected points of the space, got some that are not.")
-        fraction = self.trainsize if trainsize is None else trainsize
-        fraction = _check_trainsize(fraction)
-        if fraction.ndim and fraction.shape != X.shape[:1]:
-            raise ValueError(
-                f"trainsize: expected a number or {len(X)} of them, got shape "
-                f"{tuple(fraction.shape)}."
-            )
-        given = {"x_cat": self._categories(X), "x_cont": self._numbers(X, fraction)}
-        (answer,) = _session(self._folder).run(None, given)
-        return {
-            name: torch.from_numpy(answer[:, j].astype(np.float64))
-            for name, j in _OUTPUTS.items()
-        }
+        answers = self.answers(X, self.trainsize if trainsize is None else trainsize)
+        return {name: answers[:, j] for name, j in _OUTPUTS.items()}
 
     def truths(self, X: Tensor) -> Tensor:
         """The error rates, 1 - acc, of ``n x d`` points: ``n``."""
@@ -203,36 +291,6 @@ class YahpoXGBoost(ScaledProblem):
                 f"No optimum is known with trainsize = {self.trainsize}."
             )
         return super()._scale()
-
-    def _categories(self, X: Tensor) -> np.ndarray:
-        """``n x 3`` codes of the surrogate."""
-        codes = np.full((len(X), 3), self._codes["task_id"][self.name], dtype=np.int32)
-        for j, name in enumerate(_CHOICES[1:], start=1):
-            c = self.space.names.index(name)
-            column = self.space.columns[c]
-            assert isinstance(column, CategoricalColumn)
-            of_choice = np.array([self._codes[name][str(v)] for v in column.choices])
-            codes[:, j] = of_choice[X[:, c].round().long().numpy()]
-        return codes
-
-    def _numbers(self, X: Tensor, trainsize: Tensor) -> np.ndarray:
-        """``n x 14`` numbers in their own units, 0 where inactive."""
-        active = self.space.tree.active_mask(X)
-        numbers = torch.zeros(len(X), len(_NUMBERS), dtype=torch.double)
-        for j, name in enumerate(_NUMBERS):
-            if name in _HELD:
-                continue
-            c = self.space.names.index(name)
-            column = self.space.columns[c]
-            x = X[:, c].clamp(*column.bounds)
-            if isinstance(column, FloatColumn):
-                x = 10**x if column.log else x
-            else:
-                x = x.round()
-            numbers[:, j] = torch.where(active[:, c], x, 0.0)
-        numbers[:, _NUMBERS.index("trainsize")] = trainsize
-        numbers[:, _NUMBERS.index("repl")] = _REPETITIONS
-        return numbers.numpy().astype(np.float32)
 
 
 def make(seed: int, task_id: str, data: str | Path = DATA) -> YahpoXGBoost:
@@ -261,7 +319,11 @@ def _check_trainsize(trainsize: Any) -> Tensor:
 def _file(folder: Path, name: str) -> Path:
     path = folder / name
     if not path.exists():
-        raise FileNotFoundError(f"{path}: expected {name} of {_SOURCE}, got no file.")
+        scenario = folder.name.removeprefix("yahpo_")
+        raise FileNotFoundError(
+            f"{path}: expected {name} of the folder {scenario} of "
+            "github.com/slds-lmu/yahpo_data, got no file."
+        )
     return path
 
 
@@ -287,9 +349,14 @@ def _read_space(folder: Path) -> SearchSpace:
             if entry["name"] not in _HELD
         ]
     )
+    conditional = {entry["child"] for entry in content["conditions"]}
+    roots = space.keys() - conditional
     for entry in content["conditions"]:
-        values = [entry["value"]] if entry["type"] == "EQ" else entry["values"]
-        child, parent = space[entry["child"]], space[entry["parent"]]
+        # "and" joins a condition with that of its parent, which holds anyway
+        parts = entry.get("conditions", [entry])
+        (own,) = (c for c in parts if len(parts) == 1 or c["parent"] not in roots)
+        values = [own["value"]] if own["type"] == "EQ" else own["values"]
+        child, parent = space[own["child"]], space[own["parent"]]
         space.add(cs.InCondition(child, parent, values))
     if content["forbiddens"]:
         raise ValueError(
@@ -333,39 +400,51 @@ def _session(folder: Path) -> Any:
     )
 
 
-def _find_scale(problem: YahpoXGBoost, X: Tensor) -> Scale:
+def _find_scale(problem: YahpoProblem, X: Tensor) -> Scale:
     """The best value of a long search, and the median of 1,000 random points."""
     values = problem.truths(X)
-    parents = values.topk(min(_PARENTS, len(X)), largest=False).indices
+    _, most, generations, children = problem.effort
+    parents = values.topk(min(most, len(X)), largest=False).indices
     _, best = improve(
         problem.space,
         problem.truths,
         X[parents],
         values[parents],
-        _GENERATIONS,
-        _CHILDREN,
+        generations,
+        children,
     )
     middle = problem.truths(problem.space.sample(1000, seed=0)).median()
     return Scale(float(best.min()), float(middle))
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """The command that makes the table of optima."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+def find_scales(
+    kind: type[YahpoProblem], command: str, arguments: Sequence[str] | None = None
+) -> None:
+    """Make the table of optima of a kind of problems.
+
+    Args:
+        kind: Of the problems.
+        command: That makes the table.
+        arguments: Of the command line.
+    """
+    parser = argparse.ArgumentParser(description=command)
     parser.add_argument("--data", type=Path, default=DATA)
-    parser.add_argument("--tasks", nargs="+", default=DEVELOP_TASKS + REPORT_TASKS)
+    parser.add_argument("--tasks", nargs="+", default=kind.tasks)
     options = parser.parse_args(arguments)
-    problems = [YahpoXGBoost(task, options.data) for task in options.tasks]
-    X = problems[0].space.sample(_RANDOM, seed=1)
+    problems = [kind(task, options.data) for task in options.tasks]
+    X = problems[0].space.sample(kind.effort[0], seed=1)
     for problem in problems:
         scale = _find_scale(problem, X)
         print(problem.name, *scale, flush=True)
         # After each data set: an interrupted command loses one.
         write_scales(
-            "yahpo",
-            "python -m benchmarks.suite.yahpo --data DIR",
-            {problem.name: scale},
+            kind.of_suite, f"python -m {command} --data DIR", {problem.name: scale}
         )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command that makes the table of optima."""
+    find_scales(YahpoXGBoost, "benchmarks.suite.yahpo", arguments)
 
 
 if __name__ == "__main__":

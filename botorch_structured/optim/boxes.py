@@ -203,7 +203,8 @@ def boxes_at(problem: Problem, rows: Tensor) -> tuple[Boxes, Tensor]:
 
     Returns:
         The boxes, and ``n`` booleans: which rows have one. Rows have none where a
-        fixed feature, a bound or the list of a categorical rules their path out.
+        fixed feature, a bound or the list of a categorical rules their path out, or
+        where it is to be avoided.
     """
     tree = problem.tree
     codes, active, _ = tree.locate(rows)
@@ -227,7 +228,10 @@ def boxes_at(problem: Problem, rows: Tensor) -> tuple[Boxes, Tensor]:
     lower, upper = problem.values.inside(lower, upper)
     lower = torch.where(active, lower, problem.fill)
     upper = torch.where(active, upper, problem.fill)
-    return Boxes(problem, lower, upper, active), (lower <= upper).all(-1)
+    ok = (lower <= upper).all(-1)
+    if len(problem.avoid_paths):
+        ok &= ~torch.isin(tree.path_key(rows), problem.avoid_paths)
+    return Boxes(problem, lower, upper, active), ok
 
 
 @lru_cache(maxsize=32)

@@ -159,6 +159,7 @@ class Problem:
         good: ``k x d`` points to look around, the best first.
         max_paths: The number of paths up to which all of them are searched.
         min_distance: How far from known points to stay, in widths of the bounds.
+        avoid_paths: Keys of paths on which nothing is proposed.
     """
 
     tree: ParameterTree
@@ -176,6 +177,7 @@ class Problem:
     good: Tensor
     max_paths: int
     min_distance: float
+    avoid_paths: Tensor
 
     @property
     def empty(self) -> Tensor:
@@ -297,6 +299,7 @@ def make_problem(
     min_distance: float = 0.0,
     max_paths: int = MAX_PATHS,
     space: SearchSpace | None = None,
+    avoid_paths: Tensor | None = None,
     acq_function: AcquisitionFunction | None = None,
     pending: Sequence[Tensor | None] = (),
     **own: Any,
@@ -419,7 +422,19 @@ def make_problem(
         good=tree.impute(good, fill_row),
         max_paths=check_count("max_paths", max_paths),
         min_distance=distance,
+        avoid_paths=_read_keys(avoid_paths, bounds),
     )
+
+
+def _read_keys(avoid_paths: Any, bounds: Tensor) -> Tensor:
+    if avoid_paths is None:
+        return torch.empty(0, dtype=torch.long, device=bounds.device)
+    if not isinstance(avoid_paths, Tensor) or avoid_paths.dtype != torch.long:
+        raise ValueError(
+            "avoid_paths: expected keys of paths, as tree.path_key gives them, got "
+            f"{avoid_paths!r}."
+        )
+    return avoid_paths.to(bounds.device)
 
 
 def check_bounds(bounds: Any, d: int | None = None) -> Tensor:

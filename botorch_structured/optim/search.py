@@ -45,7 +45,7 @@ from botorch_structured.optim.problem import (
     make_problem,
 )
 from botorch_structured.spaces import ParameterTree, SearchSpace
-from botorch_structured.spaces.arguments import check_count, check_seed
+from botorch_structured.spaces.arguments import check_count, check_number, check_seed
 
 # Candidates for each path by default, and for all of them together.
 _PER_BOX, _IN_ALL = 64, 4096
@@ -191,6 +191,11 @@ class Search:
         seen = torch.cat([known, problem.good])
         boxes = path_boxes(problem, seen, self.generator)
         if not len(boxes):
+            if len(problem.avoid_paths):
+                raise CandidateGenerationError(
+                    f"Expected a path to search, got none but the "
+                    f"{len(problem.avoid_paths)} of avoid_paths."
+                )
             raise ValueError(
                 "fixed_features, categorical_features, bounds: expected to leave at "
                 f"least one path of the tree, got fixed_features={problem.fixed}, "
@@ -422,6 +427,8 @@ def optimize_acqf_paths(
     max_paths: int = MAX_PATHS,
     batch_limit: int | None = None,
     space: SearchSpace | None = None,
+    avoid_paths: Tensor | None = None,
+    temperature: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     r"""Maximise an acquisition function over every path of a tree at once.
 
@@ -486,6 +493,12 @@ def optimize_acqf_paths(
         space: A `SearchSpace` in place of ``bounds``, ``tree``, ``integer_features``,
             ``categorical_features`` and ``fill``. What it forbids is never proposed,
             nor is what ``feasible`` rejects.
+        avoid_paths: Keys of paths (``tree.path_key(X)``) on which nothing is proposed.
+        temperature: Where it is positive, the path of a candidate is drawn: of the best
+            points of the paths that were climbed on, each with a probability in
+            proportion to ``exp(value / temperature)``. For a logarithmic acquisition
+            function and 1, in proportion to its exponential. At 0 the best one is
+            taken.
 
     Returns:
         ``q x d`` candidates and their acquisition values, as BoTorch's
@@ -496,12 +509,20 @@ def optimize_acqf_paths(
         ValueError: An argument is not what it should be; no path is left by
             ``fixed_features``, ``categorical_features`` and ``bounds``.
         CandidateGenerationError: Nothing is left to propose: every admissible point
-            is known, or none was found that is feasible.
+            is known, none was found that is feasible, or all paths are to be avoided.
     """
     search = Search(**locals())  # all arguments, by name
+    if not 0.0 <= check_number("temperature", temperature) < math.inf:
+        raise ValueError(f"temperature: expected at least 0, got {temperature!r}.")
 
     def propose(known: Tensor) -> tuple[Tensor, Tensor]:
-        return search.maximise(search.paths(known), known)
+        X, values = search.maximise(search.paths(known), known)
+        if temperature and len(X) > 1 and values[0] > -math.inf:
+            best = first_of_each(search.problem.tree.path_key(X))
+            weights = ((values[best] - values[0]) / temperature).exp().cpu()
+            drawn = best[torch.multinomial(weights, 1, generator=search.generator)]
+            return X[drawn], values[drawn]
+        return X, values
 
     return search.greedily(propose)
 

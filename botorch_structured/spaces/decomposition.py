@@ -352,8 +352,12 @@ class Decomposition:
         """Paths until each goal holds on one, or there are ``n``; see `spread`."""
         found = list(first)
         counts = {g: self.count_where(all_of([g, where])) for g in goals}
+        shared = {g for g in counts if self._is_shared(g, counts)}
         # What holds on many paths comes first: a few paths then differ at the top.
-        missing = sorted((g for g in counts if counts[g]), key=lambda g: -counts[g])
+        missing = sorted(
+            (g for g in counts if counts[g]),
+            key=lambda g: (g not in shared, -counts[g]),
+        )
 
         def choose(k: int, counts: dict[int, int]) -> int:
             new = [c for c in counts if atom(k, 2 << c) in wanted]
@@ -367,6 +371,21 @@ class Decomposition:
             wanted = set(missing)
             new = [self._walk(all_of([missing[0], where]), choose)]
             found += new
+
+    @staticmethod
+    def _is_shared(goal: Expr, goals: Iterable[Expr]) -> bool:
+        """Whether a goal is an outcome that shares columns with some of the others."""
+        if isinstance(goal, bool) or goal[0] != "atom":
+            return False
+        _, k, mask = goal
+        for other in goals:
+            if k in refers_to(other):
+                last = max(m.bit_length() for m in (mask, *_masks(other, k)))
+                left = [_substitute(other, k, code) for code in range(last - 1)]
+                here = left[mask.bit_length() - 2]
+                if here is not False and sum(e is not False for e in left) > 1:
+                    return True
+        return False
 
     def _fill(
         self, found: Sequence[dict[int, int]], n: int, where: Expr, rng: random.Random

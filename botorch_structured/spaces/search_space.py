@@ -69,8 +69,9 @@ KINDS = ("random", "spread", "middle", "default")
 _OTHERS = (100, 1_000, 10_000)
 # So often paths are chosen; after that, starts are random points.
 _MAX_ROUNDS = 20
-# Starts on different paths where ``at_most`` is given and fewer show every value.
-_FEWEST = 5
+# Where ``at_most`` is given: paths up to which each has a start, and starts where there
+# are more paths and fewer starts show every value.
+_EACH, _FEWEST = 10, 5
 
 
 class SearchSpace:
@@ -616,10 +617,11 @@ class SearchSpace:
                 feasible).
             seed: The same seed gives the same points. Default: PyTorch's generator;
                 for ``"middle"`` and ``"default"`` 0.
-            at_most: In place of ``n``: one start on each path, if there are no more
-                than this. Of more paths, as many as it takes to show every value of
+            at_most: In place of ``n``, no more than this: one start on each of up to
+                ten paths. Of more paths, as many as it takes to show every value of
                 every decision that can be active, and to have every column active once,
-                but five at least, and no more than this.
+                but five at least. Where these are too many, values whose paths share
+                columns come first: models are too sure of such a path without a start.
 
         Returns:
             ``n x d`` points; inactive columns hold ``fill``.
@@ -698,7 +700,7 @@ class SearchSpace:
             if tree.is_declared(X).all() and evaluate(where, default):
                 first = [default]
         state = int(torch.randint(1 << 62, (), generator=generator))
-        if at_most is not None and total > at_most:
+        if at_most is not None and total > min(at_most, _EACH):
             rng = random.Random(state)  # that chooses the same paths below
             needed = decomposition.cover(at_most, where, goals, rng, first)
             n = min(at_most, max(len(needed), _FEWEST))

@@ -55,9 +55,8 @@ _LOCK = threading.RLock()
 # What is told of an evaluation; a log has those at the end where they were told.
 _TOLD = ("values", "cost", "error", "sem", "metadata")
 
-#: Starts on different paths before models are fitted. More of them delay a search; what
-#: was compared is in docs/default.md, "Starts where paths are many".
-MOST_STARTS = 10
+#: Starts on different paths before models are fitted, see `SearchSpace.starts`.
+MOST_STARTS = 16
 # Fits start from the one before above so many evaluations, where that saves a third of
 # the time or more; and from nothing at every tenth, so that a study that is opened
 # again has at most nine fits to repeat.
@@ -89,11 +88,11 @@ class Study:
     end of its process.
 
     The first configurations are starts: one for each path of the space; of more than
-    ten paths, five to ten that show every value of every decision, if ten can. Paths
-    that something is known of count as started. Then come those of `suggest`, at
+    ten paths, five to sixteen that show every value of every decision, if sixteen can.
+    Paths that something is known of count as started. Then come those of `suggest`, at
     first random ones where fewer than two evaluations have worked. Configurations that
     were asked for and not told yet are pending: they are taken into account. In an
-    equal loop starts are ``space.starts(seed=seed, at_most=10)``, and the suggestion
+    equal loop starts are ``space.starts(seed=seed, at_most=16)``, and the suggestion
     after ``n`` evaluations has the seed ``seed + n``, and up to 100 of them no
     ``start_from``; from then on each fit starts from the one before it, except for the
     first one of every ten evaluations (``n // 10``).

@@ -54,6 +54,9 @@ from botorch_structured.transforms import ClipTail
 _STEPS = (0.01, 0.001, 0.0)
 # A path on which nothing but failures is known is tried so often before models decide.
 _TRIES = 3
+_FACTOR = 1.0
+# So many points on a path with the same violation show that decisions decide it.
+_VIOLATIONS = 2
 
 # The exponent of the prior is 1 at so many observations.
 _PRIOR_OBSERVATIONS = 1.0
@@ -185,6 +188,9 @@ def suggest(
         # smooth objectives change at any distance
         distances = _STEPS if all(map(has_steps, targets)) else (0.0,)
         failed = (train_Y == -math.inf).any(-1)
+        closed = _closed_paths(space, train_X, train_C)
+        # the reciprocal of how many points a path has on average
+        temperature = len(space.tree.path_key(train_X).unique()) / len(train_X)
         for k in range(q):
             criterion, good = make_criterion(
                 space, surrogates, known, len(train_X), reference, train_C, held
@@ -192,7 +198,16 @@ def suggest(
             again = _held_for_another_try(space, known, failed, held)
             wanted = [held] if again is None else [again, held]
             try:
-                found = _maximise(criterion, space, known, good, distances, wanted)
+                found = _maximise(
+                    criterion,
+                    space,
+                    known,
+                    good,
+                    distances,
+                    wanted,
+                    closed,
+                    temperature,
+                )
             except CandidateGenerationError as error:
                 if not k:
                     raise error from None
@@ -257,6 +272,34 @@ def _held_for_another_try(
     return None
 
 
+def _closed_paths(
+    space: SearchSpace, train_X: Tensor, train_C: Tensor | None
+) -> list[Tensor | None]:
+    """Keys of paths that constraints rule out as a whole, and None, for all others.
+
+    An outcome such as a number of layers is decided by decisions: no path has two
+    values of it. Two violations then rule a path out, unless they share a value of
+    another column, which may be the reason.
+    """
+    if train_C is None:
+        return [None]
+    keys = space.tree.path_key(train_X)
+    decided = torch.ones_like(train_C[0], dtype=torch.bool)
+    closed = []
+    for key in keys.unique():
+        rows = (keys == key) & train_C.isfinite().all(-1)
+        X, C = train_X[rows], train_C[rows]
+        if len(C) < _VIOLATIONS:
+            continue
+        decided &= (C == C[0]).all(0)
+        others = space.tree.active_mask(X[:1])[0]
+        others[list(space.tree.decision_columns)] = False
+        if (X != X[0]).any(0)[others].all():
+            closed.append((key, C[0] > 0.0))
+    ruled_out = [key for key, violated in closed if (violated & decided).any()]
+    return [torch.stack(ruled_out), None] if ruled_out else [None]
+
+
 def _maximise(
     criterion: AcquisitionFunction,
     space: SearchSpace,
@@ -264,8 +307,10 @@ def _maximise(
     good: Tensor | None,
     distances: Sequence[float],
     wanted: Sequence[Mapping[int, float]],
+    closed: Sequence[Tensor | None],
+    temperature: float,
 ) -> Tensor:
-    """The best point where there is any: of the first columns held, then distances.
+    """The best point where there is any: off closed paths first, then by columns held.
 
     Args:
         criterion: The criterion.
@@ -274,9 +319,11 @@ def _maximise(
         good: ``k x d`` points near which to search, or None.
         distances: How far from known points to stay, the most wanted first.
         wanted: What columns are held at, likewise.
+        closed: Keys of paths to stay away from, likewise.
+        temperature: See `optimize_acqf_paths`.
     """
     nothing: CandidateGenerationError | None = None
-    for held, distance in product(wanted, distances):
+    for avoided, held, distance in product(closed, wanted, distances):
         try:
             return optimize_acqf_paths(
                 criterion,
@@ -285,6 +332,8 @@ def _maximise(
                 X_avoid=known,
                 X_start=good,
                 min_distance=distance,
+                avoid_paths=avoided,
+                temperature=_FACTOR * temperature,
             )[0]
         except CandidateGenerationError as error:
             nothing = error

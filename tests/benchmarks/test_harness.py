@@ -47,6 +47,19 @@ def test_same_starts_and_different_runs(whole: dict) -> None:
     assert step_seed(0, 1) != step_seed(1, 0)
 
 
+class Apart(Toy):
+    own_seeds = True
+
+
+def test_problems_with_random_numbers_of_their_own(tmp_path: Path) -> None:
+    """Other starts and other draws on each problem, the same for all methods."""
+    problems = {"one": Apart, "two": Apart}
+    assert run({"g": guess, "w": walk}, problems, out=tmp_path, **ONE) == {}
+    runs = {p: points(tmp_path)[f"{p}/g/0.jsonl"] for p in problems}
+    assert all(a != b for a, b in zip(runs["one"], runs["two"], strict=True))
+    assert points(tmp_path)["one/w/0.jsonl"][:2] == runs["one"][:2]
+
+
 @pytest.mark.parametrize(("processes", "stop"), [(0, "SIGKILL"), (2, "SIGINT")])
 def test_killed_and_resumed(
     processes: int, stop: str, whole: dict, tmp_path: Path

@@ -320,7 +320,7 @@ def test_at_most() -> None:
     deep = {i: {0: [], 1: [i + 1]} for i in range(6)}
     for tree, most, wanted in [
         (ParameterTree(8, flags), 10, 5),
-        (ParameterTree(8, flags), 16, 16),
+        (ParameterTree(8, flags), 16, 5),
         (ParameterTree(8, flags), 3, 3),
         (ParameterTree(7, deep), 10, 7),
         (ParameterTree(7, deep), 6, 6),
@@ -340,6 +340,20 @@ def test_at_most() -> None:
     cs.add(CS.ForbiddenEqualsClause(a, "y"))
     space = SearchSpace.from_configspace(cs)
     assert len(space.starts(at_most=3)) == 2 < space.tree.num_paths
+
+
+def test_paths_that_share_columns_come_first() -> None:
+    """The booster of trees or the one with dropout would else have no start."""
+    boosters = {"b": ["linear"]}, {"b": ["tree"]}, {"b": ["dart"]}
+    shared = {"eta": (0.0, 1.0)}
+    dictionaries = [{"m": [f"m{i}"], f"x{i}": (0.0, 1.0)} for i in range(20)]
+    for booster, more in zip(boosters, ({}, shared, shared), strict=True):
+        dictionaries.append({"m": ["xgboost"], **booster, **more})
+    space = SearchSpace.from_dictionaries(dictionaries)
+    for seed in range(10):
+        configs = space.decode(space.starts(seed=seed, at_most=16))
+        assert len(configs) == 16
+        assert {"tree", "dart"} <= {c.get("b") for c in configs}
 
 
 def test_few_starts_differ_at_the_top() -> None:

@@ -185,18 +185,18 @@ def test_starts_leave_paths_out_that_are_known() -> None:
     assert study.ask(pending=[starts[2]]) == [starts[3]]
 
 
-def test_ten_starts_at_most() -> None:
+def test_sixteen_starts_at_most() -> None:
     """Of more paths; what was evaluated elsewhere, on others, counts."""
-    names = [f"m{i}" for i in range(12)]
+    names = [f"m{i}" for i in range(18)]
     space = SearchSpace.from_dictionaries([{"m": [m], m: (0, 1)} for m in names])
     study = Study(space, seed=0)
-    starts = space.decode(space.starts(seed=0, at_most=10))
-    assert study.starts == starts and len({c["m"] for c in starts}) == 10
+    starts = space.decode(space.starts(seed=0, at_most=16))
+    assert study.starts == starts and len({c["m"] for c in starts}) == 16
     other = min({*names} - {c["m"] for c in starts})
     study.tell_many([{"m": other, other: x} for x in (0, 1)], [1.0, 1.1])
-    assert study.ask(9) == starts[:9]
-    study.tell_many(starts[:9], [2.0] * 9)
-    assert study.ask() != [starts[9]]
+    assert study.ask(15) == starts[:15]
+    study.tell_many(starts[:15], [2.0] * 15)
+    assert study.ask() != [starts[15]]
 
 
 @pytest.mark.parametrize(

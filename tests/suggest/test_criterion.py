@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -13,7 +14,12 @@ from torch import Tensor
 
 from botorch_structured import Study
 from botorch_structured.spaces import ParameterTree, SearchSpace
-from botorch_structured.suggest import Suggestion, fit_surrogates, suggest
+from botorch_structured.suggest import (
+    Suggestion,
+    fit_surrogates,
+    suggest,
+    suggestion,
+)
 from botorch_structured.suggest.suggestion import make_criterion
 from botorch_structured.test_functions import JenattonTree
 
@@ -77,6 +83,37 @@ def test_a_constraint_that_the_best_points_break() -> None:
     feasible = data["train_C"] <= 0.0
     assert float(data["train_Y"][feasible].max()) > best - 1e-3
     assert float(data["train_Y"].max()) > best  # where unconstrained search goes
+
+
+def test_a_path_that_a_constraint_rules_out_is_tried_twice() -> None:
+    """Where decisions decide the outcome, and nothing else may be the reason."""
+    X = SPACE.starts(6, seed=0)
+    on_one = X[:, :1] == 1.0
+    Y = -distance(X, 0.5).unsqueeze(-1) + 10.0 * on_one
+    ruled_out = 2.0 * X[:, :1] - 1.0
+    for q in (1, 4):
+        found = suggest(SPACE, X, Y, q, train_C=ruled_out, seed=0).X
+        assert (found[:, 0] == 0.0).all()
+    # one violation alone; several that differ; a path with two values of the outcome;
+    # violations that have the value of another column in common
+    few = (~on_one | (on_one.cumsum(0) == 1)).flatten()
+    alike = torch.where(on_one & (torch.arange(6) == 5), 0.25, X)
+    differ, mixed = ruled_out + 1e-3 * X[:, 5:], ruled_out.clone()
+    mixed[(~on_one).nonzero()[0, 0]] = 1.0
+    for x, y, c in (
+        (X[few], Y[few], ruled_out[few]),
+        (X, Y, differ),
+        (X, Y, mixed),
+        (alike, Y, ruled_out),
+    ):
+        with mock.patch.object(
+            suggestion, "optimize_acqf_paths", wraps=suggestion.optimize_acqf_paths
+        ) as spy:
+            suggest(SPACE, x, y, train_C=c, seed=0)
+        assert spy.call_args.kwargs["avoid_paths"] is None
+    # where nothing else is left, the path is asked
+    held = suggest(SPACE, X, Y, train_C=ruled_out, fixed_features={0: 1.0}, seed=0).X
+    assert float(held[0, 0]) == 1.0
 
 
 def test_while_nothing_is_feasible_the_constraint_leads() -> None:

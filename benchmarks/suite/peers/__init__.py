@@ -33,6 +33,7 @@ _BY_LIBRARY: dict[str, dict[str, Any]] = {
         "published": papers.published,
     },
     "optuna": {
+        "plain_tpe": optuna_samplers.PlainTPE(),
         "tpe": optuna_samplers.TPE(),
         "tpe_starts": optuna_samplers.TPEWithStarts(),
         "gpsampler": optuna_samplers.GPSampler(flat=True),

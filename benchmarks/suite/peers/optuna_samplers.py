@@ -6,7 +6,7 @@ random until ten trials are known, as they come; starts are trials like all othe
 
 from __future__ import annotations
 
-__all__ = ["GPSampler", "TPE", "TPEWithStarts"]
+__all__ = ["GPSampler", "PlainTPE", "TPE", "TPEWithStarts"]
 
 import warnings
 from collections.abc import Iterator
@@ -143,6 +143,16 @@ class TPE(TPEWithStarts):
             first_feasible(problem.space, points, seed + i) for i in range(_STARTUP)
         ]
         return torch.stack(first)
+
+
+class PlainTPE(TPE):
+    """``TPESampler()`` with Optuna's own arguments: each parameter by itself."""
+
+    @staticmethod
+    def _study(space: SearchSpace, seed: int) -> _Study:
+        from optuna.samplers import TPESampler
+
+        return _Study(space, TPESampler(seed=seed), flat=False)
 
 
 class GPSampler:

@@ -16,7 +16,7 @@ from botorch_structured.spaces import SearchSpace
 
 # A name that a library provides, and the library.
 _OPTIONAL = {name: "smac" for name in ("smac", "smac_starts")} | {"cmaes": "cmaes"}
-for _name in ("tpe", "tpe_starts", "gpsampler", "gpsampler_conditional"):
+for _name in ("plain_tpe", "tpe", "tpe_starts", "gpsampler", "gpsampler_conditional"):
     _OPTIONAL[_name] = "optuna"
 NAMES = sorted({*PEERS, *_OPTIONAL})
 

@@ -8,6 +8,7 @@ from benchmarks.suite.ranks import (
     mean_regrets,
     report,
     scaled_regrets,
+    stays,
     widely_run,
 )
 from benchmarks.summary import Run
@@ -110,6 +111,32 @@ def test_the_report(runs: list[Run]) -> None:
     assert "worse" in worse and "better 0" not in worse
     # of three problems nothing is significant
     assert "better 0" not in text[text.index("## y") :]
+
+
+def test_runs_that_stay_on_a_branch() -> None:
+    """Of the points after the starts, nine tenths; the best branch is that of any."""
+
+    def of(method: str, *branches: int, value: float = 0.5) -> Run:
+        values = np.linspace(1.0, value, len(branches))
+        given = values, 0.0, 0, 0.5, None, 1.0, np.array(branches), 2
+        return Run("p", method, 0, *given)
+
+    runs = [
+        of("right", 0, 1, *[1] * 10, value=0.1),
+        of("wrong", 0, 1, *[0] * 9, 1),
+        of("neither", 0, 1, *[0] * 8, 1, 1),
+    ]
+    found = {"right": (0, 1, 1), "wrong": (1, 1, 1), "neither": (0, 0, 1)}
+    assert stays(runs) == found
+    assert stays([*runs, one("p", "unknown", 0, 1.0)]) == found
+    text = report(runs, None, [2])
+    rows = [[cell.strip() for cell in line.split("|")] for line in text.splitlines()]
+    assert ["", "wrong", "100 % (1 of 1)", "100 % (1 of 1)", ""] in rows
+
+
+def test_the_tail_is_told_beside_the_mean() -> None:
+    runs = [one(f"p-{k}", "a", 0, 0.1 * k) for k in range(11)]
+    assert "| 0.500 / 0.900 |" in report(runs, None, [1])
 
 
 def test_missing_runs_and_failures_are_told(runs: list[Run]) -> None:
