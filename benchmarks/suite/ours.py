@@ -1,8 +1,9 @@
 """Methods of this package, for the suite.
 
-``default`` is what the package recommends. ``tree`` and ``conditional`` are its models
-alone. The others differ from them in one thing each; they were tried when the default
-was chosen, on the half ``develop``.
+``default`` is what the package recommends, from the common starts, and ``study`` the
+same from the starts of a `Study`. ``greedy`` takes the best path and draws none.
+``tree`` and ``conditional`` are its models alone. The others differ from them in one
+thing each; they were tried when the default was chosen, on the half ``develop``.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from botorch_structured.models import ConditionalGP, TreeStructuredGP
 from botorch_structured.models.leave_one_out import leave_one_out_weights
 from botorch_structured.optim import optimize_acqf_paths
 from botorch_structured.spaces import SearchSpace
+from botorch_structured.study.study import MOST_STARTS
 from botorch_structured.suggest import suggest
 from botorch_structured.transforms import ClipTail
 
@@ -125,6 +127,8 @@ METHODS = {
     "from_ten_paths": _FromPaths(10),
     "from_five_paths": _FromPaths(5),
     "from_cover": _FromPaths(10, cover=True),
+    "study": _FromPaths(MOST_STARTS, cover=True),
+    "greedy": composed,
     "tree": partial(_plain, models=["tree"]),
     "conditional": partial(_plain, models=["conditional"]),
     "unrelated": partial(_plain, models=["unrelated"]),

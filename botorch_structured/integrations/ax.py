@@ -85,8 +85,8 @@ def structured_generation_strategy(
     strategies do, then takes a random point on each path that has no trial yet. With
     more than ten paths it takes five to sixteen points, chosen so that each value of
     the choices occurs if sixteen can show them. Then it goes on with `suggest`; one
-    trial is enough for a loop. Range parameters (floats, integers, logarithmic ones), choices
-    (ordered or not, also with three or more strings and with dependents), fixed
+    trial is enough for a loop. Range parameters (floats, integers, logarithmic ones),
+    choices (ordered or not, also with three or more strings and with dependents), fixed
     parameters and parameter constraints are understood, and so are several objectives
     and outcome constraints.
 

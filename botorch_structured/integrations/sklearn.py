@@ -65,13 +65,13 @@ class StructuredSearchCV(BaseSearchCV):
     The space says which parameters belong to which classifier. One candidate on each
     path is evaluated first, all at once; with two or three paths, two on each. With
     more than ten paths five to sixteen candidates, chosen so that each choice occurs if
-    sixteen can show them. Then as many at a time as it takes to keep ``n_jobs`` processes busy
-    with their folds (one, if there are at least as many folds as processes), so that
-    results depend on that number too. Of those, every fourth is random, on the path
-    that has the fewest for its number of parameters; with more paths than a quarter of
-    ``n_iter``, on one whose rarest choice has the fewest. A learner whose first
-    settings were bad is not left alone. All candidates are compared on the same folds,
-    also where ``cv`` would shuffle anew each time.
+    sixteen can show them. Then as many at a time as it takes to keep ``n_jobs``
+    processes busy with their folds (one, if there are at least as many folds as
+    processes), so that results depend on that number too. Of those, every fourth is
+    random, on the path that has the fewest for its number of parameters; with more
+    paths than a quarter of ``n_iter``, on one whose rarest choice has the fewest. A
+    learner whose first settings were bad is not left alone. All candidates are compared
+    on the same folds, also where ``cv`` would shuffle anew each time.
 
     A candidate whose score is NaN, since it could not be fitted or scored, counts as
     failed: the search goes on and avoids its kind. The mean score is maximised; of

@@ -13,8 +13,11 @@ nothing more is known, and what its own loops use. It is nothing but
    the best mean at an evaluated point, times a weak prior for the inside of the box
    that decays with the number of observations (``InteriorPrior``, BoTorch's
    ``PriorGuidedAcquisitionFunction``);
-4. its maximum over all paths (``optimize_acqf_paths``), at a distance from known points
-   where outcomes repeat, as those of step functions do.
+4. its maximum on each path, and of these one that is drawn in proportion to a power of
+   the criterion (``optimize_acqf_paths`` with a ``temperature``): the first points of a
+   path say little of what it may still reach. The power is the number of points that a
+   path has on average. Where outcomes repeat, as those of step functions do, candidates
+   stay at a distance from known points.
 
 What else is known changes the criterion (3):
 
@@ -22,7 +25,8 @@ What else is known changes the criterion (3):
   of the hypervolume that they dominate
   (``AveragedLogExpectedHypervolumeImprovement``);
 * constraints: times the probability that they hold (``FeasibilityPrior``), which stands
-  alone while no feasible point is known (``AveragedLogProbabilityOfFeasibility``);
+  alone while no feasible point is known (``AveragedLogProbabilityOfFeasibility``). A
+  path on which decisions alone break a constraint is not tried a third time;
 * costs: per expected cost (``CostPrior``).
 
 Each is public, so a loop of one's own starts from these lines.

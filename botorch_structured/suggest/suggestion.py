@@ -54,7 +54,6 @@ from botorch_structured.transforms import ClipTail
 _STEPS = (0.01, 0.001, 0.0)
 # A path on which nothing but failures is known is tried so often before models decide.
 _TRIES = 3
-_FACTOR = 1.0
 # So many points on a path with the same violation show that decisions decide it.
 _VIOLATIONS = 2
 
@@ -189,8 +188,7 @@ def suggest(
         distances = _STEPS if all(map(has_steps, targets)) else (0.0,)
         failed = (train_Y == -math.inf).any(-1)
         closed = _closed_paths(space, train_X, train_C)
-        # the reciprocal of how many points a path has on average
-        temperature = len(space.tree.path_key(train_X).unique()) / len(train_X)
+        temperature = _temperature(space, train_X)
         for k in range(q):
             criterion, good = make_criterion(
                 space, surrogates, known, len(train_X), reference, train_C, held
@@ -272,6 +270,16 @@ def _held_for_another_try(
     return None
 
 
+def _temperature(space: SearchSpace, train_X: Tensor) -> float:
+    """One over the number of points that a path has on average, of those that have any.
+
+    With a point each, a path is drawn in proportion to its expected improvement; with
+    ten, the best one is nearly always. Expected improvement does not know that the
+    first points of a path say little of the best one on it.
+    """
+    return len(space.tree.path_key(train_X).unique()) / len(train_X)
+
+
 def _closed_paths(
     space: SearchSpace, train_X: Tensor, train_C: Tensor | None
 ) -> list[Tensor | None]:
@@ -333,7 +341,7 @@ def _maximise(
                 X_start=good,
                 min_distance=distance,
                 avoid_paths=avoided,
-                temperature=_FACTOR * temperature,
+                temperature=temperature,
             )[0]
         except CandidateGenerationError as error:
             nothing = error
