@@ -1,9 +1,9 @@
 """Methods of this package, for the suite.
 
 ``default`` is what the package recommends, from the common starts, and ``study`` the
-same from the starts of a `Study`. ``greedy`` takes the best path and draws none.
-``tree`` and ``conditional`` are its models alone. The others differ from them in one
-thing each; they were tried when the default was chosen, on the half ``develop``.
+same from the starts of a `Study`. ``tree`` and ``conditional`` are its models alone.
+The others differ from them in one thing each; they were tried when the default was
+chosen, on the half ``develop``.
 """
 
 from __future__ import annotations
@@ -128,7 +128,6 @@ METHODS = {
     "from_five_paths": _FromPaths(5),
     "from_cover": _FromPaths(10, cover=True),
     "study": _FromPaths(MOST_STARTS, cover=True),
-    "greedy": composed,
     "tree": partial(_plain, models=["tree"]),
     "conditional": partial(_plain, models=["conditional"]),
     "unrelated": partial(_plain, models=["unrelated"]),

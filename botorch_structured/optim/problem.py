@@ -390,6 +390,9 @@ def make_problem(
         name = f"categorical_features[{c}]"
         lists[c] = list(check_values(name, {check_number(name, v) for v in numbers}))
     fixed = read_fixed(tree, bounds, fixed_features, whole, lists)
+    keys = torch.empty(0).long() if avoid_paths is None else avoid_paths
+    if not isinstance(keys, Tensor) or keys.dtype != torch.long:
+        raise ValueError(f"avoid_paths: expected keys of tree.path_key, got {keys!r}.")
     tables = [
         ("X_avoid", bounds[:0] if X_avoid is None else X_avoid),
         *(("X_pending", p.reshape(-1, p.shape[-1])) for p in pending if p is not None),
@@ -422,19 +425,8 @@ def make_problem(
         good=tree.impute(good, fill_row),
         max_paths=check_count("max_paths", max_paths),
         min_distance=distance,
-        avoid_paths=_read_keys(avoid_paths, bounds),
+        avoid_paths=keys.to(bounds.device),
     )
-
-
-def _read_keys(avoid_paths: Any, bounds: Tensor) -> Tensor:
-    if avoid_paths is None:
-        return torch.empty(0, dtype=torch.long, device=bounds.device)
-    if not isinstance(avoid_paths, Tensor) or avoid_paths.dtype != torch.long:
-        raise ValueError(
-            "avoid_paths: expected keys of paths, as tree.path_key gives them, got "
-            f"{avoid_paths!r}."
-        )
-    return avoid_paths.to(bounds.device)
 
 
 def check_bounds(bounds: Any, d: int | None = None) -> Tensor:

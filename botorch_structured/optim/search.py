@@ -45,7 +45,7 @@ from botorch_structured.optim.problem import (
     make_problem,
 )
 from botorch_structured.spaces import ParameterTree, SearchSpace
-from botorch_structured.spaces.arguments import check_count, check_number, check_seed
+from botorch_structured.spaces.arguments import check_count, check_seed
 
 # Candidates for each path by default, and for all of them together.
 _PER_BOX, _IN_ALL = 64, 4096
@@ -428,7 +428,6 @@ def optimize_acqf_paths(
     batch_limit: int | None = None,
     space: SearchSpace | None = None,
     avoid_paths: Tensor | None = None,
-    temperature: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     r"""Maximise an acquisition function over every path of a tree at once.
 
@@ -494,11 +493,6 @@ def optimize_acqf_paths(
             ``categorical_features`` and ``fill``. What it forbids is never proposed,
             nor is what ``feasible`` rejects.
         avoid_paths: Keys of paths (``tree.path_key(X)``) on which nothing is proposed.
-        temperature: Where it is positive, the path of a candidate is drawn: of the best
-            points of the paths that were climbed on, each with a probability in
-            proportion to ``exp(value / temperature)``. For a logarithmic acquisition
-            function and 1, in proportion to its exponential. At 0 the best one is
-            taken.
 
     Returns:
         ``q x d`` candidates and their acquisition values, as BoTorch's
@@ -512,17 +506,9 @@ def optimize_acqf_paths(
             is known, none was found that is feasible, or all paths are to be avoided.
     """
     search = Search(**locals())  # all arguments, by name
-    if not 0.0 <= check_number("temperature", temperature) < math.inf:
-        raise ValueError(f"temperature: expected at least 0, got {temperature!r}.")
 
     def propose(known: Tensor) -> tuple[Tensor, Tensor]:
-        X, values = search.maximise(search.paths(known), known)
-        if temperature and len(X) > 1 and values[0] > -math.inf:
-            best = first_of_each(search.problem.tree.path_key(X))
-            weights = ((values[best] - values[0]) / temperature).exp().cpu()
-            drawn = best[torch.multinomial(weights, 1, generator=search.generator)]
-            return X[drawn], values[drawn]
-        return X, values
+        return search.maximise(search.paths(known), known)
 
     return search.greedily(propose)
 

@@ -13,11 +13,8 @@ nothing more is known, and what its own loops use. It is nothing but
    the best mean at an evaluated point, times a weak prior for the inside of the box
    that decays with the number of observations (``InteriorPrior``, BoTorch's
    ``PriorGuidedAcquisitionFunction``);
-4. its maximum on each path, and of these one that is drawn in proportion to a power of
-   the criterion (``optimize_acqf_paths`` with a ``temperature``): the first points of a
-   path say little of what it may still reach. The power is the number of points that a
-   path has on average. Where outcomes repeat, as those of step functions do, candidates
-   stay at a distance from known points.
+4. its maximum over all paths (``optimize_acqf_paths``), at a distance from known points
+   where outcomes repeat, as those of step functions do.
 
 What else is known changes the criterion (3):
 

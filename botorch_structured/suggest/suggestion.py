@@ -188,7 +188,6 @@ def suggest(
         distances = _STEPS if all(map(has_steps, targets)) else (0.0,)
         failed = (train_Y == -math.inf).any(-1)
         closed = _closed_paths(space, train_X, train_C)
-        temperature = _temperature(space, train_X)
         for k in range(q):
             criterion, good = make_criterion(
                 space, surrogates, known, len(train_X), reference, train_C, held
@@ -197,14 +196,7 @@ def suggest(
             wanted = [held] if again is None else [again, held]
             try:
                 found = _maximise(
-                    criterion,
-                    space,
-                    known,
-                    good,
-                    distances,
-                    wanted,
-                    closed,
-                    temperature,
+                    criterion, space, known, good, distances, wanted, closed
                 )
             except CandidateGenerationError as error:
                 if not k:
@@ -270,16 +262,6 @@ def _held_for_another_try(
     return None
 
 
-def _temperature(space: SearchSpace, train_X: Tensor) -> float:
-    """One over the number of points that a path has on average, of those that have any.
-
-    With a point each, a path is drawn in proportion to its expected improvement; with
-    ten, the best one is nearly always. Expected improvement does not know that the
-    first points of a path say little of the best one on it.
-    """
-    return len(space.tree.path_key(train_X).unique()) / len(train_X)
-
-
 def _closed_paths(
     space: SearchSpace, train_X: Tensor, train_C: Tensor | None
 ) -> list[Tensor | None]:
@@ -316,7 +298,6 @@ def _maximise(
     distances: Sequence[float],
     wanted: Sequence[Mapping[int, float]],
     closed: Sequence[Tensor | None],
-    temperature: float,
 ) -> Tensor:
     """The best point where there is any: off closed paths first, then by columns held.
 
@@ -328,7 +309,6 @@ def _maximise(
         distances: How far from known points to stay, the most wanted first.
         wanted: What columns are held at, likewise.
         closed: Keys of paths to stay away from, likewise.
-        temperature: See `optimize_acqf_paths`.
     """
     nothing: CandidateGenerationError | None = None
     for avoided, held, distance in product(closed, wanted, distances):
@@ -341,7 +321,6 @@ def _maximise(
                 X_start=good,
                 min_distance=distance,
                 avoid_paths=avoided,
-                temperature=temperature,
             )[0]
         except CandidateGenerationError as error:
             nothing = error
