@@ -54,6 +54,8 @@ from botorch_structured.transforms import ClipTail
 _STEPS = (0.01, 0.001, 0.0)
 # A path on which nothing but failures is known is tried so often before models decide.
 _TRIES = 3
+# After so many points on a branch that brought nothing, one is for another branch.
+_STANDSTILL = 5
 # So many points on a path with the same violation show that decisions decide it.
 _VIOLATIONS = 2
 
@@ -188,22 +190,36 @@ def suggest(
         distances = _STEPS if all(map(has_steps, targets)) else (0.0,)
         failed = (train_Y == -math.inf).any(-1)
         closed = _closed_paths(space, train_X, train_C)
+        worth = None  # of several objectives no point is the best
+        if train_Y.shape[-1] == 1:
+            worth = train_Y.squeeze(-1)
+            if train_C is not None:
+                worth = worth.masked_fill(~(train_C <= 0.0).all(-1), -math.inf)
         for k in range(q):
-            criterion, good = make_criterion(
-                space, surrogates, known, len(train_X), reference, train_C, held
-            )
             again = _held_for_another_try(space, known, failed, held)
-            wanted = [held] if again is None else [again, held]
-            try:
-                found = _maximise(
-                    criterion, space, known, good, distances, wanted, closed
+            elsewhere: list[dict[int, float]] = []
+            if worth is not None and again is None and not held:
+                elsewhere = _other_branches(space, known, worth)
+            for now in (*elsewhere, held):
+                criterion, good = make_criterion(
+                    space, surrogates, known, len(train_X), reference, train_C, now
                 )
-            except CandidateGenerationError as error:
-                if not k:
-                    raise error from None
-                raise CandidateGenerationError(
-                    f"q: expected at most {k}, as many new points as are left, got {q}."
-                ) from None
+                wanted = [now] if again is None else [again, now]
+                avoided = closed if now is held else closed[:1]
+                try:
+                    found = _maximise(
+                        criterion, space, known, good, distances, wanted, avoided
+                    )
+                    break
+                except CandidateGenerationError:
+                    if now is not held:
+                        continue
+                    if not k:
+                        raise
+                    raise CandidateGenerationError(
+                        f"q: expected at most {k}, as many new points as are left, got "
+                        f"{q}."
+                    ) from None
             known = torch.cat([known, found.to(train_X)])
         return Suggestion(known[-q:], *surrogates.objectives[0], surrogates)
 
@@ -260,6 +276,48 @@ def _held_for_another_try(
         if len(rows) < _TRIES and free:
             return {**fixed_features, **values}
     return None
+
+
+def _other_branches(
+    space: SearchSpace, known: Tensor, worth: Tensor
+) -> list[dict[int, float]]:
+    """What holds a search off a branch that has come to a standstill.
+
+    Expected improvement is that of the next point: it may stay on a branch for ever,
+    and what another one may reach after some points it does not ask.
+
+    Args:
+        space: The space.
+        known: ``m x d`` points, those that were evaluated first.
+        worth: The values of these, larger is better.
+
+    Returns:
+        The other branches of the first decision that all points have, those with the
+        fewest points first, if the last five evaluations were on one branch and none
+        was the best. Nothing otherwise, or where a point elsewhere is pending.
+    """
+    tree, n = space.tree, len(worth)
+    codes, _, _ = tree.locate(known, strict=False)
+    top = [
+        k
+        for k, c in enumerate(tree.decision_columns)
+        if c in tree.decisions_by_value and (codes[:, k] >= 0).all()
+    ]
+    if not top or n <= _STANDSTILL:
+        return []
+    branch, column = codes[:, top[0]], tree.decision_columns[top[0]]
+    last = branch[n - 1]
+    if (branch[n - _STANDSTILL :] != last).any():
+        return []
+    if worth[-_STANDSTILL:].max() > worth[:-_STANDSTILL].max():
+        return []
+    others = []
+    for other in branch[:n].unique():
+        on = branch[:n] == other
+        if other != last:
+            value = float(known[:n][on][0, column])
+            others.append((int(on.sum()), -float(worth[on].max()), value))
+    return [{column: value} for _, _, value in sorted(others)]
 
 
 def _closed_paths(

@@ -339,3 +339,34 @@ def test_more_points_than_are_left() -> None:
         CandidateGenerationError, match="q: expected at most 2, as many"
     ):
         suggest(space, X, Y, q=4, seed=0)
+
+
+def test_a_branch_that_brings_nothing_is_left_for_one_point() -> None:
+    """After five evaluations; for the branch with the fewest points, then the best."""
+    tree = ParameterTree(5, {0: {0.0: [1], 1.0: [2], 2.0: [3], 3.0: [4]}})
+    bounds = torch.tensor([[0.0] * 5, [3.0, 1.0, 1.0, 1.0, 1.0]]).double()
+    space = SearchSpace(["m", *"abcd"], bounds, tree)
+
+    def on(*branches: int) -> Tensor:
+        X = space.impute(space.sample(len(branches), seed=0))
+        X[:, 0] = torch.tensor(branches).double()
+        return space.impute(X)
+
+    X = on(0, 1, 1, 2, 3, *[0] * 6)
+    Y = torch.tensor([5.0, 1.0, 1.0, 2.0, 3.0, 9.0, *[4.0] * 5]).double()[:, None]
+
+    def branches(X: Tensor, Y: Tensor, q: int = 1, **given: Any) -> list[float]:
+        return suggest(space, X, Y, q, seed=0, **given).X[:, 0].tolist()
+
+    assert branches(X, Y) == [3.0]
+    assert branches(torch.cat([X, on(3)[:1]]), torch.cat([Y, Y[:1]])) == [0.0]
+    assert branches(X, Y, 2)[0] == 3.0 and branches(X, Y, 2)[1] != 3.0
+    # the last is the best; only four stand still; a column is held; one is elsewhere
+    better = torch.cat([Y[:-1], Y[-1:] + 6.0])
+    assert branches(X, better) == [0.0]
+    assert branches(X[:-1], Y[:-1]) == [0.0]
+    assert branches(X, Y, fixed_features={0: 0.0}) == [0.0]
+    assert branches(X, Y, X_pending=on(1)) == [0.0]
+    # the best one breaks a constraint
+    C = (torch.cat([Y[:-1], Y[-1:] + 6.0]) > 9.0).double() - 0.5
+    assert branches(X, better, train_C=C) == [3.0]
