@@ -14,7 +14,8 @@ nothing more is known, and what its own loops use. It is nothing but
    that decays with the number of observations (``InteriorPrior``, BoTorch's
    ``PriorGuidedAcquisitionFunction``);
 4. its maximum over all paths (``optimize_acqf_paths``), at a distance from known points
-   where outcomes repeat, as those of step functions do.
+   where outcomes repeat, as those of step functions do. After five evaluations of one
+   branch that brought nothing, over another one.
 
 What else is known changes the criterion (3):
 

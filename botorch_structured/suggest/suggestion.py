@@ -117,9 +117,15 @@ def suggest(
     points, the best ones on it, until one does not fail, or three did. No more than
     half of all points are for such paths.
 
+    With one objective, five evaluations in a row on one branch (value of the first
+    decision that all points have) of which none was the best are followed by one on
+    another branch, that with the fewest points. Where an outcome of a constraint has
+    one value on each path, paths with two violations are not suggested while there are
+    others.
+
     Args:
         space: The space.
-        train_X: ``n x d`` evaluated points of it.
+        train_X: ``n x d`` evaluated points of it, in the order of evaluation.
         train_Y: ``n x m`` objectives, larger ones are better: give minus an error.
             ``-inf`` where an evaluation failed; a row that has one failed as a whole.
         q: How many points.
