@@ -45,8 +45,8 @@ def problems(
 
     Args:
         half: ``"develop"`` or ``"report"``.
-        kinds: Some of ``synthetic``, ``jenatton``, ``yahpo``, ``svm``, ``cash``,
-            ``independent``.
+        kinds: Some of ``synthetic``, ``jenatton``, ``yahpo``, ``svm``, ``learners``,
+            ``cash``, ``independent``.
         data: The folder of those that read files. Default: their own.
     """
     found: dict[str, ProblemFactory] = {}

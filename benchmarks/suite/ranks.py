@@ -195,8 +195,8 @@ def stays(runs: Iterable[Run], share: float = 0.9) -> dict[str, tuple[int, int, 
     """How many runs stay on one branch, and on one that is not the best.
 
     A run stays where the first decision has one outcome in ``share`` of its points
-    after the starts. The best branch of a problem is that of the best value that any
-    of the runs found.
+    after the starts. The best branches of a problem are those of the least truth that
+    any of the runs found.
 
     Args:
         runs: Those without branches do not count.
@@ -207,19 +207,21 @@ def stays(runs: Iterable[Run], share: float = 0.9) -> dict[str, tuple[int, int, 
         stay, and all.
     """
     known = [(r, r.branches) for r in runs if r.branches is not None]
-    best: dict[str, tuple[float, int]] = {}
+    reached: dict[str, dict[int, float]] = {}  # the least truth on each branch
     for run, branches in known:
-        k = int(run.values.argmin())
-        found = float(run.values[k]), int(branches[k])
-        best[run.problem] = min(best.get(run.problem, found), found)
+        truths = run.values if run.truths is None else run.truths
+        least = reached.setdefault(run.problem, {})
+        for branch, truth in zip(branches.tolist(), truths.tolist(), strict=True):
+            least[branch] = min(least.get(branch, truth), truth)
     counts: dict[str, tuple[int, int, int]] = {}
     for run, branches in known:
         outcomes, often = np.unique(branches[run.starts :], return_counts=True)
         stay = len(often) > 0 and often.max() >= share * often.sum()
-        wrong = stay and outcomes[often.argmax()] != best[run.problem][1]
+        least = reached[run.problem]
+        best = min(least.values()) + 10.0**-_DIGITS
+        wrong = stay and least[int(outcomes[often.argmax()])] > best
         before = counts.get(run.method, (0, 0, 0))
-        added = zip(before, (wrong, stay, True), strict=True)
-        counts[run.method] = tuple(b + int(a) for b, a in added)  # type: ignore
+        counts[run.method] = (before[0] + wrong, before[1] + stay, before[2] + 1)
     return counts
 
 

@@ -207,7 +207,7 @@ def boxes_at(problem: Problem, rows: Tensor) -> tuple[Boxes, Tensor]:
         where it is to be avoided.
     """
     tree = problem.tree
-    codes, active, _ = tree.locate(rows)
+    codes, active, keys = tree.locate(rows)
     lower, upper = (e.repeat(len(rows), 1) for e in (problem.lower, problem.upper))
     place = {col: k for k, col in enumerate(tree.decision_columns)}
     for col in tree.numeric_decisions:
@@ -230,7 +230,7 @@ def boxes_at(problem: Problem, rows: Tensor) -> tuple[Boxes, Tensor]:
     upper = torch.where(active, upper, problem.fill)
     ok = (lower <= upper).all(-1)
     if len(problem.avoid_paths):
-        ok &= ~torch.isin(tree.path_key(rows), problem.avoid_paths)
+        ok &= ~torch.isin(keys, problem.avoid_paths)
     return Boxes(problem, lower, upper, active), ok
 
 

@@ -185,6 +185,7 @@ class Search:
         """The boxes of all paths (of many, if there are too many).
 
         Raises:
+            CandidateGenerationError: All paths are to be avoided.
             ValueError: The arguments leave no path.
         """
         problem = self.problem
@@ -193,8 +194,8 @@ class Search:
         if not len(boxes):
             if len(problem.avoid_paths):
                 raise CandidateGenerationError(
-                    f"Expected a path to search, got none but the "
-                    f"{len(problem.avoid_paths)} of avoid_paths."
+                    "Expected a path to search, got none: all that fixed_features, "
+                    "categorical_features and bounds leave are among avoid_paths."
                 )
             raise ValueError(
                 "fixed_features, categorical_features, bounds: expected to leave at "

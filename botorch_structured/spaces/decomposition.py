@@ -34,8 +34,9 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, reduce
 from itertools import accumulate
+from operator import or_
 from typing import Any, TypeVar
 
 import numpy as np
@@ -99,6 +100,23 @@ def all_of(parts: Iterable[Expr]) -> Expr:
 def any_of(parts: Iterable[Expr]) -> Expr:
     """The disjunction of ``parts``, simplified."""
     return _combine("or", parts)
+
+
+def _shared(exprs: Iterable[Expr], sizes: Sequence[int]) -> set[Expr]:
+    """Outcomes on which a column is active that is so on some of the others, too.
+
+    Args:
+        exprs: When columns are active.
+        sizes: The numbers of outcomes of the decisions.
+    """
+    found: set[Expr] = set()
+    for expr in exprs:
+        for k in refers_to(expr):
+            codes = codes_in(reduce(or_, _masks(expr, k)), sizes[k])
+            left = [c for c in codes if _substitute(expr, k, c) is not False]
+            if 1 < len(left) < sizes[k]:
+                found |= {atom(k, 2 << c) for c in left}
+    return found
 
 
 @lru_cache(maxsize=65536)
@@ -352,8 +370,12 @@ class Decomposition:
         """Paths until each goal holds on one, or there are ``n``; see `spread`."""
         found = list(first)
         counts = {g: self.count_where(all_of([g, where])) for g in goals}
-        shared = {g for g in counts if self._is_shared(g, counts)}
-        # What holds on many paths comes first: a few paths then differ at the top.
+        # Of two paths with the same columns, models are too sure of the one without a
+        # start. Of the others, what holds on many paths comes first: a few paths then
+        # differ at the top.
+        shared = _shared(counts, self.sizes) if n else set()
+        if n and 2 * len(shared) > n:
+            shared = set()
         missing = sorted(
             (g for g in counts if counts[g]),
             key=lambda g: (g not in shared, -counts[g]),
@@ -371,21 +393,6 @@ class Decomposition:
             wanted = set(missing)
             new = [self._walk(all_of([missing[0], where]), choose)]
             found += new
-
-    @staticmethod
-    def _is_shared(goal: Expr, goals: Iterable[Expr]) -> bool:
-        """Whether a goal is an outcome that shares columns with some of the others."""
-        if isinstance(goal, bool) or goal[0] != "atom":
-            return False
-        _, k, mask = goal
-        for other in goals:
-            if k in refers_to(other):
-                last = max(m.bit_length() for m in (mask, *_masks(other, k)))
-                left = [_substitute(other, k, code) for code in range(last - 1)]
-                here = left[mask.bit_length() - 2]
-                if here is not False and sum(e is not False for e in left) > 1:
-                    return True
-        return False
 
     def _fill(
         self, found: Sequence[dict[int, int]], n: int, where: Expr, rng: random.Random

@@ -597,8 +597,8 @@ class SearchSpace:
         Args:
             n: How many. Every path gets the same number or one more. With fewer starts
                 than paths, the first ones show as many values and active columns as
-                they can, values at the top of the tree first, and the others are on
-                random paths.
+                they can, in the order that ``at_most`` has, then values at the top of
+                the tree first, and the others are on random paths.
             kind: What the active columns of a start hold, other than decisions that the
                 path fixes. ``"random"``: draws on the scale of the parameter, as in
                 `sample`. ``"spread"``: draws that are spread over the starts in which
@@ -620,8 +620,9 @@ class SearchSpace:
             at_most: In place of ``n``, no more than this: one start on each of up to
                 ten paths. Of more paths, as many as it takes to show every value of
                 every decision that can be active, and to have every column active once,
-                but five at least. Where these are too many, values whose paths share
-                columns come first: models are too sure of such a path without a start.
+                but five at least. Where these are too many, values that share columns
+                with some of the others come first, if they take half of the starts at
+                most: models are too sure of such a path without a start.
 
         Returns:
             ``n x d`` points; inactive columns hold ``fill``.

@@ -57,7 +57,7 @@ _TRIES = 3
 # After so many points on a branch that brought nothing, one is for another branch.
 _STANDSTILL = 5
 # So many points on a path with the same violation show that decisions decide it.
-_VIOLATIONS = 2
+_VIOLATIONS, _VIOLATIONS_OF_TWO = 2, 5
 
 # The exponent of the prior is 1 at so many observations.
 _PRIOR_OBSERVATIONS = 1.0
@@ -117,11 +117,12 @@ def suggest(
     points, the best ones on it, until one does not fail, or three did. No more than
     half of all points are for such paths.
 
-    With one objective, five evaluations in a row on one branch (value of the first
-    decision that all points have) of which none was the best are followed by one on
-    another branch, that with the fewest points. Where an outcome of a constraint has
-    one value on each path, paths with two violations are not suggested while there are
-    others.
+    With one objective, and no column held, five evaluations in a row on one branch
+    (value of the first decision by value that all points have) of which none was the
+    best are followed by one on another branch, that with the fewest points. Where an
+    outcome of a constraint has one value on each path, paths with two violations that
+    have no value of another column in common are not suggested while there are others;
+    with five where the outcome has no more than two values.
 
     Args:
         space: The space.
@@ -300,29 +301,30 @@ def _other_branches(
     Returns:
         The other branches of the first decision that all points have, those with the
         fewest points first, if the last five evaluations were on one branch and none
-        was the best. Nothing otherwise, or where a point elsewhere is pending.
+        was the best. Nothing otherwise, while nothing has worked, or where a point
+        elsewhere is pending. Branches on which three tries failed are left out.
     """
     tree, n = space.tree, len(worth)
-    codes, _, _ = tree.locate(known, strict=False)
-    top = [
-        k
-        for k, c in enumerate(tree.decision_columns)
-        if c in tree.decisions_by_value and (codes[:, k] >= 0).all()
-    ]
-    if not top or n <= _STANDSTILL:
+    if n <= _STANDSTILL or not worth[:-_STANDSTILL].max() >= worth[-_STANDSTILL:].max():
         return []
-    branch, column = codes[:, top[0]], tree.decision_columns[top[0]]
+    codes, _, _ = tree.locate(known, strict=False)
+    always = (codes >= 0).all(0).tolist()
+    by_value = set(tree.decisions_by_value)
+    columns = enumerate(tree.decision_columns)
+    top = next(((k, c) for k, c in columns if always[k] and c in by_value), None)
+    if top is None or worth.max() == -math.inf:
+        return []
+    branch, column = codes[:, top[0]], top[1]
     last = branch[n - 1]
     if (branch[n - _STANDSTILL :] != last).any():
         return []
-    if worth[-_STANDSTILL:].max() > worth[:-_STANDSTILL].max():
-        return []
     others = []
-    for other in branch[:n].unique():
-        on = branch[:n] == other
-        if other != last:
-            value = float(known[:n][on][0, column])
-            others.append((int(on.sum()), -float(worth[on].max()), value))
+    for code, value in enumerate(tree.decision_values[column]):
+        on = branch[:n] == code
+        count, best = int(on.sum()), float(worth[on].amax()) if on.any() else -math.inf
+        hopeless = count >= _TRIES and best == -math.inf
+        if count and code != last and not hopeless:
+            others.append((count, -best, value))
     return [{column: value} for _, _, value in sorted(others)]
 
 
@@ -333,23 +335,29 @@ def _closed_paths(
 
     An outcome such as a number of layers is decided by decisions: no path has two
     values of it. Two violations then rule a path out, unless they share a value of
-    another column, which may be the reason.
+    another column, which may be the reason. Of an outcome that has two values only it
+    takes five: it may be told as a flag.
     """
     if train_C is None:
         return [None]
     keys = space.tree.path_key(train_X)
+    finite = train_C.isfinite().all(-1)
     decided = torch.ones_like(train_C[0], dtype=torch.bool)
+    values = [len(c.unique()) for c in train_C[finite].mT]
+    needed = torch.tensor(
+        [_VIOLATIONS if k > 2 else _VIOLATIONS_OF_TWO for k in values]
+    )
     closed = []
     for key in keys.unique():
-        rows = (keys == key) & train_C.isfinite().all(-1)
+        rows = (keys == key) & finite
         X, C = train_X[rows], train_C[rows]
         if len(C) < _VIOLATIONS:
             continue
         decided &= (C == C[0]).all(0)
         others = space.tree.active_mask(X[:1])[0]
-        others[list(space.tree.decision_columns)] = False
+        others[list(space.tree.decisions_by_value)] = False
         if (X != X[0]).any(0)[others].all():
-            closed.append((key, C[0] > 0.0))
+            closed.append((key, (C[0] > 0.0) & (len(C) >= needed.to(C.device))))
     ruled_out = [key for key, violated in closed if (violated & decided).any()]
     return [torch.stack(ruled_out), None] if ruled_out else [None]
 

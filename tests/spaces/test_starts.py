@@ -15,6 +15,8 @@ from torch import Tensor
 
 from botorch_structured.spaces import (
     Between,
+    Equals,
+    Inactive,
     ParameterTree,
     SearchSpace,
     decomposition,
@@ -354,6 +356,18 @@ def test_paths_that_share_columns_come_first() -> None:
         configs = space.decode(space.starts(seed=seed, at_most=16))
         assert len(configs) == 16
         assert {"tree", "dart"} <= {c.get("b") for c in configs}
+    # of more such values than half of the starts the other learners come first
+    variants = [{"m": ["a"], "v": [f"v{i}"], "eta": (0.0, 1.0)} for i in range(20)]
+    space = SearchSpace.from_dictionaries([*variants, *dictionaries[:12]])
+    configs = space.decode(space.starts(seed=0, at_most=16))
+    assert len({c["m"] for c in configs}) == 13
+    # a column that is active where a decision is not
+    conditions = {i: Equals(0, 1.0) for i in (1, 2, 3, 4)} | {5: Inactive(1)}
+    values = {i: [0.0, 1.0] for i in range(5)}
+    conditions |= {6 + i: Equals(i, 1.0) for i in range(1, 5)}
+    space = unit_space(ParameterTree(11, conditions=conditions, values=values))
+    assert space.tree.num_paths == 17
+    assert len(space.starts(seed=0, at_most=16)) == 5
 
 
 def test_few_starts_differ_at_the_top() -> None:

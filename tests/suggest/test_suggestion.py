@@ -367,6 +367,11 @@ def test_a_branch_that_brings_nothing_is_left_for_one_point() -> None:
     assert branches(X[:-1], Y[:-1]) == [0.0]
     assert branches(X, Y, fixed_features={0: 0.0}) == [0.0]
     assert branches(X, Y, X_pending=on(1)) == [0.0]
+    # a branch on which three tries failed is left out, and nothing has worked at all
+    bad = torch.where(X[:, :1] == 3.0, -torch.inf, Y)
+    tried = torch.cat([X, *[on(3)] * 2]).roll(2, 0), torch.cat([bad, bad[4:5]])
+    tried = tried[0], torch.cat([tried[1], bad[4:5]]).roll(2, 0)
+    assert branches(*tried) == [2.0]
     # the best one breaks a constraint
     C = (torch.cat([Y[:-1], Y[-1:] + 6.0]) > 9.0).double() - 0.5
     assert branches(X, better, train_C=C) == [3.0]
