@@ -117,8 +117,8 @@ def suggest(
     points, the best ones on it, until one does not fail, or three did. No more than
     half of all points are for such paths.
 
-    With one objective, and no column held, five evaluations in a row on one branch
-    (value of the first decision by value that all points have) of which none was the
+    With one objective, one decision by value at the top, and no column held, five
+    evaluations in a row on one branch (value of that decision) of which none was the
     best are followed by one on another branch, that with the fewest points. Where an
     outcome of a constraint has one value on each path, paths with two violations that
     have no value of another column in common are not suggested while there are others;
@@ -299,22 +299,21 @@ def _other_branches(
         worth: The values of these, larger is better.
 
     Returns:
-        The other branches of the first decision that all points have, those with the
-        fewest points first, if the last five evaluations were on one branch and none
-        was the best. Nothing otherwise, while nothing has worked, or where a point
-        elsewhere is pending. Branches on which three tries failed are left out.
+        The other branches of the decision that all points have, those with the fewest
+        points first, if the last five evaluations were on one branch and none was the
+        best. Nothing otherwise, while nothing has worked, where a point elsewhere is
+        pending, or where all points have several decisions: with these it was worse.
+        Branches on which three tries failed are left out.
     """
     tree, n = space.tree, len(worth)
     if n <= _STANDSTILL or not worth[:-_STANDSTILL].max() >= worth[-_STANDSTILL:].max():
         return []
     codes, _, _ = tree.locate(known, strict=False)
-    always = (codes >= 0).all(0).tolist()
-    by_value = set(tree.decisions_by_value)
-    columns = enumerate(tree.decision_columns)
-    top = next(((k, c) for k, c in columns if always[k] and c in by_value), None)
-    if top is None or worth.max() == -math.inf:
+    top = (codes >= 0).all(0).nonzero().flatten().tolist()
+    column = tree.decision_columns[top[0]] if len(top) == 1 else -1
+    if column not in tree.decisions_by_value or worth.max() == -math.inf:
         return []
-    branch, column = codes[:, top[0]], top[1]
+    branch = codes[:, top[0]]
     last = branch[n - 1]
     if (branch[n - _STANDSTILL :] != last).any():
         return []

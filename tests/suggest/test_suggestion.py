@@ -4,6 +4,7 @@ import math
 import re
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import ConfigSpace as CS
 import pytest
@@ -14,8 +15,8 @@ from torch import Tensor
 
 from botorch_structured.models import ConditionalGP, TreeStructuredGP
 from botorch_structured.spaces import ParameterTree, SearchSpace
-from botorch_structured.suggest import fit_models, suggest
-from botorch_structured.suggest.suggestion import hold
+from botorch_structured.suggest import fit_models, suggest, suggestion
+from botorch_structured.suggest.suggestion import hold, make_criterion
 from botorch_structured.test_functions import JenattonTree
 
 
@@ -375,3 +376,12 @@ def test_a_branch_that_brings_nothing_is_left_for_one_point() -> None:
     # the best one breaks a constraint
     C = (torch.cat([Y[:-1], Y[-1:] + 6.0]) > 9.0).double() - 0.5
     assert branches(X, better, train_C=C) == [3.0]
+    # two decisions that do not depend on each other: neither is left
+    tree = ParameterTree(4, {0: {0.0: [2], 1.0: []}, 1: {0.0: [3], 1.0: []}})
+    space = SearchSpace(["m", *"abc"], [[0.0] * 4, [1.0] * 4], tree)
+    X = torch.tensor([[1.0, 1.0, 0.5, 0.5]] + [[0.0, 0.0, 0.1, 0.1]] * 6).double()
+    X[1:, 2:] += torch.arange(6).double()[:, None] / 10
+    Y = torch.tensor([0.0, 9.0, *[8.0] * 5]).double()[:, None]
+    with mock.patch.object(suggestion, "make_criterion", wraps=make_criterion) as spy:
+        suggest(space, X, Y, seed=0)
+    assert [call.args[-1] for call in spy.call_args_list] == [{}]
