@@ -51,7 +51,7 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=20, help="how many")
-    parser.add_argument("--first-seed", type=int, default=300)
+    parser.add_argument("--first-seed", type=int, default=320)
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "images")
     options = parser.parse_args()
     seeds = range(options.first_seed, options.first_seed + options.seeds)
