@@ -24,7 +24,7 @@ What else is known changes the criterion (3):
   (``AveragedLogExpectedHypervolumeImprovement``);
 * constraints: times the probability that they hold (``FeasibilityPrior``), which stands
   alone while no feasible point is known (``AveragedLogProbabilityOfFeasibility``). A
-  path on which decisions alone break a constraint is not tried a third time;
+  path that decisions alone make infeasible is left after two violations, or five;
 * costs: per expected cost (``CostPrior``).
 
 Each is public, so a loop of one's own starts from these lines.

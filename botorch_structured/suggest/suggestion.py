@@ -56,7 +56,8 @@ _STEPS = (0.01, 0.001, 0.0)
 _TRIES = 3
 # After so many points on a branch that brought nothing, one is for another branch.
 _STANDSTILL = 5
-# So many points on a path with the same violation show that decisions decide it.
+# So many points on a path with the same violation show that decisions decide it; more
+# where the outcome has two values only.
 _VIOLATIONS, _VIOLATIONS_OF_TWO = 2, 5
 
 # The exponent of the prior is 1 at so many observations.
@@ -319,11 +320,10 @@ def _other_branches(
         return []
     others = []
     for code, value in enumerate(tree.decision_values[column]):
-        on = branch[:n] == code
-        count, best = int(on.sum()), float(worth[on].amax()) if on.any() else -math.inf
-        hopeless = count >= _TRIES and best == -math.inf
-        if count and code != last and not hopeless:
-            others.append((count, -best, value))
+        found = worth[branch[:n] == code]
+        tried = code != last and len(found) > 0
+        if tried and (len(found) < _TRIES or found.max() > -math.inf):
+            others.append((len(found), -float(found.max()), value))
     return [{column: value} for _, _, value in sorted(others)]
 
 
@@ -342,10 +342,8 @@ def _closed_paths(
     keys = space.tree.path_key(train_X)
     finite = train_C.isfinite().all(-1)
     decided = torch.ones_like(train_C[0], dtype=torch.bool)
-    values = [len(c.unique()) for c in train_C[finite].mT]
-    needed = torch.tensor(
-        [_VIOLATIONS if k > 2 else _VIOLATIONS_OF_TWO for k in values]
-    )
+    several = [len(c.unique()) > 2 for c in train_C[finite].mT]
+    needed = [_VIOLATIONS if many else _VIOLATIONS_OF_TWO for many in several]
     closed = []
     for key in keys.unique():
         rows = (keys == key) & finite
@@ -356,7 +354,8 @@ def _closed_paths(
         others = space.tree.active_mask(X[:1])[0]
         others[list(space.tree.decisions_by_value)] = False
         if (X != X[0]).any(0)[others].all():
-            closed.append((key, (C[0] > 0.0) & (len(C) >= needed.to(C.device))))
+            enough = C.new_tensor([len(C) >= k for k in needed], dtype=torch.bool)
+            closed.append((key, (C[0] > 0.0) & enough))
     ruled_out = [key for key, violated in closed if (violated & decided).any()]
     return [torch.stack(ruled_out), None] if ruled_out else [None]
 

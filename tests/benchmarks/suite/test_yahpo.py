@@ -1,12 +1,12 @@
 """What the surrogate is asked, with a stand-in for it; and itself, where it is."""
 
 import importlib.util
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from yahpo_files import write_files
 
 from benchmarks.suite import yahpo
 from benchmarks.suite.yahpo import DATA, DEVELOP, YahpoXGBoost
@@ -61,8 +61,6 @@ class StandIn:
 @pytest.fixture
 def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
     """The files of a surrogate in ``tmp_path``, and what answers in its place."""
-    folder = tmp_path / "yahpo_rbv2_xgboost"
-    folder.mkdir()
     parameters: list[dict[str, Any]] = [
         {"name": n, "type": "categorical", "choices": c, "default": c[0]}
         for n, c in CHOICES.items()
@@ -77,12 +75,7 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
             if boosters == ["dart"]:
                 test = {"type": "EQ", "value": "dart"}
             conditions.append({"child": name, "parent": "booster", **test})
-    content = {"hyperparameters": parameters, "conditions": conditions}
-    path = folder / "config_space.json"
-    path.write_text(json.dumps({**content, "forbiddens": []}))
-    codes = {n: ["#na#", *sorted(choices)] for n, choices in CHOICES.items()}
-    codes = {n: dict(zip(c, range(len(c)), strict=True)) for n, c in codes.items()}
-    (folder / "encoding.json").write_text(json.dumps(codes))
+    write_files(tmp_path / "yahpo_rbv2_xgboost", parameters, conditions, CHOICES)
     session = StandIn()
     monkeypatch.setattr(yahpo, "_session", lambda path: session)
     return session

@@ -1,12 +1,12 @@
 """What the surrogate of six learners is asked, with a stand-in for it; and itself."""
 
 import importlib.util
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from yahpo_files import write_files
 
 from benchmarks.harness import read_records, run
 from benchmarks.methods import random
@@ -57,14 +57,7 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
         if entry["child"] == "svm.degree":
             both = [{"child": "svm.degree", **of_kernel}, dict(entry)]
             entry |= {"type": "AND", "conditions": both}
-    folder = tmp_path / "yahpo_rbv2_super"
-    folder.mkdir()
-    content = {"hyperparameters": parameters, "conditions": conditions}
-    path = folder / "config_space.json"
-    path.write_text(json.dumps({**content, "forbiddens": []}))
-    codes = {n: ["#na#", *sorted(c)] for n, c in choices.items()}
-    codes = {n: dict(zip(c, range(len(c)), strict=True)) for n, c in codes.items()}
-    (folder / "encoding.json").write_text(json.dumps(codes))
+    write_files(tmp_path / "yahpo_rbv2_super", parameters, conditions, choices)
     session = StandIn()
     monkeypatch.setattr(yahpo, "_session", lambda path: session)
     return session

@@ -123,7 +123,7 @@ def test_no_factor_at_the_start_is_an_error() -> None:
             shared=False,
         )
     problem = published(24, 0)
-    problem.densities[0] = lambda x: nowhere(x)  # type: ignore[call-overload]
+    problem.densities[0] = nowhere
     with pytest.raises(NotPSDError):
         problem(problem.read())
 
