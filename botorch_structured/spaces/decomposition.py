@@ -373,8 +373,8 @@ class Decomposition:
         # Of two paths with the same columns, models are too sure of the one without a
         # start. Of the others, what holds on many paths comes first: a few paths then
         # differ at the top.
-        shared = _shared(counts, self.sizes) if n else set()
-        if n and 2 * len(shared) > n:
+        shared = _shared(counts, self.sizes)
+        if 2 * len(shared) > (n or 0):
             shared = set()
         missing = sorted(
             (g for g in counts if counts[g]),
