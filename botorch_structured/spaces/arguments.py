@@ -15,11 +15,15 @@ __all__ = [
     "check_seed",
     "check_values",
     "later_seed",
+    "warn",
 ]
 
 import math
 import operator
+import sys
+import warnings
 from collections.abc import Iterable, Mapping
+from types import FrameType
 from typing import Any
 
 import torch
@@ -142,3 +146,19 @@ def check_seed(seed: Any) -> int | None:
 def later_seed(seed: int, n: int) -> int:
     """The ``n``-th seed after ``seed``; after the largest one come 0, 1, ..."""
     return seed + n if seed + n in _SEEDS else seed + n - _SEEDS.stop
+
+
+# Whose code calls ours between a line of the user and the place of a warning.
+_LIBRARIES = ("botorch_structured", "sklearn")
+
+
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn of a line of the user's, and not of one of the code that it called."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and _library(frame) in _LIBRARIES:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, category, stacklevel=level)
+
+
+def _library(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]

@@ -21,6 +21,8 @@ except ImportError:  # Windows: without a lock
     fcntl = None  # type: ignore[assignment]
 
 _VERSION = 1
+# How lines begin, after the first one and before: a kill leaves no other beginnings.
+_FIRST, _OTHERS = b'{"study": 1, "', (b'{"asked": [', b'{"told": {')
 _SHOWN = 60  # characters of what came, in a message
 # The logs that are open in this process, by device and number of the file.
 _OPEN: WeakValueDictionary[tuple[int, int], StudyLog] = WeakValueDictionary()
@@ -171,15 +173,21 @@ class StudyLog:
             data = self._file.read()
             #: ``(line number, object)`` of what was asked for and told so far.
             self.entries: list[tuple[int, dict[str, Any]]] = []
-            self._size = end = data.rfind(b"\n") + 1
+            end = data.rfind(b"\n") + 1
+            tail = data[end:]
+            is_cut = tail.startswith(_FIRST)
+            if end:
+                is_cut = any(tail.startswith(o) or o.startswith(tail) for o in _OTHERS)
+            if lacks_end := _is_object(tail):
+                data, end = data + b"\n", len(data) + 1
             if end:
                 self.seed = self._read(data[:end], settings)
-            elif not b'{"study"'.startswith(data[:8]):
-                _parse(data, self.where(1))
-                raise ValueError(
-                    f"{self.where(1)}: expected a line, got its beginning."
-                )
+            if lacks_end:
+                self._file.write(b"\n")
+            elif tail and not is_cut:
+                _parse(tail, self.where(data.count(b"\n") + 1))
             self._file.truncate(end)
+            self._size = end
             if not end:
                 self.seed = new_seed if settings["seed"] is None else settings["seed"]
                 self.append({"study": _VERSION, **settings, "seed": self.seed})
@@ -239,8 +247,11 @@ class StudyLog:
     def append(self, *entries: Mapping[str, Any]) -> None:
         """Put lines on the disk.
 
+        What something else has added to the file stays there.
+
         Raises:
-            ValueError: Another study has opened the file since, or another process.
+            ValueError: Another study has opened the file since, or another process; or
+                the path has another file by now, or a shorter one.
             OSError: The disk is full, say; the file is then as it was.
         """
         if self._file.closed:
@@ -249,16 +260,26 @@ class StudyLog:
                 "that opened it, got an earlier one or a copy in another process."
             )
         lines = "".join(f"{json.dumps(e)}\n" for e in entries).encode()
-        self._file.seek(self._size)
+        end = self._file.seek(0, os.SEEK_END)
+        own = os.fstat(self._file.fileno())
+        there = self.path.exists() and os.path.samestat(own, self.path.stat())
+        if end < self._size or not there:
+            raise ValueError(
+                f"log: expected {self.path} as this study left it, got another file, a "
+                "shorter one, or none. Put it back, and tell again."
+            )
+        if end > self._size:
+            self._file.seek(end - 1)
+            lines = lines if self._file.read(1) == b"\n" else b"\n" + lines
         try:
             written = 0
             while written < len(lines):
                 written += self._file.write(lines[written:])
             os.fsync(self._file.fileno())
-        except OSError:
-            self._file.truncate(self._size)
+        except BaseException:  # also a signal by hand
+            self._file.truncate(end)
             raise
-        self._size += len(lines)
+        self._size = end + len(lines)
 
     def close(self) -> None:
         """Let go of the file."""
@@ -274,6 +295,13 @@ def _close_all() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_close_all)
+
+
+def _is_object(line: bytes) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
 
 
 def _parse(line: bytes, where: str) -> dict[str, Any]:

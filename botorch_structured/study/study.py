@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = ["Study"]
 
+import logging
 import math
 import os
 import pickle
@@ -28,6 +29,7 @@ from botorch_structured.spaces.arguments import (
     check_number,
     check_seed,
     later_seed,
+    warn,
 )
 from botorch_structured.spaces.search_space import KINDS
 from botorch_structured.study.given import read_csv, read_fixed, read_space
@@ -38,18 +40,21 @@ from botorch_structured.study.points import (
     Point,
     answered,
     draw_new,
+    overtaken,
     suggest_with,
     used_up,
 )
-from botorch_structured.study.trials import Goals, Trial, read_metadata
+from botorch_structured.study.trials import Goals, NotFinite, Trial, read_metadata
 from botorch_structured.suggest import Surrogates, fit_surrogates, suggest
 from botorch_structured.suggest.suggestion import hold
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.figure import Figure
 
 Starts = str | Sequence[Mapping[str, Any]] | Callable[[SearchSpace, int], Tensor]
 
+_logger = logging.getLogger("botorch_structured")
 # One thread at a time: torch's seed is everybody's, and so is the end of a log.
 _LOCK = threading.RLock()
 # What is told of an evaluation; a log has those at the end where they were told.
@@ -106,9 +111,10 @@ class Study:
         constraints: Bounds on outcomes that are told beside the objectives, as texts:
             ``["memory <= 8.0", "accuracy >= 0.9"]``.
         log: A file to write everything to, one JSON object a line, each on the disk
-            before the study goes on. If it exists, the study goes on where it was:
-            configurations that were asked for and not told come first. What is given
-            as ``model``, ``acquisition`` or ``starts`` is not in it: give it again.
+            before the study goes on; missing folders are made. If it exists, the study
+            goes on where it was: configurations that were asked for and not told come
+            first. What is given as ``model``, ``acquisition`` or ``starts`` is not in
+            it: give it again.
         seed: The same seed and the same calls give the same configurations. Default:
             drawn once, see ``.seed``; that of the log, if it exists.
         model: ``(space, X, Y) -> model``: a function that returns a fitted model of
@@ -177,6 +183,8 @@ class Study:
         self._told: dict[Point, int] = {}  # what `encode` makes of them -> number
         self._pending: dict[Point, _Pending] = {}
         self._again: list[Point] = []  # keys of these that are to be asked for again
+        self._answers: list[int] = []  # of each trial: how many there were when asked
+        self._stops = self._has_dropped = False
         self._fitted: dict[int, Surrogates | None] = {}  # by number of trials
         self._starts: list[Point] | None = None
         self._kind = starts if isinstance(starts, str) else "random"
@@ -225,8 +233,8 @@ class Study:
 
     @property
     def trials(self) -> list[Trial]:
-        """What was told, in this order."""
-        return list(self._trials)
+        """What was told, in this order; copies, of which changes change nothing."""
+        return [trial.copy() for trial in self._trials]
 
     @property
     def starts(self) -> list[dict[str, Any]]:
@@ -327,7 +335,10 @@ class Study:
             config: The active parameters. They need not come from `ask`: this is the
                 way to begin with evaluations that exist. Told twice, both are kept:
                 outcomes may be noisy. Rounded numbers, up to 1 % of their ranges off,
-                answer a pending one, too; what is told is kept.
+                answer a pending one, too; what is told is kept. One that answers
+                nothing takes those from the pending ones of which all choices are its
+                own and all numbers within 10 %. So do 50 trials that were asked for
+                after one: with a warning, the first time.
             value: A number, ``{name: number}`` of all objectives and constrained
                 outcomes, or None if the evaluation failed.
             cost: What it cost, such as seconds.
@@ -407,31 +418,48 @@ class Study:
         num_evaluations: int,
         catch: type[Exception] | tuple[type[Exception], ...] = (),
         progress: bool | str = True,
+        timeout: float | None = None,
+        callbacks: Iterable[Callable[[Study, Trial], Any]] = (),
     ) -> None:
         """Ask, evaluate, tell, one after the other; costs are seconds.
 
-        Stopped by an exception or by hand, it begins with the same configuration when
-        it is called again. With a log, give what is missing as ``num_evaluations``:
-        ``50 - len(study.trials)``.
+        It ends early, with a word from the logger ``"botorch_structured"``, if every
+        configuration was evaluated. Stopped by an exception or by hand, it begins with
+        the same configuration when it is called again. With a log, give what is missing
+        as ``num_evaluations``: ``50 - len(study.trials)``.
 
         Args:
             evaluate: A function of a configuration that returns a number, or
-                ``{name: number}``, as for `tell`. None is an error: a function that
-                does not return anything would look like one that always fails.
+                ``{name: number}``, as for `tell`.
             num_evaluations: How many evaluations, after those that were told already.
-            catch: Exceptions by which ``evaluate`` says that an evaluation failed.
+            catch: Exceptions by which ``evaluate`` says that an evaluation failed. If
+                there are any, NaN and infinite values are failures, too; and so is all
+                else that is no value, None included, once an evaluation has given one:
+                before that, a function that returns nothing is an error.
             progress: Whether to show a progress bar; a text is shown in front of it.
+                Trials are reported to the logger: failures as warnings, others as
+                information.
+            timeout: Seconds after which no evaluation begins. Default: no limit.
+            callbacks: Functions that are called with the study and the trial after each
+                evaluation. They may call `stop`.
 
         Raises:
             ValueError: An argument, or what ``evaluate`` returned, is not what it
-                should be.
+                should be; the latter names the trial.
         """
-        if not callable(evaluate):
-            raise ValueError(f"evaluate: expected a function, got {brief(evaluate)}.")
+        hooks = list(callbacks) if isinstance(callbacks, Iterable) else [callbacks]
+        for name, functions in (("evaluate", [evaluate]), ("callbacks", hooks)):
+            for function in functions:
+                if not callable(function):
+                    raise ValueError(
+                        f"{name}: expected a function, got {brief(function)}."
+                    )
         total = check_count("num_evaluations", num_evaluations, least=0)
         kinds = catch if isinstance(catch, tuple) else (catch,)
         if not all(isinstance(k, type) and issubclass(k, Exception) for k in kinds):
             raise ValueError(f"catch: expected an exception or a tuple, got {catch!r}.")
+        limit = math.inf if timeout is None else check_number("timeout", timeout)
+        started, self._stops = time.monotonic(), False
         with tqdm(
             total=total + len(self._trials),
             initial=len(self._trials),
@@ -443,14 +471,38 @@ class Study:
         ) as bar:
             bar.set_postfix_str(self._incumbent())
             for _ in range(total):
-                (config,) = self.ask()
+                if self._stops or time.monotonic() - started >= limit:
+                    why = "stop() was called" if self._stops else "its time is over"
+                    _logger.info("optimize ends with %s: %s.", self, why)
+                    break
                 try:
-                    self._evaluate(evaluate, config, kinds)
+                    (config,) = self.ask()
+                except CandidateGenerationError as error:
+                    bar.clear()
+                    _logger.warning("optimize ends with %s: %s", self, error)
+                    break
+                try:
+                    trial = self._evaluate(evaluate, config, kinds)
                 except BaseException:
-                    self._again[:0] = self._encode([config], "config")
+                    (key,) = self._encode([config], "config")
+                    if key in self._pending:  # it may have come while it was told
+                        self._again.insert(0, key)
                     raise
+                bar.clear()
+                level = logging.INFO if trial.values else logging.WARNING
+                _logger.log(level, "%s", trial)
                 bar.set_postfix_str(self._incumbent(), refresh=False)
                 bar.update()
+                for hook in hooks:
+                    hook(self, trial)
+
+    def stop(self) -> None:
+        """End `optimize` after the evaluation that is running.
+
+        For callbacks, the function that is evaluated, and other threads. It has no
+        effect on a later call of `optimize`.
+        """
+        self._stops = True
 
     def _incumbent(self) -> str:
         """The best value so far in words."""
@@ -465,17 +517,44 @@ class Study:
         evaluate: Callable[[dict[str, Any]], Any],
         config: dict[str, Any],
         catch: tuple[type[Exception], ...],
-    ) -> None:
+    ) -> Trial:
         started, error = time.perf_counter(), None
         try:
             value = evaluate(dict(config))
         except catch as reason:
             value, error = None, f"{type(reason).__name__}: {reason}"
         else:
-            value = self._goals.read(value, returned=True)
+            name = f"evaluate(config) of trial {len(self._trials)}"
+            try:
+                value = self._goals.read(value, name)
+            except ValueError as reason:
+                returns = isinstance(reason, NotFinite) or any(
+                    t.values for t in self._trials
+                )
+                if not (catch and returns):
+                    raise
+                value, error = None, str(reason)
         # no clock is fine enough for an evaluation that takes no time
         seconds = max(time.perf_counter() - started, 1e-9)
-        self.tell(config, value, cost=seconds, error=error)
+        with _LOCK:
+            self.tell(config, value, cost=seconds, error=error)
+            return self._trials[-1].copy()
+
+    def trials_frame(self) -> pd.DataFrame:
+        """The trials as a table of pandas, a row for each.
+
+        Columns are ``number``, ``config_...`` for each parameter (NaN where it is
+        inactive), ``values_...`` for each outcome (NaN where the evaluation failed),
+        ``cost``, ``error``, ``state``, and ``sem_...`` and ``metadata_...`` where they
+        were told.
+
+        Raises:
+            ImportError: Without pandas.
+        """
+        import pandas as pd  # an extra
+
+        rows = [{**vars(trial.copy()), "state": trial.state} for trial in self._trials]
+        return pd.json_normalize(rows, sep="_", max_level=1)
 
     def read_csv(self, path: str | os.PathLike[str]) -> None:
         """Tell the rows of a table, for evaluations that were made before.
@@ -531,14 +610,28 @@ class Study:
         return self._pending[key].point if key in self._pending else key
 
     def _record(self, key: Point, config: dict[str, Any], own: dict[str, Any]) -> None:
+        n = len(self._trials)
         told = self._told.get(key, -1)  # again, it answers what was asked since then
         later = [k for k, asked in self._pending.items() if asked.since > told]
         answer = answered(self.space, key, later)
-        self._told |= dict.fromkeys((key, answer), len(self._trials))
+        self._told |= dict.fromkeys((key, answer), n)
         self._points.append(self._point(key))
-        self._pending.pop(answer, None)
-        self._again = [k for k in self._again if k != answer]
-        self._trials.append(Trial(len(self._trials), config, **own))
+        found = self._pending.pop(answer, None)
+        self._answers.append(n if found is None else found.since)
+        self._trials.append(Trial(n, config, **own))
+        since = {k: asked.since for k, asked in self._pending.items()}
+        near = later if found is None else []
+        dropped = overtaken(self.space, key, near, since, self._answers)
+        lost = [self._pending.pop(k).config for k in dropped]
+        self._again = [k for k in self._again if k in self._pending]
+        if lost and not self._has_dropped:
+            self._has_dropped = True
+            warn(
+                f"{lost[0]} was asked for and not told, and is pending no more: near "
+                "ones were told in its place, or many that were asked for after it. "
+                "Tell configurations as ask returns them, failures with None. "
+                "This is said once."
+            )
 
     def _replay(self, log: StudyLog) -> None:
         """Bring the study to where its log ends."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ["Constraint", "Goals", "Trial", "read_metadata"]
+__all__ = ["Constraint", "Goals", "NotFinite", "Trial", "read_metadata"]
 
 import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -18,6 +20,10 @@ from botorch_structured.spaces.arguments import brief, check_number
 
 _SIGNS = {"minimize": -1.0, "maximize": 1.0}
 _CONSTRAINT = re.compile(r"\s*([^<>=]*[^<>=\s])\s*(<=|>=)\s*([^<>=\s]+)\s*")
+
+
+class NotFinite(ValueError):
+    """An outcome that is NaN or infinite."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +55,12 @@ class Trial:
             if (told := getattr(self, name)) not in (None, {}):
                 parts.append(f"{name}={told!r}")
         return f"Trial({', '.join(parts)})"
+
+    def copy(self) -> Trial:
+        """One of its own; choices are the same objects."""
+        config, values, sem = map(dict, (self.config, self.values, self.sem))
+        metadata = deepcopy(self.metadata)
+        return replace(self, config=config, values=values, sem=sem, metadata=metadata)
 
     @property
     def state(self) -> Literal["complete", "failed"]:
@@ -121,23 +133,31 @@ class Goals:
             raise ValueError(f"constraints: expected a list, got {constraints!r}.")
         self.objectives: dict[str, str] = dict(named)
         self.constraints = [Constraint.parse(text) for text in several]
+        for low, high in product(self.constraints, repeat=2):
+            both = low.name == high.name and low.sign < high.sign
+            if both and low.bound > high.bound:
+                raise ValueError(
+                    "constraints: expected bounds that a number can keep, got "
+                    f"{str(low)!r} and {str(high)!r}."
+                )
         #: What an evaluation has to give.
         self.names = list(
             dict.fromkeys([*self.objectives, *(c.name for c in self.constraints)])
         )
 
-    def read(self, value: Any, returned: bool = False) -> dict[str, float]:
+    def read(self, value: Any, returned: str = "") -> dict[str, float]:
         """``{name: number}`` of an outcome; empty for a failure.
 
         Args:
             value: What `Study.tell` was given, None for a failure.
-            returned: Whether a function returned it: then None is an error, because it
-                may have forgotten to.
+            returned: What returned it, if a function did: then None is an error,
+                because it may have forgotten to.
 
         Raises:
-            ValueError: It is not an outcome.
+            NotFinite: A number is NaN or infinite.
+            ValueError: It is no outcome.
         """
-        name = "evaluate(config)" if returned else "value"
+        name = returned or "value"
         failure = "an exception in `catch`" if returned else "None"
         if value is None and not returned:
             return {}
@@ -236,13 +256,20 @@ def read_metadata(metadata: Any) -> dict[str, Any]:
 
 
 def _number(name: str, value: Any, failure: str) -> float:
-    """A finite number, of any library, but no array."""
-    if not getattr(value, "ndim", 0):
+    """A finite number, of any library, but no array and no truth value."""
+    kind: type[ValueError] = ValueError
+    dtype: Any = getattr(value, "dtype", type(value).__name__)
+    none = isinstance(value, (str, bytes)) or str(dtype).endswith("bool")
+    if not (none or getattr(value, "ndim", False)):
         try:
-            return check_number(name, value)
-        except (ValueError, OverflowError):
+            number = float(value)
+        except (TypeError, ValueError, RuntimeError, OverflowError):
             pass
-    raise ValueError(
+        else:
+            if math.isfinite(number):
+                return number + 0.0  # -0.0 and 0.0 are one value
+            kind = NotFinite
+    raise kind(
         f"{name}: expected a finite number, or {failure} for a failure, got "
         f"{brief(value)}."
     )

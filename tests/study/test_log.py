@@ -199,7 +199,9 @@ def test_a_damaged_line_is_named(
     assert path.read_text() == "".join(changed)
 
 
-@pytest.mark.parametrize("content", ["a,b\n1,2\n", "my notes", "[1]\n", "\n"])
+@pytest.mark.parametrize(
+    "content", ["a,b\n1,2\n", "my notes", "[1]\n", "\n", "{", '{"a": 1}', '{"stu']
+)
 def test_other_files_are_left_alone(tmp_path: Path, content: str) -> None:
     path = tmp_path / "notes.txt"
     path.write_text(content)
@@ -208,6 +210,37 @@ def test_other_files_are_left_alone(tmp_path: Path, content: str) -> None:
     assert path.read_text() == content
     with pytest.raises(ValueError, match="log: expected a file, got .*, a folder"):
         Study(SPACE, log=tmp_path)
+
+
+def test_what_others_add_is_kept(lines: list[bytes], tmp_path: Path) -> None:
+    """While the study works, at the end of its log, and in the place of it."""
+    path = tmp_path / "log.jsonl"
+    study = Study(SPACE, log=path, seed=3)
+    with path.open("ab") as file:
+        file.write(lines[4][:-1])  # another trial without its end
+    work(study, 1)
+    del study
+    assert path.read_bytes() == b"".join([lines[0], lines[4], *lines[1:3]])
+    assert len(Study(SPACE, log=path).trials) == 2
+    before = path.read_bytes()
+    for note in (b"note", b'{"note'):
+        path.write_bytes(before + note)
+        with pytest.raises(
+            ValueError, match="line 5: expected a JSON object, got .*no"
+        ):
+            Study(SPACE, log=path)
+        assert path.read_bytes() == before + note
+    path.write_bytes(before)
+    study = Study(SPACE, log=path)
+    (config,) = study.ask()
+    for change in (lambda: path.write_bytes(before), path.unlink):
+        change()
+        with pytest.raises(ValueError, match="log: expected .* as this study left it"):
+            study.tell(config, 1.0)
+    path.write_bytes(before + b"\n" * 999)
+    with pytest.raises(ValueError, match="log: expected .* as this study left it"):
+        study.tell(config, 1.0)
+    assert study.pending == [config]
 
 
 def _open(path: Path, message: Any) -> None:

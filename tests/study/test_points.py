@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -75,21 +77,64 @@ def test_a_rounded_number_that_comes_again_answers_what_was_asked_since(
     assert Study({"x": (0.0, 1.0)}, starts=starts, log=log, seed=0).pending == []
 
 
+STARTS = [
+    {"learner": "svm", "C": 1.0, "tol": 0.5},
+    {"learner": "forest", "trees": 502, "share": 0.5},
+]
+
+
 @pytest.mark.parametrize(
-    "other",
+    ("other", "left"),
     [
-        {"learner": "svm", "C": 2.0, "tol": 0.5},
-        {"learner": "svm", "C": 1.0, "tol": 0.52},
-        {"learner": "forest", "trees": 500, "share": 0.5},
-        {"learner": "forest", "trees": 501, "share": 0.5001},
+        ({"learner": "svm", "C": 2.0, "tol": 0.5}, STARTS[1:]),
+        ({"learner": "svm", "C": 1.0, "tol": 0.52}, STARTS[1:]),
+        ({"learner": "forest", "trees": 501, "share": 0.5001}, STARTS[:1]),
+        ({"learner": "svm", "C": 1.0, "tol": 0.62}, STARTS),
+        ({"learner": "forest", "trees": 2_000_000, "share": 0.5}, STARTS),
     ],
 )
-def test_other_configurations_answer_nothing(other: dict[str, Any]) -> None:
-    starts = [
-        {"learner": "svm", "C": 1.0, "tol": 0.5},
-        {"learner": "forest", "trees": 502, "share": 0.5},
-    ]
-    study = Study(DICTIONARIES, starts=starts, seed=0)
+def test_other_configurations_answer_nothing(
+    other: dict[str, Any], left: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    """But they are told in the place of those that are near."""
+    study = Study(DICTIONARIES, starts=STARTS, seed=0, log=tmp_path / "log")
     study.ask(2)
-    study.tell(other, 1.0)
-    assert study.pending == starts
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        study.tell(other, 1.0)
+        study.tell(other, 1.0)
+    assert study.pending == left
+    assert ["near ones" in str(w.message) for w in said] == [True] * (2 - len(left))
+    assert all(w.filename == __file__ for w in said)
+    del study
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        study = Study(DICTIONARIES, starts=STARTS, log=tmp_path / "log")
+    assert study.pending == left and study.ask(2)[: len(left)] == left
+
+
+def test_numbers_rounded_to_one_digit_leave_nothing_behind() -> None:
+    study = Study(DICTIONARIES, seed=0)
+    with pytest.warns(UserWarning, match="asked for and not told") as said:
+        for _ in range(20):
+            (config,) = study.ask()
+            told = rounded(config, lambda v: float(f"{v:.0e}"))
+            study.tell(told, config.get("tol", 2.0))
+    assert len(said) == 1 and not study.pending
+
+
+def test_an_answer_that_never_comes() -> None:
+    """Of a batch the last is answered however late; of what came before it is not."""
+    study = Study({"x": (0.0, 1.0)}, starts=[], seed=0)
+    study.ask(3)
+    batch = study.ask(60)
+    for config in batch[:60]:
+        study.tell(config, None)
+    assert len(study.pending) == 3
+    for n in range(50):
+        assert len(study.pending) == 3
+        expected = pytest.warns(UserWarning) if n == 49 else nullcontext()
+        (config,) = study.ask()
+        with expected:
+            study.tell(config, None)
+    assert not study.pending

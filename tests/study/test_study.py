@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import pickle
 from pathlib import Path
@@ -354,6 +355,7 @@ def test_the_error_of_an_exhausted_space_counts_what_is_asked_again(
         (math.nan, "value: expected a finite number, or None for a failure, got nan"),
         (math.inf, "None for a failure, got inf"),
         ("0.5", "expected a finite number.*'0.5'"),
+        *((t, "got .*True") for t in (True, np.bool_(True), torch.tensor(True))),
         (10**400, "expected a finite number"),
         (torch.zeros(1, 1), r"expected a finite number.*tensor\(\[\[0.\]\]\)"),
         ({"loss": 1.0}, r"expected numbers for \['value'\], got them for \['loss'\]"),
@@ -482,13 +484,112 @@ def test_optimize_catches_what_it_is_told_to() -> None:
 
 @pytest.mark.parametrize("told", [None, "0.5", [0.5], {"loss": 0.5}, {"value": None}])
 def test_optimize_stops_where_nothing_is_returned(told: Any) -> None:
-    """A failure is an exception: a forgotten return would look like one each time."""
+    """A forgotten return would look like a failure each time."""
     study = Study(SPACE, seed=0)
-    with pytest.raises(ValueError, match=r"^evaluate\(config\).*: expected .*, got "):
+    with pytest.raises(
+        ValueError, match=r"^evaluate\(config\) of trial 0.*: expected .*, got "
+    ):
         study.optimize(lambda config: told, 5, progress=False, catch=ValueError)
     assert not study.trials and len(study.pending) == 1
     study.tell(study.pending[0], None)
     assert study.trials[0].state == "failed"
+
+
+def test_no_failure_ends_a_night(caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever else a function returns that has returned a number."""
+    bad = [
+        math.nan,
+        math.inf,
+        1.0,
+        -math.inf,
+        None,
+        "text",
+        True,
+        {"loss": 1.0},
+        10**400,
+    ]
+    told = iter([*bad, ArithmeticError("diverged"), 0.5])
+
+    def evaluate(config: dict[str, Any]) -> Any:
+        if isinstance(value := next(told), Exception):
+            raise value
+        return value
+
+    study = Study(SPACE, seed=0)
+    with caplog.at_level(logging.INFO, "botorch_structured"):
+        study.optimize(evaluate, 11, catch=ArithmeticError, progress=False)
+    assert [t.number for t in study.trials if t.values] == [2, 10] and not study.pending
+    levels = [r.levelname for r in caplog.records if r.name == "botorch_structured"]
+    assert levels == 2 * ["WARNING"] + ["INFO"] + 7 * ["WARNING"] + ["INFO"]
+    assert (
+        "trial 0: expected a finite number" in caplog.text and "diverged" in caplog.text
+    )
+
+
+def test_optimize_ends(caplog: pytest.LogCaptureFixture) -> None:
+    """By a callback, by the clock, and where nothing is left."""
+    seen: list[Any] = []
+
+    def callback(own: Study, trial: Any) -> None:
+        seen.append(trial)
+        trial.config.clear()  # a copy
+        if len(seen) == 3:
+            own.stop()
+
+    study = Study(SPACE, seed=0)
+    study.optimize(value, 9, callbacks=[callback], progress=False)
+    assert [t.number for t in seen] == [0, 1, 2] and study.trials[2].config
+    study.optimize(value, 1, timeout=60.0, progress=False)  # it goes on
+    study.optimize(value, 5, timeout=0.0, progress=False)
+    assert len(study.trials) == 4 and not study.pending
+    with pytest.raises(ZeroDivisionError):
+        study.optimize(value, 2, callbacks=[lambda *_: 1 / 0], progress=False)
+    assert len(study.trials) == 5 and not study.pending
+    for arguments, message in (
+        ({"timeout": "1"}, "timeout: expected a number"),
+        ({"callbacks": [3]}, "callbacks: expected a function, got 3"),
+        ({"callbacks": 3}, "callbacks: expected a function, got 3"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            study.optimize(value, 1, **arguments)  # type: ignore[arg-type]
+    small = Study({"a": ["x", "y"], "b": [1, 2]}, seed=0)
+    small.optimize(lambda config: config["b"], 9, progress=False)
+    assert len(small.trials) == 4 and "Expected 1 new configuration" in caplog.text
+
+
+def test_stopped_by_hand_while_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    study = Study(SPACE, seed=0)
+    record = study._record
+
+    def late(*args: Any) -> None:
+        record(*args)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(study, "_record", late)
+        study.optimize(value, 5, progress=False)
+    study.optimize(value, 3, progress=False)
+    assert torch.equal(points(study), explicit_loop(0, 4))
+
+
+def test_trials_cannot_be_changed_and_are_a_table() -> None:
+    study = Study(SPACE, {"error": "minimize", "cost": "maximize"}, seed=0)
+    configs = SPACE.decode(SPACE.starts(2, seed=0))
+    study.tell_many(
+        configs, [{"error": 1, "cost": 2}, None], metadata=[{"a": [1]}, None]
+    )
+    for trial in study.trials:
+        trial.config["x"] = trial.values["error"] = 9.0
+    assert [t.config for t in study.trials] == configs and not study.trials[1].values
+    frame = study.trials_frame()
+    assert frame["number"].tolist() == [0, 1]
+    assert frame["values_error"].isna().tolist() == [False, True]
+    assert frame["values_cost"][0] == 2 and frame["metadata_a"][0] == [1]
+    assert frame["state"].tolist() == ["complete", "failed"]
+    assert SPACE.encode(
+        frame.filter(like="config_").rename(columns=lambda c: c.removeprefix("config_"))
+    ).equal(SPACE.encode(configs))
+    assert Study(SPACE).trials_frame().empty
 
 
 def test_starts_of_ones_own() -> None:
