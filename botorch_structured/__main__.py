@@ -172,6 +172,12 @@ def _run(comparison: DemoComparison, settings: Settings, folder: Path) -> None:
     )
     if done := len(comparison.evaluated):
         print(f"Going on after {done} evaluations.")
+    longest = max(len(comparison.trials(method)) for method in demo.METHODS)
+    if longest > comparison.length:
+        print(
+            f"{longest - len(comparison.starts)} choices of one method are there, more "
+            "than --budget: all are kept and shown."
+        )
     try:
         for method in demo.METHODS:
             comparison.run(method)

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 import botorch_structured
-from botorch_structured import models, spaces
+from botorch_structured import models, spaces, study
 
 PACKAGE = Path(botorch_structured.__file__).parent
 FAMILIES = ["tree", "treed", "ablr", "monotone", "sampled"]
@@ -47,7 +47,7 @@ _MOST_LINES = 800
 # The weight of the house, and what it may weigh: lines of code (no docstrings, no
 # comments, no blank lines), files, and questions after an exact type. A
 # change that needs more says in its message what that is worth.
-_MOST_CODE = 27_582
+_MOST_CODE = 27_735
 _MOST_FILES = 128
 _MOST_EXACT_TYPES = 30
 
@@ -133,7 +133,7 @@ def test_files_end_where_their_idea_ends() -> None:
     """Except that a public class is whole, however long."""
     public = {
         getattr(face, name).__module__.removeprefix("botorch_structured.")
-        for face in (models, spaces)
+        for face in (models, spaces, study)
         for name in face.__all__
     }
     long = {n: p.read_text().count("\n") for n, p in FILES.items() if n not in public}

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -82,6 +83,16 @@ def test_what_it_prints(finished: Path, capsys: pytest.CaptureFixture[str]) -> N
         assert part in shown.out
     assert (finished / "best_model.py").read_text() in shown.out
     assert "11/11" in shown.err and "best error" in shown.err
+    assert "more than --budget" not in shown.out
+
+
+def test_a_smaller_budget_is_said(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = shutil.copytree(finished, tmp_path / "out")
+    assert command.main(["--resume", "--budget", "1", "--out", str(folder)]) == 0
+    assert "2 choices of one method are there, more than" in capsys.readouterr().out
+    assert records(folder) == records(finished)
 
 
 def test_killed_and_resumed(finished: Path, tmp_path: Path) -> None:

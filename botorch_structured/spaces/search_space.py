@@ -67,6 +67,8 @@ KINDS = ("random", "spread", "middle", "default")
 # A forbidden start is replaced by one of 100 random points on its path; if none of them
 # is feasible, by one of 1,000, then of 10,000.
 _OTHERS = (100, 1_000, 10_000)
+# How far from a value a number may lie and still count as rounding. Fits float32.
+_SLACK = 1e-6
 # So often paths are chosen; after that, starts are random points.
 _MAX_ROUNDS = 20
 # Where ``at_most`` is given: paths up to which each has a start, and starts where there
@@ -497,7 +499,7 @@ class SearchSpace:
         return configs
 
     def check_points(self, X: Tensor, argument: str = "X") -> None:
-        """Raise a ``ValueError`` for points that are beyond the bounds.
+        """Raise a ``ValueError`` for points beyond the bounds, or between values.
 
         Args:
             X: ``n x d`` points; what is in inactive columns does not matter.
@@ -509,6 +511,19 @@ class SearchSpace:
         except ValueError as error:  # of the tree, which calls them X
             raise type(error)(f"{argument}{str(error).removeprefix('X')}") from None
         self._check_inside(argument, points, active)
+        discrete = [i for i, column in enumerate(self.columns) if column.discrete]
+        off = (X - self._snap(X.detach(), discrete)).abs() > _SLACK * X.abs().clamp_min(
+            1.0
+        )
+        if (off & active).any():
+            i, c = (off & active).nonzero()[0].tolist()
+            column = self.columns[c]
+            codes = getattr(column, "codes", None)
+            expected = f"one of {list(codes)}" if codes else column.expected()
+            raise ValueError(
+                f"{argument}: expected {expected} for {self.names[c]!r} (column {c}), "
+                f"got {X[i, c].item()} in row {i}."
+            )
 
     @property
     def is_restricted(self) -> bool:
@@ -894,12 +909,10 @@ class SearchSpace:
                     return column.decode(min(max(x, lo + room), hi - room))
         return value
 
-    def _snap(self, X: Tensor) -> Tensor:
-        """Round what is discrete and not a decision by value."""
-        if not self._rounded:
-            return X
+    def _snap(self, X: Tensor, columns: Sequence[int] | None = None) -> Tensor:
+        """Round what is discrete; by default where it is no decision by value."""
         X = X.clone()
-        for c in self._rounded:
+        for c in self._rounded if columns is None else columns:
             column = self.columns[c]
             if isinstance(column, CategoricalColumn):
                 codes = torch.tensor(column.codes, dtype=X.dtype, device=X.device)

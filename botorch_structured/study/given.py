@@ -163,9 +163,10 @@ def read_csv(
                 "more than once."
             )
         if missing := [name for name in outcomes if name not in columns]:
+            hint = " Cells are separated by commas." if len(columns) < 2 else ""
             raise ValueError(
                 f"{path} line 1: expected columns {list(outcomes)}, got none for "
-                f"{missing} among {columns}."
+                f"{missing} among {columns}.{hint}"
             )
         for row in table:
             where = f"{path} line {table.line_num}"

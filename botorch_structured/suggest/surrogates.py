@@ -244,10 +244,10 @@ def check_data(
         )
     space.check_points(train_X, "train_X")
     check_table("train_Y", train_Y, None, len(train_X), train_X.dtype)
-    if bool((train_Y.isnan() | (train_Y == math.inf)).any()):
+    if bool((bad := train_Y.isnan() | (train_Y == math.inf)).any()):
         raise ValueError(
             "train_Y: expected numbers, or -inf where an evaluation failed, got NaN "
-            "or inf."
+            f"or inf in rows {bad.any(-1).nonzero().flatten().tolist()[:10]}."
         )
     failed = (train_Y == -math.inf).any(-1)
     if bool(failed.all()):

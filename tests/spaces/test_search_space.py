@@ -6,6 +6,7 @@ import copy
 import io
 import pickle
 from math import nan
+from typing import Any
 
 import ConfigSpace as CS
 import numpy as np
@@ -681,3 +682,26 @@ def test_spaces_that_cannot_be_read() -> None:
     cs.add(CS.Constant("only", 1))
     with pytest.raises(ValueError, match=r"got only constants, \['only'\]"):
         SearchSpace.from_configspace(cs)
+
+
+@pytest.mark.parametrize(
+    "kwargs", [{"integer_features": [0]}, {"categorical_features": {0: [0, 1, 2]}}]
+)
+def test_points_between_values(kwargs: dict[str, Any]) -> None:
+    """An undeclared value of a decision would switch everything below it off."""
+    tree = ParameterTree(3, {0: {0: [1], 1: [2]}})
+    space = SearchSpace(["d", "x", "k"], [[0, 0, 1], [2, 1, 9]], tree, **kwargs)
+    X = torch.tensor([[0, 0.3, 2.5], [1 + 1e-7, nan, 3], [2, 0.1, 0.5]])
+    space.check_points(X)
+    X[1, 0] = 0.5
+    with pytest.raises(
+        ValueError, match=r"^X: expected .*'d' \(column 0\), got 0.5 in r"
+    ):
+        space.check_points(X)
+    whole = SearchSpace.from_dictionaries([{"l": ["a"], "C": (0, 1)}, {"k": (1, 50)}])
+    X = whole.sample(9, seed=0)
+    X[:, whole.names.index("k")] = 20.5
+    with pytest.raises(
+        ValueError, match=r"X: expected an integer in \[1, 50\] for 'k'"
+    ):
+        whole.check_points(X)

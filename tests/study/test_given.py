@@ -170,6 +170,7 @@ def test_a_table_is_told_row_by_row(missing: str, tmp_path: Path) -> None:
         ("a,loss\n0.5,1,2\n", "line 2: expected 2 cells as in line 1"),
         ("a,Loss\n0.5,1\n", r"line 1: expected columns \['loss'\]"),
         ("", "line 1: expected columns"),
+        ("a;loss\n0.5;1\n", r"line 1: .*\['a;loss'\]. Cells are separated by commas"),
         ("a,a,loss\n0.5,0.6,1\n", r"line 1: expected each column once, got \['a'\]"),
         ("a,loss,loss\n0.5,1,2\n", r"line 1: expected each .* got \['loss'\]"),
         (",a,loss\n0,0.5,1\n", r"line 2: .*got none for that of '0'.*index=False"),

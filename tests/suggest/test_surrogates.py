@@ -175,7 +175,7 @@ def test_bad_data() -> None:
     C, nan = Y[:, :1], Y[:, :1].clone()
     nan[4] = math.nan
     wrong: list[tuple[str, dict[str, Any]]] = [
-        ("train_Y: expected numbers, or -inf", {"train_Y": nan}),
+        (r"train_Y: expected numbers, or -inf.* rows \[4\]", {"train_Y": nan}),
         ("train_Y: expected numbers, or -inf", {"train_Y": Y / 0.0}),
         ("train_Y: expected a tensor of shape 10 x m", {"train_Y": Y[:, 0]}),
         ("train_Y: expected a tensor of shape 10 x m", {"train_Y": Y.tolist()}),
