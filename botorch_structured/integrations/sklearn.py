@@ -8,7 +8,8 @@ import copy
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from botorch_structured.optim.problem import first_of_each
 from botorch_structured.spaces import SearchSpace
-from botorch_structured.spaces.arguments import check_count, later_seed
+from botorch_structured.spaces.arguments import brief, check_count, later_seed, warn
 from botorch_structured.study import Study
 from botorch_structured.study.given import read_space
 from botorch_structured.study.study import MOST_STARTS, Starts
@@ -52,6 +53,8 @@ _FEW_PATHS = 3
 # fewest: the comparison is in docs/default.md, "A learner that begins badly".
 _EXPLORES = 4
 _ALL_FAILED = re.compile(r"All the (\d+) fits failed")
+# Settings that failed, in a warning.
+_SHOWN = 3
 
 
 class StructuredSearchCV(BaseSearchCV):
@@ -103,6 +106,11 @@ class StructuredSearchCV(BaseSearchCV):
         error_score: The score of a fit that fails (NaN: the candidate has failed), or
             ``"raise"``.
         return_train_score: Whether ``cv_results_`` has training scores.
+        param_distributions: Another name of ``space``, that of ``RandomizedSearchCV``:
+            give one of the two.
+
+    A search that is interrupted, by hand or by an error, has ``study_``,
+    ``cv_results_``, ``best_params_`` and ``best_score_`` of what was evaluated.
 
     Attributes:
         best_estimator_: Fitted on all data with ``best_params_``.
@@ -128,7 +136,7 @@ class StructuredSearchCV(BaseSearchCV):
     def __init__(
         self,
         estimator: Any,
-        space: Any,
+        space: Any = None,
         n_iter: int = 50,
         *,
         scoring: Any = None,
@@ -141,6 +149,7 @@ class StructuredSearchCV(BaseSearchCV):
         pre_dispatch: int | str = "2*n_jobs",
         error_score: float | str = np.nan,
         return_train_score: bool = False,
+        param_distributions: Any = None,
     ) -> None:
         super().__init__(
             estimator=estimator,
@@ -157,10 +166,11 @@ class StructuredSearchCV(BaseSearchCV):
         self.n_iter = n_iter
         self.random_state = random_state
         self.starts = starts
+        self.param_distributions = param_distributions
 
     def fit(self, X: Any, y: Any = None, **params: Any) -> StructuredSearchCV:
         """Search, then fit the best candidate: see ``RandomizedSearchCV.fit``."""
-        self._data = X, y  # the first candidates depend on it
+        self._data = X, y, params  # the first candidates depend on it
         try:
             fitted: StructuredSearchCV = super().fit(X, y, **params)
         finally:
@@ -171,7 +181,8 @@ class StructuredSearchCV(BaseSearchCV):
         # scikit-learn copies dictionaries of a list one by one: an estimator that is in
         # several of them would be several estimators
         copied: StructuredSearchCV = super().__sklearn_clone__()
-        copied.space, copied.starts = copy.deepcopy((self.space, self.starts))
+        own = self.space, self.param_distributions, self.starts
+        copied.space, copied.param_distributions, copied.starts = copy.deepcopy(own)
         return copied
 
     def _run_search(self, evaluate_candidates: Callable[..., _Results]) -> None:
@@ -180,21 +191,28 @@ class StructuredSearchCV(BaseSearchCV):
         seed = check_random_state(self.random_state).randint(np.iinfo(np.int32).max)
         self._history = _History(evaluate_candidates, self)
         try:
-            self.study_ = self._search(n_iter, seed, effective_n_jobs(self.n_jobs))
+            self._search(n_iter, seed, effective_n_jobs(self.n_jobs))
             self._history.finish()
+        except BaseException:  # a signal by hand, too
+            if found := self._history.results():
+                self.cv_results_, study = found, self.study_
+                if len(study.objectives) == 1 and any(t.values for t in study.trials):
+                    self.best_params_, self.best_score_ = study.best
+            raise
         finally:
             del self._history  # it holds the data
 
     def __getstate__(self) -> dict[str, Any]:
         # Processes that fit get the search, too; its findings are not for them.
         state = super().__getstate__()
-        return {k: v for k, v in state.items() if k not in ("_data", "_history")}
+        aside = ("_data", "_history", "study_") if "_data" in state else ()
+        return {k: v for k, v in state.items() if k not in aside}
 
-    def _search(self, n_iter: int, seed: int, jobs: int) -> Study:
-        space, starts = _read_space(self.space), self.starts
+    def _search(self, n_iter: int, seed: int, jobs: int) -> None:
+        space, starts = _read_space(self.space, self.param_distributions), self.starts
         if starts is None:
             starts = space.decode(self._own_starts(space, seed))
-        study = Study(space, "maximize", seed=seed, starts=starts)
+        study = self.study_ = Study(space, "maximize", seed=seed, starts=starts)
         q, begun = max(1, len(study.starts)), 0
         while (missing := n_iter - len(study.trials)) > 0:
             q = min(q, missing)
@@ -205,10 +223,9 @@ class StructuredSearchCV(BaseSearchCV):
                 if q > 1:  # fewer candidates are left than were asked for
                     q = jobs = 1
                     continue
-                warnings.warn(
+                warn(
                     f"space: expected at least n_iter={n_iter} candidates, got "
-                    f"{len(study.trials)}: all of them were evaluated.",
-                    stacklevel=2,
+                    f"{len(study.trials)}: all of them were evaluated."
                 )
                 break
             configs += random
@@ -221,8 +238,8 @@ class StructuredSearchCV(BaseSearchCV):
                 failed = [trial.config for trial in study.trials]
                 study = Study(study.space, metrics, seed=seed, starts=starts)
                 study.tell_many(failed, [None] * len(failed))
+                self.study_ = study
             study.tell_many(configs, scores)
-        return study
 
     def _own_starts(self, space: SearchSpace, seed: int) -> Tensor:
         """Spread starts; the first of each path has the settings of its estimators."""
@@ -288,7 +305,7 @@ def _is_gamma(name: str, value: Any) -> bool:
 
 
 def _gamma(
-    estimator: Any, name: str, word: str, X: Any, y: Any, seed: int
+    estimator: Any, name: str, word: str, X: Any, y: Any, params: _Params, seed: int
 ) -> float | str:
     """The number for ``gamma="scale"`` or ``gamma="auto"`` of scikit-learn's kernels.
 
@@ -301,6 +318,7 @@ def _gamma(
         word: ``"scale"`` or ``"auto"``.
         X: The data.
         y: Labels of the data, for the steps before.
+        params: Further arguments of their fits.
         seed: The random state of steps that have none.
 
     Returns:
@@ -324,7 +342,9 @@ def _gamma(
             }
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # fits in the folds say it, too
-                X = before.set_params(**random).fit_transform(X, y)
+                names = dict(before.steps)
+                own = {k: v for k, v in params.items() if k.split("__")[0] in names}
+                X = before.set_params(**random).fit_transform(X, y, **own)
         X = X.astype(float) if issparse(X) else np.asarray(X, dtype=float)
     except Exception:
         # A step of the user may raise anything. Nothing is hidden: the candidates are
@@ -404,11 +424,24 @@ def _of_rarest_choice(space: SearchSpace, X: Tensor, known: Tensor) -> Tensor:
     return least
 
 
-def _read_space(space: Any) -> SearchSpace:
-    """A space that has no class where an estimator should be."""
+def _read_space(space: Any, same: Any) -> SearchSpace:
+    """The one that is given, without a class where an estimator should be."""
+    if (space is None) == (same is None):
+        got = "none" if space is None else "both"
+        raise ValueError(f"space: expected it or param_distributions, got {got}.")
+    space = same if space is None else space
     # unlike those of a study, dictionaries of a grid may have no name in common
-    grid = isinstance(space, (list, tuple))
-    found = SearchSpace.from_dictionaries(space) if grid else read_space(space)
+    found = read_space(space, told_apart=False)
+    several = [space] if isinstance(space, Mapping) else space
+    grid = several if isinstance(several, (list, tuple)) else ()
+    for name, pair in chain.from_iterable(own.items() for own in grid):
+        if isinstance(pair, tuple) and len(pair) == 2:
+            warn(
+                f"space: {name!r}: {pair} is the range between two numbers, as any "
+                f"pair is; the list {[*pair]} has the two. Without this warning: "
+                "uniform, loguniform or randint of scipy.stats."
+            )
+            break
     every: list[Any] = [*found.columns, *found.constants]
     for column in every:
         for value in getattr(column, "choices", ()):
@@ -502,23 +535,31 @@ class _History:
         ]
         return [c for c, _ in both], [row for _, rows in both for row in rows]
 
+    def results(self) -> _Results:
+        """``cv_results_``, up to date; empty where nothing could be fitted."""
+        if self._results:
+            self._results.update(self._search._format_results(*self._last_format))
+        return self._results
+
     def finish(self) -> None:
         """Bring ``cv_results_`` up to date; one warning for all fits that failed."""
-        if not self._results:
+        if not self.results():
             assert self._error is not None
             raise self._error
-        self._results.update(self._search._format_results(*self._last_format))
-        rows = self._last_format[2]
-        errors = [error for row in rows if (error := row["fit_error"]) is not None]
-        num_failed = len(errors) + len(self._failed) * self.num_folds
-        if num_failed:
-            warnings.warn(
+        params, n, rows = self._last_format
+        errors = {i: row["fit_error"] for i, row in enumerate(rows) if row["fit_error"]}
+        partly = dict.fromkeys(i // n for i in errors)
+        if bad := [*self._failed.values(), *(params[k] for k in partly)]:
+            shown = [f"  {brief(config, 200)}" for config in bad[:_SHOWN]]
+            shown += [f"  and {len(bad) - _SHOWN} more"] if len(bad) > _SHOWN else []
+            num_failed = len(errors) + len(self._failed) * self.num_folds
+            warn(
                 f"{num_failed} fits failed out of a total of "
                 f"{self._num_evaluated * self.num_folds}. Their score is "
                 f"{self._search.error_score}. error_score='raise' stops at the first "
-                f"one. One of the errors:\n{errors[-1] if errors else self._error}",
+                "one. They have these settings:\n" + "\n".join(shown) + "\nOne of the "
+                f"errors:\n{[*errors.values(), self._error][0]}",
                 FitFailedWarning,
-                stacklevel=2,
             )
 
 

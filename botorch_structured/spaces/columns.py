@@ -22,7 +22,15 @@ A `Constant` is a parameter without a column.
 
 from __future__ import annotations
 
-__all__ = ["CategoricalColumn", "Column", "Constant", "FloatColumn", "IntegerColumn"]
+__all__ = [
+    "TAIL",
+    "CategoricalColumn",
+    "Column",
+    "Constant",
+    "FloatColumn",
+    "IntegerColumn",
+    "QuantileColumn",
+]
 
 import math
 import sys
@@ -46,6 +54,8 @@ _SLACK = 1e-6
 _PRINTED = 1e-9
 # Numbers that differ by less, relative to the largest choice, are one.
 _ROUNDING = 1e-12
+#: The share of a distribution that is left out at each of its ends.
+TAIL = 1e-3
 _MAX_FLOAT = sys.float_info.max
 # The largest numbers whose differences models can square.
 _MAX_INPUT = 1e150
@@ -76,6 +86,8 @@ def described(column: Column) -> str:
     more = ", on a logarithmic scale" if getattr(column, "log", False) else ""
     if column.ordered and hasattr(column, "choices"):
         more = ", in this order"
+    if isinstance(column, QuantileColumn):
+        more = f", by quantiles of {column.distribution}"
     return f"{column.expected()}{more}"
 
 
@@ -233,6 +245,9 @@ class FloatColumn(_Range):
     def _forward(self, value: float) -> float:
         return math.log10(value) if self.log else value
 
+    def _backward(self, x: float) -> float:
+        return x
+
     def expected(self) -> str:
         return f"a number in [{self.lower}, {self.upper}]"
 
@@ -258,7 +273,7 @@ class FloatColumn(_Range):
         if x >= self.bounds[1]:
             return self.upper
         if not self.log:
-            return x
+            return self._backward(x)
         value = min(max(10.0**x, self.lower), self.upper)
         short = (float(f"{value:.{digits}g}") for digits in (12, 15, 16))
         # 10**x may be off by a few units in the last place.
@@ -278,6 +293,30 @@ class FloatColumn(_Range):
             back = [self._forward(self.decode(v)) for v in x.tolist()]
             x = torch.tensor(back, dtype=torch.double)
         return x.clamp(lo, hi)
+
+
+class QuantileColumn(FloatColumn):
+    """A real parameter with a distribution: the share of it that is below the number.
+
+    So random draws have the distribution, and the scale is logarithmic where that of
+    the distribution is.
+
+    Args:
+        name: The name of the parameter.
+        frozen: The distribution, of ``scipy.stats``.
+    """
+
+    def __init__(self, name: str, frozen: Any) -> None:
+        self._frozen = frozen
+        given = [*map(repr, frozen.args), *(f"{k}={v}" for k, v in frozen.kwds.items())]
+        self.distribution = f"{frozen.dist.name}({', '.join(given)})"
+        super().__init__(name, *frozen.ppf([TAIL, 1.0 - TAIL]))
+
+    def _forward(self, value: float) -> float:
+        return float(self._frozen.cdf(value))
+
+    def _backward(self, x: float) -> float:
+        return float(self._frozen.ppf(x))
 
 
 class IntegerColumn(_Range):
@@ -469,7 +508,8 @@ def is_same_parameter(a: Column | Constant, b: Column | Constant) -> bool:
     parts = []
     for p in (a, b):
         # the values that a logarithmic column has met do not count
-        own = {k: v for k, v in vars(p).items() if k not in ("choices", "_originals")}
+        aside = ("choices", "_originals", "_frozen")
+        own = {k: v for k, v in vars(p).items() if k not in aside}
         choices = getattr(p, "choices", ())
         parts.append([type(p).__name__, *own, *own.values(), *choices])
     return len(parts[0]) == len(parts[1]) and all(map(is_same, *parts))

@@ -16,11 +16,13 @@ import torch
 
 from botorch_structured.spaces.arguments import brief
 from botorch_structured.spaces.columns import (
+    TAIL,
     CategoricalColumn,
     Column,
     Constant,
     FloatColumn,
     IntegerColumn,
+    QuantileColumn,
     is_blank,
     is_equal,
     is_same,
@@ -386,14 +388,16 @@ def _distribution(name: str, frozen: Any) -> Column:
     low, high = (native(v) for v in frozen.support())
     if kind == "uniform":
         return _range(name, (float(low), float(high)))
-    if kind == "randint":
-        return _range(name, (int(low), int(high)))
+    if hasattr(frozen.dist, "pmf"):  # of whole numbers
+        ends = (low, high) if kind == "randint" else frozen.ppf([TAIL, 1.0 - TAIL])
+        low, high = map(int, ends)
+        one = low == high
+        return CategoricalColumn(name, [low]) if one else _range(name, (low, high))
     # a shifted one is not uniform on a logarithmic scale
     middle = math.sqrt(low * high) if low > 0 else math.nan
     if kind in ("loguniform", "reciprocal") and math.isclose(frozen.median(), middle):
         return _range(name, (float(low), float(high), "log"))
-    wanted = "uniform, loguniform (without loc) or randint of scipy.stats"
-    raise ValueError(f"{name!r}: expected {wanted}, got {kind} on {low} to {high}.")
+    return QuantileColumn(name, frozen)
 
 
 def _refused(name: str, values: Any, wanted: str) -> ValueError:

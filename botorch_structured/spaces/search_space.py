@@ -285,6 +285,10 @@ class SearchSpace:
         ``scipy.stats.uniform(low, width)``         float
         ``scipy.stats.loguniform(low, high)``       float on a logarithmic scale
         ``scipy.stats.randint(low, high)``          integer below ``high``
+        any other frozen one of ``scipy.stats``     float (or integer) between the
+                                                    quantiles .001 and .999, drawn as
+                                                    the distribution says; models see
+                                                    the share below a float
         a list of one; a number, text or estimator  constant
         ==========================================  ===================================
 

@@ -19,11 +19,12 @@ _COST = "cost"
 _MISSING = ("nan", "na")
 
 
-def read_space(space: Any) -> SearchSpace:
+def read_space(space: Any, told_apart: bool = True) -> SearchSpace:
     """A space, a ``ConfigurationSpace``, or dictionaries, as a `SearchSpace`.
 
     Args:
         space: See `Study`.
+        told_apart: Whether a parameter has to tell several dictionaries apart.
 
     Raises:
         ValueError: It is something else, or dictionaries that nothing tells apart.
@@ -32,12 +33,15 @@ def read_space(space: Any) -> SearchSpace:
         return space
     if any(kind.__name__ == "ConfigurationSpace" for kind in type(space).__mro__):
         return SearchSpace.from_configspace(space)
-    if isinstance(space, Mapping):
-        return SearchSpace.from_dictionaries(space)
-    if isinstance(space, (list, tuple)):
-        found = SearchSpace.from_dictionaries(space)
-        if found.shown_names[0] is None:  # the first decision is one of our own
-            _check_alternatives(space)
+    if isinstance(space, (Mapping, list, tuple)):
+        try:
+            found = SearchSpace.from_dictionaries(space)
+        except ValueError as error:
+            message = str(error).removeprefix("dictionaries: ")
+            raise ValueError(f"space: {message}") from None
+        # the first decision may be one of our own
+        if told_apart and found.shown_names[0] is None:
+            _check_alternatives([*space])
         return found
     raise ValueError(
         "space: expected a SearchSpace, a ConfigurationSpace, or dictionaries, got "

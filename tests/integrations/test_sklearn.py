@@ -12,7 +12,7 @@ import torch
 pytest.importorskip("sklearn")
 import sklearn
 from scipy.sparse import csr_array
-from scipy.stats import loguniform, randint
+from scipy.stats import expon, loguniform, norm, randint
 from sklearn.base import BaseEstimator, ClassifierMixin, clone, is_regressor
 from sklearn.datasets import load_iris
 from sklearn.exceptions import FitFailedWarning
@@ -37,7 +37,10 @@ from botorch_structured import Study
 from botorch_structured.integrations.sklearn import StructuredSearchCV
 from botorch_structured.spaces import SearchSpace
 
-pytestmark = pytest.mark.filterwarnings("ignore:One or more of the test scores")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:One or more of the test scores"),
+    pytest.mark.filterwarnings("ignore:.*is the range between two numbers"),
+]
 
 X, y = load_iris(return_X_y=True)
 PIPELINE = Pipeline([("scale", StandardScaler()), ("model", SVC())])
@@ -86,7 +89,8 @@ PEAKS = {"kind": ["left", "right"], "x": (0.0, 1.0)}
 def search(estimator: Any = None, space: Any = None, n_iter: int = 8, **kwargs: Any):
     options = {"cv": 3, "random_state": 0, **kwargs}
     estimator = Peak() if estimator is None else estimator
-    return StructuredSearchCV(estimator, space or PEAKS, n_iter, **options)
+    space = PEAKS if space is None else space
+    return StructuredSearchCV(estimator, space, n_iter, **options)
 
 
 def expected_to_fail(estimator: Any) -> dict[str, str]:
@@ -221,6 +225,10 @@ def test_failures_are_avoided_and_shown(fail: str) -> None:
         text = str(fits[0].message)
         assert f"{3 * failed.sum()} fits failed out of a total of 36" in text
         assert text.count("RuntimeError: it does not fit") == 1
+        assert text.count("{'kind': 'right', 'x': ") == min(failed.sum(), 3)
+        assert fits[0].filename == __file__
+    ranges = [w for w in caught if "'x': (0.0, 1.0) is the range" in str(w.message)]
+    assert [w.filename for w in ranges] == [__file__]
 
 
 def test_where_to_begin() -> None:
@@ -387,7 +395,9 @@ def test_errors_are_raised_where_that_is_asked_for() -> None:
     ("kwargs", "message"),
     [
         ({"n_iter": 0}, "n_iter: expected a positive integer, got 0"),
-        ({"space": {"x": "constant"}}, "at least one parameter with several values"),
+        ({"space": {"x": "constant"}}, "^space: expected at least one parameter with"),
+        ({"space": []}, "^space: expected at least one parameter with several values"),
+        ({"param_distributions": PEAKS}, "or param_distributions, got both"),
         ({"space": {"x": {1, 2}}}, "'x': expected a list of choices"),
         ({"space": 3}, "space: expected"),
         ({"space": {"x": Peak, "kind": ["a", "b"]}}, r"'x': .*Peak\(\), got the class"),
@@ -414,6 +424,65 @@ def test_partial_failures_of_candidates_are_counted() -> None:
     with pytest.warns(FitFailedWarning, match="5 fits failed out of a total of 9") as w:
         search(Fragile(fail="right"), space, 3).fit(numbers, labels)
     assert [w.category for w in w].count(FitFailedWarning) == 1
+
+
+def test_as_randomized_search_is_written() -> None:
+    """Its argument, and distributions without a range."""
+    space = {"x": norm(0.3, 0.1), "noise": expon(scale=100), "fail": randint(3, 4)}
+    fitted, same = (
+        clone(StructuredSearchCV(Peak(), n_iter=6, cv=3, random_state=0, **given))
+        .fit(X, y)
+        .cv_results_["params"]
+        for given in ({"param_distributions": space}, {"space": space})
+    )
+    assert fitted == same and all(p["fail"] == 3 for p in fitted)
+    with pytest.raises(
+        ValueError, match="space: expected it or param_dist.*, got none"
+    ):
+        StructuredSearchCV(Peak()).fit(X, y)
+
+
+@pytest.mark.parametrize("after", [1, 4])
+def test_what_was_found_before_an_interruption_is_kept(after: int) -> None:
+    left = [after]
+
+    class Stopped(Peak):
+        def fit(self, X: Any, y: Any) -> Peak:
+            if self.kind == "right" and not left[0]:
+                raise KeyboardInterrupt
+            left[0] -= self.kind == "right"
+            return super().fit(X, y)
+
+    stopped = search(Stopped(), {"kind": ["right"], "x": (0.0, 1.0)}, 9)
+    with pytest.raises(KeyboardInterrupt):
+        stopped.fit(X, y)
+    n = after // 3  # whole candidates of three folds
+    assert len(stopped.study_.trials) == n
+    if n:
+        scores = stopped.cv_results_["mean_test_score"]
+        assert len(scores) == n and stopped.best_score_ == scores.max()
+        assert stopped.best_params_ in stopped.cv_results_["params"]
+        assert pickle.loads(pickle.dumps(stopped.study_)).trials
+    else:
+        assert not hasattr(stopped, "cv_results_")
+
+
+def test_fit_parameters_reach_the_steps_before_a_kernel() -> None:
+    weights = np.where(y == 0, 100.0, 1e-6)
+
+    class Weighted(StandardScaler):
+        def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
+            assert sample_weight is not None
+            return super().fit(X, y, sample_weight)
+
+    pipeline = Pipeline([("scale", Weighted()), ("model", SVC())])
+    given = {"scale__sample_weight": weights, "model__sample_weight": weights}
+    fitted = search(pipeline, {"model__gamma": (1e-9, 1e9, "log")}, 2)
+    fitted.fit(X, y, **given)
+    scaled = Weighted().fit_transform(X, y, sample_weight=weights)
+    first = fitted.cv_results_["params"][0]["model__gamma"]
+    assert first == pytest.approx(1.0 / (4 * scaled.var()))
+    assert np.isfinite(fitted.cv_results_["mean_test_score"]).all()
 
 
 def test_dictionaries_without_a_common_name() -> None:

@@ -374,6 +374,7 @@ def test_values_that_are_none(given: Any, message: str) -> None:
 def test_bad_arguments() -> None:
     for arguments, message in (
         *(({"space": s}, "space: expected a S") for s in (None, "a", PROBLEM.tree)),
+        ({"space": []}, "^space: expected at least one parameter with several values"),
         *(
             ({"objectives": o}, "objectives: expected 'minimize'")
             for o in ("min", {}, {"a": "down"}, ["minimize"], {1: "minimize"})
