@@ -9,7 +9,6 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -434,14 +433,15 @@ def _read_space(space: Any, same: Any) -> SearchSpace:
     found = read_space(space, told_apart=False)
     several = [space] if isinstance(space, Mapping) else space
     grid = several if isinstance(several, (list, tuple)) else ()
-    for name, pair in chain.from_iterable(own.items() for own in grid):
-        if isinstance(pair, tuple) and len(pair) == 2:
-            warn(
-                f"space: {name!r}: {pair} is the range between two numbers, as any "
-                f"pair is; the list {[*pair]} has the two. Without this warning: "
-                "uniform, loguniform or randint of scipy.stats."
-            )
-            break
+    items = [item for own in grid for item in own.items() if isinstance(item[1], tuple)]
+    # scikit-learn's own searches take a pair as a list; who writes scales knows ours
+    if items and all(len(values) == 2 for _, values in items):
+        name, pair = items[0]
+        warn(
+            f"space: {name!r}: {pair} is the range between two numbers, as any pair "
+            f"is; the list {[*pair]} has the two. Without this warning: uniform, "
+            "loguniform or randint of scipy.stats."
+        )
     every: list[Any] = [*found.columns, *found.constants]
     for column in every:
         for value in getattr(column, "choices", ()):
@@ -552,13 +552,14 @@ class _History:
         if bad := [*self._failed.values(), *(params[k] for k in partly)]:
             shown = [f"  {brief(config, 200)}" for config in bad[:_SHOWN]]
             shown += [f"  and {len(bad) - _SHOWN} more"] if len(bad) > _SHOWN else []
+            settings = "\n".join(shown)
             num_failed = len(errors) + len(self._failed) * self.num_folds
             warn(
                 f"{num_failed} fits failed out of a total of "
                 f"{self._num_evaluated * self.num_folds}. Their score is "
                 f"{self._search.error_score}. error_score='raise' stops at the first "
-                "one. They have these settings:\n" + "\n".join(shown) + "\nOne of the "
-                f"errors:\n{[*errors.values(), self._error][0]}",
+                f"one. They have these settings:\n{settings}\nOne of the errors:\n"
+                f"{[*errors.values(), self._error][0]}",
                 FitFailedWarning,
             )
 

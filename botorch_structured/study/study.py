@@ -627,10 +627,10 @@ class Study:
         if lost and not self._has_dropped:
             self._has_dropped = True
             warn(
-                f"{lost[0]} was asked for and not told, and is pending no more: near "
-                "ones were told in its place, or many that were asked for after it. "
-                "Tell configurations as ask returns them, failures with None. "
-                "This is said once."
+                f"Of what was asked for, {lost[0]} is pending no more: near ones were "
+                "told in its place, or many that were asked for after it. Tell "
+                "configurations as ask returns them, and failures with None. This is "
+                "said once."
             )
 
     def _replay(self, log: StudyLog) -> None:
