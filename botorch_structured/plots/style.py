@@ -23,6 +23,7 @@ __all__ = [
 ]
 
 import importlib
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -78,8 +79,9 @@ def new_panels(count: int, width: float, height: float) -> list[Axes]:
 def shortened(text: str, most: int = 24) -> str:
     """A name or a value on one line, without its middle where it is longer.
 
-    Beginnings say what a thing is, ends often which one of several. A dollar sign is
-    one, and not the beginning of a formula.
+    Beginnings say what a thing is, ends often which one of several. Words stay whole
+    where the first and the last one have room. A dollar sign is one, and not the
+    beginning of a formula.
 
     Args:
         text: The text.
@@ -88,7 +90,13 @@ def shortened(text: str, most: int = 24) -> str:
     line = " ".join(text.split())
     if len(line) > most:
         first = most // 2
-        line = f"{line[:first]}…{line[first + 1 - most :]}"
+        front, back = line[:first], line[first + 1 - most :]
+        start, (*words, last) = "", re.split(r"(?<=[\W_])", line)
+        while words and len(start + words[0] + last) < most:
+            start += words.pop(0)
+        if start:
+            front, back = start, last
+        line = f"{front}…{back}"
     return line.replace("$", r"\$")
 
 

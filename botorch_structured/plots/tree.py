@@ -142,6 +142,10 @@ def with_names(
 
     def label(column: int, outcome: Any) -> str:
         if isinstance(outcome, tuple):
+            whole = space is not None and space.columns[column].discrete
+            span = space.columns[column].within(*outcome) if space and whole else None
+            if span is not None:
+                return " to ".join(f"{x:g}" for x in dict.fromkeys(span))
             return _interval(*outcome)
         return str(space.columns[column].decode(outcome)) if space else f"{outcome:g}"
 
@@ -159,15 +163,18 @@ def with_names(
 
 
 def path_text(
-    path: Path, names: Sequence[str] | None, labels: Mapping[tuple[int, Any], str]
+    path: Path,
+    names: Sequence[str] | None,
+    labels: Mapping[tuple[int, Any], str],
+    most: int = 24,
 ) -> str:
     """The decisions of a path: ``learner=svm, layers ≥ 2``; without names if None."""
     parts = []
     for column, outcome in path.decisions.items():
-        text = shortened(labels.get((column, outcome), f"{outcome}"))
+        text = shortened(labels.get((column, outcome), f"{outcome}"), most)
         if names is not None:
-            joint = " " if isinstance(outcome, tuple) else "="
-            text = f"{shortened(names[column])}{joint}{text}"
+            joint = " " if text[:1] in "<>≤≥=[(" else "="
+            text = f"{shortened(names[column], most)}{joint}{text}"
         parts.append(text)
     return ", ".join(parts)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = ["draw_front", "draw_study"]
 
 import math
+import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from io import BytesIO
@@ -33,6 +34,8 @@ _PATH, _NAME = 60, 40
 # Inches: the curve, the least for a tree (and for bars), the most for it.
 _CURVE, _LEAST, _MOST = 5.7, 6.4, 20.0
 _HEIGHT = 4.0
+# Where the quartiles differ by this factor an axis is logarithmic.
+_DECADE = 10.0
 # Values so many times the range of the quartiles beyond them are not shown, if the
 # others would take less than this share of the axis with them.
 _FENCE, _FLAT = 3.0, 0.1
@@ -67,7 +70,8 @@ def draw_study(
         wide, high = tree_size(space, X, values, minimize)
         wide, beside = min(max(wide, _LEAST), _MOST), 0.0
     else:
-        wide, high = _LEAST, 0.3 * len(bars)
+        lines = sum(label.count("\n") + 1 for label, _ in bars)
+        wide, high = _LEAST, 0.12 * len(bars) + 0.18 * lines
         beside = max(text_width(label) for label, _ in bars)
     figure = new_figure(_CURVE + wide + beside + 0.4, max(_HEIGHT, 1.0 + high))
     left, right = figure.subplots(1, 2, width_ratios=[_CURVE, wide])
@@ -77,7 +81,7 @@ def draw_study(
         left.get_legend().remove()  # one line
         best = torch.from_numpy(best_so_far(values if minimize else -values))
         best = best[~best.isnan()].unsqueeze(-1) * (1.0 if minimize else -1.0)
-        _leave_out_outliers(left, best, best[-1:], ["ylim"])
+        _scale_axes(left, best, best[-1:], ["ylim"])
     else:
         left.set_axis_off()
     if bars is None:
@@ -95,7 +99,9 @@ def draw_study(
     title = "Evaluations, and the best value, of each path"
     paths = len(set(space.tree.path_key(X).tolist()))
     if many and paths > _BARS:
-        title = f"Evaluations, and the best value: {_BARS} of the {paths} paths tried"
+        title = (
+            f"{_BARS} of the {paths} paths that were tried: evaluations, and the best"
+        )
     right.set_title(title, loc="left", fontsize="medium")
     return _shown_by_notebooks(figure)
 
@@ -112,10 +118,11 @@ def _shown_by_notebooks(figure: Figure) -> Figure:
     return figure
 
 
-def _leave_out_outliers(
+def _scale_axes(
     ax: Axes, drawn: Tensor, always: Tensor, names: Sequence[str] = ("xlim", "ylim")
 ) -> None:
-    """Limit axes to what is usual, where outliers hide the rest.
+    """Logarithmic axes where positive values span decades; limits to what is usual,
+    where outliers hide the rest.
 
     Args:
         ax: The axes; they say how many points are outside.
@@ -126,6 +133,9 @@ def _leave_out_outliers(
     outside = torch.zeros(len(drawn), dtype=torch.bool)
     for x, shown, name in zip(drawn.mT, always.mT, names, strict=True):
         low, high = x.quantile(torch.tensor([0.25, 0.75]).to(x))
+        if x.min() > 0.0 and high >= _DECADE * low:
+            ax.set(**{f"{name[0]}scale": "log"})
+            continue
         room = _FENCE * (high - low)
         inside = torch.cat([x[(x >= low - room) & (x <= high + room)], shown])
         least, most = float(inside.min()), float(inside.max())
@@ -161,8 +171,12 @@ def _bars(
         here = [i for i, k in enumerate(keys) if k == key]
         own = [float(values[i]) for i in here if not values[i].isnan()]
         best = f"best {min(own, key=lambda v: sign * v):.4g}" if own else "no best"
-        text = path_text(tree.path_of(X[here[0]]), names, labels)
-        bars.append((f"{shortened(text, _PATH)}  ({best})", counts[key]))
+        text = path_text(tree.path_of(X[here[0]]), names, labels, _PATH)
+        wrapper = textwrap.TextWrapper(
+            _PATH, break_long_words=False, break_on_hyphens=False
+        )
+        lines = wrapper.wrap(f"{text} ({best})")
+        bars.append(("\n".join(lines), counts[key]))
     return bars
 
 
@@ -201,7 +215,7 @@ def draw_front(
         if others or good:
             ax.legend(edgecolor="none", framealpha=0.8)
             drawn = _points([*others, *good], a, b)
-            _leave_out_outliers(ax, drawn, _points(front, a, b))
+            _scale_axes(ax, drawn, _points(front, a, b))
         else:
             ax.set_title("No values yet", loc="left", fontsize="medium")
     return figure

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from botorch_structured.plots import plot_covariance, plot_traces, plot_tree
 from botorch_structured.plots.tree import layout
-from botorch_structured.spaces import Between, Equals, ParameterTree
+from botorch_structured.spaces import Between, Equals, ParameterTree, SearchSpace
 from botorch_structured.test_functions import JenattonTree
 
 NUMERIC = ParameterTree(
@@ -89,6 +89,20 @@ def test_a_space_brings_names_and_labels() -> None:
     space = JenattonTree(4, shared=True).space
     written = texts(plot_tree(space))
     assert {"x1", "x2", "x3", "x4", "x7", "r8", "0", "1"} <= set(written)
+
+
+def test_integers_that_decide_are_written_as_they_are() -> None:
+    bounds = torch.tensor([[-1.0, 0.0, 0.0], [9.0, 1.0, 1.0]])
+    tree = ParameterTree(
+        3, conditions={1: Between(0, 0.5, 2.5), 2: Between(0, 0.5, 3.5)}
+    )
+    space = SearchSpace(["n", "a", "b"], bounds, tree, integer_features=[0])
+    assert {*texts(plot_tree(space))} >= {"-1 to 0", "1 to 2", "3", "4 to 9"}
+    kernel = torch.eye(4).double()
+    X = space.sample(4, seed=0)
+    X[:, 0] = torch.tensor([-1.0, 1.0, 3.0, 5.0])
+    ticks = plot_covariance(kernel, X, space).get_xticklabels()
+    assert {t.get_text() for t in ticks} == {"-1 to 0", "1 to 2", "3", "4 to 9"}
 
 
 def test_intervals_are_written_for_people() -> None:

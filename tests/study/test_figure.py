@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from botorch_structured import Study
+from botorch_structured.plots.style import shortened
 from botorch_structured.test_functions import JenattonTree
 
 SPACE = JenattonTree().space
@@ -44,6 +45,33 @@ def test_a_bad_beginning_does_not_flatten_the_curve(sign: float) -> None:
     assert curve.get_title(loc="right") == "2 outside"
 
 
+def test_values_of_many_decades_are_on_a_logarithmic_axis() -> None:
+    values = [10.0 ** (-i / 4) for i in range(20)]
+    configs = SPACE.decode(SPACE.sample(20, seed=0))
+    for offset, scale in ((0.0, "log"), (-2.0, "linear"), (1.0, "linear")):
+        study = Study(SPACE, seed=0)
+        study.tell_many(configs, [v + offset for v in values])
+        assert study.plot().axes[0].get_yscale() == scale
+    study = Study(SPACE, {"error": "minimize", "gain": "maximize"}, seed=0)
+    study.tell_many(configs, [{"error": v, "gain": v - 1.0} for v in values])
+    (panel,) = study.plot().axes
+    assert (panel.get_xscale(), panel.get_yscale()) == ("log", "linear")
+
+
+def test_no_word_of_a_long_path_is_cut() -> None:
+    name = "feature_preprocessor:__choice__"
+    kinds = [f"extra_trees_preprocessor_for_{i}_classification" for i in range(30)]
+    study = Study([{name: [kind], "x": (0.0, 1.0)} for kind in kinds], seed=0)
+    study.tell_many(study.ask(4), [1.0] * 4)
+    labels = [t.get_text() for t in study.plot().axes[1].get_yticklabels()]
+    chosen = [trial.config[name] for trial in study.trials]
+    shown = [f"{name}={kind}\n(best 1)" for kind in chosen]
+    assert sorted(labels) == sorted(shown)
+    assert shortened(kinds[0]) == "extra_…classification"
+    assert shortened(name) == "feature_preprocessor:__…"
+    assert shortened(24 * "ab") == "abababababab…bababababab"
+
+
 @pytest.mark.parametrize("direction", ["minimize", "maximize"])
 def test_the_best_of_many_paths_has_a_bar(direction: str) -> None:
     space = [{"a": [f"c{i}"], f"x{i}": [0]} for i in range(30)]
@@ -57,7 +85,7 @@ def test_the_best_of_many_paths_has_a_bar(direction: str) -> None:
     bars = study.plot().axes[1]
     labels = [t.get_text() for t in bars.get_yticklabels()]
     assert len(labels) == 15
-    assert labels[-1] == f"a=c19  (best {sign * 0.5:.4g})"
+    assert labels[-1] == f"a=c19 (best {sign * 0.5:.4g})"
     assert bars.patches[-1].get_width() == 1
     assert "15 of the 20 paths" in bars.get_title(loc="left")
 

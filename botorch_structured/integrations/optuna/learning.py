@@ -133,6 +133,11 @@ class LearntSpace:
                 found[p.name] = (p.distribution, p.value(config[column]))
         return found
 
+    def has_seen(self, config: Mapping[str, Any]) -> bool:
+        """Whether some trial has each decision of a configuration of the space."""
+        numbers = self._numbers(self.values(config)).items()
+        return all(x in self._at[i] for i, x in numbers if self._is_decision(i))
+
     # -- trials in numbers -------------------------------------------------------------
 
     def _read(self, trials: Sequence[Asked]) -> None:

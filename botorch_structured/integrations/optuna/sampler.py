@@ -2,8 +2,8 @@
 
 A running trial shows the parameters that it has asked for so far. Those that it will
 ask for are kept with the study, as user attributes ``structured:0``, ``structured:1``,
-...: text in JSON, one for each trial, in places that later trials take over, so that
-they do not pile up.
+...: text in JSON, one for each trial, and empty when it has ended, in places that later
+trials take over: Optuna cannot delete them.
 
 Storages have no locks for samplers. For no two trials to be at one point, a trial that
 has chosen says so, looks again, and then says that its choice is final. Where it meets
@@ -25,7 +25,7 @@ import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import combinations
 from typing import Any
 
@@ -112,8 +112,8 @@ class StructuredSampler(BaseSampler):
             what `SearchSpace.from_dictionaries` takes. The objective has to take all
             values that a declared parameter has. Default: learnt from the trials.
         seed: A study with ``n_jobs=1`` is then the same each time.
-        constraints_func: Numbers of a trial, feasible where none is positive; called
-            when it has ended. Optuna's own samplers have it, and deprecate it:
+        constraints_func: Numbers of a trial (or one), feasible where none is positive;
+            called when it has ended. Optuna's own samplers have it, and deprecate it:
             ``Trial.set_constraint`` does the same.
         model: In place of the default model, see `Study`.
         acquisition: In place of the default acquisition function, see `Study`.
@@ -173,10 +173,13 @@ class StructuredSampler(BaseSampler):
         seed = check_seed(seed)
         self._seed = _new_seed() if seed is None else seed
         self._arguments: dict[str, Any] = {"model": model, "acquisition": acquisition}
-        self._constraints_func = constraints_func
+        self._constraints_func: Callable[..., Any] | None = None
+        if constraints_func is not None:  # pickles, unlike a closure
+            self._constraints_func = partial(_constraints, constraints_func)
         self._warns = warn_independent_sampling
         self._suggested: dict[tuple[str, int], SuggestedPath] = {}
-        # Of studies, parameters that were warned of; None: trials that are left out.
+        # Of studies, parameters that were warned of; None: trials that are left out;
+        # no name: that points are repeated.
         self._unknown: set[tuple[str, str | None]] = set()
 
     def space_of(self, study: optuna.Study) -> SearchSpace | None:
@@ -235,7 +238,7 @@ class StructuredSampler(BaseSampler):
                 return
             knows = {number: path.version for number, path in others.items()}
             shared.keep(trial.number, suggestion, knows, final=False)
-            if not self._clashes(study, trial.number, suggestion, knows, settled):
+            if not self._clashes(study, trial.number, suggestion, others, settled):
                 break
         shared.keep(trial.number, suggestion, knows, final=True)
 
@@ -320,6 +323,7 @@ class StructuredSampler(BaseSampler):
     ) -> None:
         """Forget the suggestion, check parameters, and call ``constraints_func``."""
         self._suggested.pop((study.study_name, trial.number), None)
+        SharedPaths(study, self._declared).forget(trial.number)
         if self._declared is not None and state != TrialState.FAIL:
             # Optuna asks no sampler for those of a single value
             for name, distribution in trial.distributions.items():
@@ -388,7 +392,7 @@ class StructuredSampler(BaseSampler):
         study: optuna.Study,
         number: int,
         suggestion: SuggestedPath,
-        knows: dict[int, int],
+        known: Mapping[int, SharedPath],
         settled: Collection[int],
     ) -> bool:
         """Whether another trial has to be taken into account, see `SharedPaths`; those
@@ -398,9 +402,15 @@ class StructuredSampler(BaseSampler):
             shared = SharedPaths(study, self._declared)
             own = shared.read(number)
             waits = False
+            for trial in shared.trials:  # those that have ended keep no suggestion
+                if trial.state.is_finished() and trial.number not in settled:
+                    values, path = self._values(trial), known.get(trial.number)
+                    if not (path and _agree(path.suggestion, values)):
+                        if suggestion.shares_branch(SuggestedPath(values)):
+                            return True
             for other, path in shared.others(settled).items():
                 if (
-                    knows.get(other) == path.version
+                    (other in known and known[other].version == path.version)
                     or (own and path.knows.get(number) == own.version)
                     or not suggestion.shares_branch(path.suggestion)
                 ):
@@ -449,10 +459,15 @@ class StructuredSampler(BaseSampler):
             fixed = held_where_possible(space.space, space.held(held))
             (config,) = inner.ask(pending=pending, fixed=fixed)
         except CandidateGenerationError:
-            _logger.info(f"Trial {number}: every point is known, one is repeated.")
+            key = study.study_name, ""
+            _logger.log(
+                optuna.logging.INFO if key in self._unknown else optuna.logging.WARNING,
+                f"Trial {number}: every point is known, one is repeated.",
+            )
+            self._unknown.add(key)
             seed = later_seed(self._seed, number)
             (config,) = space.space.decode(space.space.sample(1, seed=seed))
-        return SuggestedPath(space.values(config), whole=True)
+        return SuggestedPath(space.values(config), whole=space.has_seen(config))
 
     def _space(self, asked: Sequence[Asked]) -> DeclaredSpace | LearntSpace | None:
         """None if nothing is declared, and no trial has asked for a parameter."""
@@ -507,6 +522,12 @@ def _as_declared(column: Column) -> tuple[BaseDistribution, Any]:
         lower, upper = (column.decode(bound) for bound in column.bounds)
         distribution = FloatDistribution(lower, upper)
     return distribution, column.decode(column.fill)
+
+
+def _constraints(function: Callable[..., Any], trial: FrozenTrial) -> Any:
+    """What a ``constraints_func`` returns; of a number a list."""
+    found = function(trial)
+    return [found] if np.ndim(found) == 0 and found is not None else found
 
 
 def _agree(suggestion: SuggestedPath, values: Values) -> bool:
@@ -590,7 +611,7 @@ class SharedPaths:
 
     def read(self, number: int) -> SharedPath | None:
         """The suggestion of a trial; None if there is none."""
-        shared = json.loads(self._texts.get(_place(number), "{}"))
+        shared = json.loads(self._texts.get(_place(number)) or "{}")
         if shared.get("trial") != number:
             return None
         rows = shared["values"]
@@ -630,6 +651,11 @@ class SharedPaths:
             "final": final,
         }
         self._study.set_user_attr(_place(number), json.dumps(shared))
+
+    def forget(self, number: int) -> None:
+        """Leave nothing of a trial that ends."""
+        if self.read(number) is not None:
+            self._study.set_user_attr(_place(number), "")
 
     def _value(
         self, name: str, kind: str, internal: float

@@ -291,6 +291,10 @@ class DeclaredSpace:
             found[name] = distribution, value
         return found
 
+    def has_seen(self, config: Mapping[str, Any]) -> bool:
+        """See `LearntSpace.has_seen`: what is declared needs no trial."""
+        return True
+
 
 def check_declared(
     space: SearchSpace, parameter: TrialParameter, asked: Values
@@ -344,6 +348,13 @@ def _not_taken(column: Column | Constant, parameter: TrialParameter) -> list[str
             return ["what is between its values (declare a list of them)"]
         values = (column.lower, column.upper)
     elif isinstance(column, IntegerColumn):
+        if isinstance(parameter.distribution, FloatDistribution) and not parameter.step:
+            raise ValueError(
+                f"{parameter.name!r}: expected an objective that takes integers, as "
+                f"declared, got {parameter.distribution}. Declare "
+                f"({float(column.lower)}, {float(column.upper)}) for real numbers, or "
+                "a list of values."
+            )
         values = range(column.lower, column.upper + 1)
         if not parameter.is_choice:  # steps are alike everywhere
             values = sorted({values[0], values[1 % len(values)], values[-1]})
