@@ -13,6 +13,7 @@ from __future__ import annotations
 __all__ = ["StructuredNode", "structured_generation_strategy"]
 
 import math
+import re
 import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from io import StringIO
@@ -296,6 +297,10 @@ class _SearchState:
                 k = len(new)
                 tried += f", or is among the {k} of this batch: ask for {k} at most"
             raise SearchSpaceExhausted(f"{tried}. {error}") from None
+        except ValueError as error:
+            raise ValueError(
+                re.sub("^fixed:", "fixed_parameters:", str(error))
+            ) from None
         return self._write(config)
 
     def center(self) -> TParameterization | None:
@@ -311,11 +316,12 @@ class _SearchState:
     def _held(self, fixed: _Config) -> dict[str, Any]:
         """Fixed parameters under the names of columns."""
         known = self._ax_space.parameters
-        if not all(k in known and known[k].validate(v) for k, v in fixed.items()):
-            raise ValueError(
-                f"fixed_parameters: expected values of some of {sorted(known)}, got "
-                f"{fixed}."
-            )
+        for name, value in fixed.items():
+            if name not in known or not known[name].validate(value):
+                wanted = f"names among {sorted(known)}, got {name!r}"
+                if name in known:
+                    wanted = f"a value of {known[name]}, got {value!r}"
+                raise ValueError(f"fixed_parameters: expected {wanted}.")
         held = {self._first.get(name, name): value for name, value in fixed.items()}
         # the others have one value everywhere
         return {name: v for name, v in held.items() if name in self._space.names}

@@ -34,6 +34,7 @@ from botorch_structured.spaces.columns import (
     Constant,
     FloatColumn,
     IntegerColumn,
+    described,
     native,
 )
 from botorch_structured.spaces.conditions import (
@@ -491,22 +492,27 @@ def _check_group(
     search_space: Any,
 ) -> None:
     """Raise unless the parameters of a group can be one column."""
-    known = [name for name in group if name in columns]
-    alike = [vars(columns[name]) | {"name": ""} for name in known]
-    edges = [edge for name in known for edge in above[name]]
+    if unknown := [name for name in group if name not in columns]:
+        raise ValueError(f"aligned: expected names among {[*columns]}, got {unknown}.")
+    kinds = {name: described(columns[name]) for name in group}
+    alike = [vars(columns[name]) | {"name": ""} for name in group]
+    under = {name: above[name] for name in group}
+    edges = [edge for several in under.values() for edge in several]
+    split = len({parent for parent, _ in edges}) == 1 and all(under.values())
+    deep = [name for name in group if search_space.parameters[name].is_hierarchical]
     constraints = search_space.parameter_constraints
-    constrained = {name for c in constraints for name in c.constraint_dict}
-    if (
-        len(known) < len(group)
-        or any(one != alike[0] for one in alike)
-        or not all(above[name] for name in group)
-        or len({parent for parent, _ in edges}) > 1
-        or len(set(edges)) < len(edges)
-        or constrained & set(group)
-        or any(search_space.parameters[name].is_hierarchical for name in group)
+    tied = [
+        name for name in group if any(name in c.constraint_dict for c in constraints)
+    ]
+    for wrong, expected, got in (
+        (deep, "parameters without dependents", deep),
+        (any(one != alike[0] for one in alike), "the same bounds or values", kinds),
+        (
+            not split or len({*edges}) < len(edges),
+            "different values of a choice",
+            under,
+        ),
+        (tied, "parameters without constraints", tied),
     ):
-        raise ValueError(
-            "aligned: expected parameters with the same bounds or values, under "
-            "different values of one choice, without dependents and parameter "
-            f"constraints, got {list(group)}."
-        )
+        if wrong:
+            raise ValueError(f"aligned: expected {expected}, got {got}.")

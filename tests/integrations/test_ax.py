@@ -250,10 +250,14 @@ def test_fixed_parameters_are_held() -> None:
         assert fixed.items() <= config.items()
         client.complete_trial(trial, raw_data={"error": error(dict(config))})
     assert next_of(client)["learner"] != "boost"  # the other paths have no trial
-    for name, value in (("speed", 1), ("fixed", "never"), ("depth", 99)):
-        with pytest.raises(ValueError, match="fixed_parameters: expected values"):
+    for name, value, message in (
+        ("speed", 1, "names among .*'learner'.*, got 'speed'"),
+        ("fixed", "never", r"a value of .*fixed.*, got 'never'"),
+        ("depth", 99, "a value of .*depth.*, got 99"),
+    ):
+        with pytest.raises(ValueError, match=f"^fixed_parameters: expected {message}"):
             client.get_next_trials(1, fixed_parameters={name: value})
-    with pytest.raises(ValueError, match="fixed: expected .* of one.* got 'depth'"):
+    with pytest.raises(ValueError, match="^fixed_parameters: .* of one.* got 'depth'"):
         client.get_next_trials(1, fixed_parameters={"learner": "none", "depth": 4})
 
 
@@ -359,8 +363,8 @@ def optimisers(**changes: Any) -> list[Any]:
             "str",
             is_ordered=False,
             dependent_parameters={
-                "adam": ["rate_adam"],
-                "sgd": ["rate_sgd", "momentum"],
+                "adam": ["rate_adam", *changes.get("adam", ())],
+                "sgd": ["rate_sgd", "momentum", *changes.get("sgd", ())],
             },
         ),
         RangeParameterConfig("rate_adam", (1e-5, 1.0), "float", scaling="log"),
@@ -368,6 +372,11 @@ def optimisers(**changes: Any) -> list[Any]:
             "rate_sgd", changes.get("bounds", (1e-5, 1.0)), "float", scaling="log"
         ),
         RangeParameterConfig("momentum", (0.0, 1.0), "float"),
+        *(
+            RangeParameterConfig("more", (0.0, 1.0), "float")
+            for names in changes.values()
+            if "more" in names
+        ),
     ]
 
 
@@ -388,17 +397,37 @@ def test_aligned_parameters_are_one() -> None:
 
 
 @pytest.mark.parametrize(
-    "group, changes",
+    "group, changes, message",
     [
-        (["rate_adam", "nobody"], {}),
-        (["rate_adam", "rate_sgd"], {"bounds": (1e-4, 1.0)}),  # other bounds
-        (["rate_sgd", "momentum"], {}),  # both at once, and another scale
-        (["optimiser", "rate_sgd"], {}),
+        (["rate_adam", "nobody"], {}, r"names among .*, got \['nobody'\]"),
+        (
+            ["rate_adam", "rate_sgd"],
+            {"bounds": (1e-4, 1.0)},
+            "the same bounds .*0.0001",
+        ),
+        (["rate_sgd", "momentum"], {}, "the same bounds or values, got"),
+        (["optimiser", "rate_sgd"], {}, r"parameters without dependents, got \['optim"),
+        (
+            ["momentum", "more"],
+            {"sgd": ["more"]},
+            "different values of a ch.*'sgd'.*'sgd",
+        ),
+        (["momentum", "more"], {"top": ["more"]}, r"different values .*'more': \[\]"),
+        (
+            ["momentum", "more"],
+            {"adam": ["more"]},
+            r"parameters without constr.* got \['momentum'\]",
+        ),
     ],
 )
-def test_parameters_that_cannot_be_one(group: list[str], changes: Any) -> None:
-    client = make_client(optimisers(**changes), aligned=[group])
-    with pytest.raises(ValueError, match="aligned: expected parameters with the same"):
+def test_parameters_that_cannot_be_one(
+    group: list[str], changes: Any, message: str
+) -> None:
+    tied = ["momentum <= 0.5"] if "adam" in changes else None
+    client = make_client(
+        optimisers(**changes), parameter_constraints=tied, aligned=[group]
+    )
+    with pytest.raises(ValueError, match=f"aligned: expected {message}"):
         client.get_next_trials(1)
 
 
