@@ -1,18 +1,19 @@
-"""The picture of a study."""
+"""The picture of a study, and what its models believe in numbers."""
 
 from __future__ import annotations
 
-__all__ = ["draw_front", "draw_study"]
+__all__ = ["believed", "draw_front", "draw_study"]
 
 import math
 import textwrap
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from itertools import combinations
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+from botorch.acquisition import AcquisitionFunction
 from torch import Tensor
 
 from botorch_structured.plots import plot_traces, plot_tree
@@ -21,6 +22,7 @@ from botorch_structured.plots.traces import best_so_far
 from botorch_structured.plots.tree import path_text, text_width, tree_size, with_names
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.study.trials import Trial
+from botorch_structured.suggest import Mixture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,6 +36,10 @@ _PATH, _NAME = 60, 40
 # Inches: the curve, the least for a tree (and for bars), the most for it.
 _CURVE, _LEAST, _MOST = 5.7, 6.4, 20.0
 _HEIGHT = 4.0
+# Random points in which paths are compared, and paths up to which each has some.
+_DRAWS, _LISTED = 1_000, 1_000
+# Paths without a trial that have less of the criterion are left out.
+_LEAST_SHARE = 1e-3
 # Where the quartiles differ by this factor an axis is logarithmic.
 _DECADE = 10.0
 # Values so many times the range of the quartiles beyond them are not shown, if the
@@ -219,3 +225,67 @@ def draw_front(
         else:
             ax.set_title("No values yet", loc="left", fontsize="medium")
     return figure
+
+
+def believed(
+    space: SearchSpace,
+    objectives: Mapping[str, str],
+    mixtures: Sequence[Mixture],
+    criterion: AcquisitionFunction,
+    x: Tensor,
+    X: Tensor,
+    trials: Sequence[Trial],
+) -> dict[str, Any]:
+    """What models believe of a point and of paths, see `Study.explain`.
+
+    Args:
+        space: The space.
+        objectives: ``{name: direction}``.
+        mixtures: Their models.
+        criterion: A logarithm.
+        x: ``1 x d``, the point.
+        X: ``n x d`` points of the trials.
+        trials: What was told.
+    """
+    tree, names, labels = with_names(space, None, None)
+    drawn = [x, X, space.sample(_DRAWS, seed=0)]
+    if tree.num_paths <= _LISTED:
+        drawn.append(space.starts(2 * tree.num_paths, seed=0))
+    points = torch.cat(drawn)
+    signs = [1.0 if d == "maximize" else -1.0 for d in objectives.values()]
+    predicted = []
+    with torch.no_grad():
+        value = criterion(points.unsqueeze(-2))
+        for (models, weights), sign in zip(mixtures, signs, strict=True):
+            several = [model.posterior(points.unsqueeze(-2)) for model in models]
+            mean = torch.stack([p.mean.flatten() for p in several], -1)
+            square = torch.stack([p.variance.flatten() for p in several], -1) + mean**2
+            mean, square = mean @ weights, square @ weights
+            predicted.append((sign * mean, (square - mean**2).clamp_min(0.0).sqrt()))
+    keys, path = tree.path_key(points).unique(return_inverse=True)
+    share = torch.stack([value[path == k].max() for k in range(len(keys))]).softmax(0)
+    rows, (mean, deviation), sign = [], predicted[0], signs[0]
+    for k in share.argsort(descending=True).tolist():
+        here = (path == k).nonzero().flatten()
+        best = here[(sign * mean[here]).argmax()]
+        told = [t for t, j in zip(trials, path[1:].tolist(), strict=False) if j == k]
+        values = [sign * t.value for t in told if t.value is not None]
+        if share[k] >= _LEAST_SHARE or told or k == path[0]:
+            row: dict[str, Any] = {
+                "path": path_text(tree.path_of(points[here[0]]), names, labels),
+                "trials": len(told),
+                "best": sign * max(values) if values else None,
+                "mean": float(mean[best]),
+                "deviation": float(deviation[best]),
+                "share": float(share[k]),
+            }
+            rows.append(row)
+    return {
+        "mean": {
+            k: float(m[0]) for k, (m, _) in zip(objectives, predicted, strict=True)
+        },
+        "deviation": {
+            k: float(d[0]) for k, (_, d) in zip(objectives, predicted, strict=True)
+        },
+        "paths": rows,
+    }

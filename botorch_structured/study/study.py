@@ -46,7 +46,7 @@ from botorch_structured.study.points import (
 )
 from botorch_structured.study.trials import Goals, NotFinite, Trial, read_metadata
 from botorch_structured.suggest import Surrogates, fit_surrogates, suggest
-from botorch_structured.suggest.suggestion import hold
+from botorch_structured.suggest.suggestion import hold, make_criterion
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -597,6 +597,41 @@ class Study:
         X = self._tensor(self._points)
         minimize = direction == "minimize"
         return draw_study(self.space, X, self._trials, good, name, minimize)
+
+    def explain(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Why this configuration, or why not: what the models of `suggest` believe.
+
+        Args:
+            config: The active parameters.
+
+        Returns:
+            ``"mean"`` and ``"deviation"``: ``{objective: number}`` that are predicted
+            for the configuration. ``"paths"``: dictionaries, those with the largest
+            share first: the ``"path"``, how many ``"trials"`` it has, their ``"best"``
+            value, the best ``"mean"`` that is predicted on it and its ``"deviation"``
+            (these three of the first objective), and its ``"share"`` of the criterion:
+            of its largest value on each path, among a thousand random points and more.
+
+        Raises:
+            ValueError: It is no configuration of the space, the study has a model or an
+                acquisition function of its own, or no values yet.
+        """
+        from botorch_structured.study.figure import believed
+
+        (key,) = self._encode([config], "config")
+        if self._functions != (None, None):
+            raise ValueError("model: expected the default one, got one of your own.")
+        n = len(self._trials)
+        data, seed = self._data(n), later_seed(self.seed, n)
+        fitted = self._fitted.get(n) or fit_surrogates(
+            self.space, start_from=self._start_from(n), seed=seed, **data
+        )
+        X, C, x = data["train_X"], data["train_C"], self._tensor([self._point(key)])
+        busy = [asked.point for k, asked in self._pending.items() if k != key]
+        known = torch.cat([X, self._tensor(busy)])
+        criterion, _ = make_criterion(self.space, fitted, known, n, train_C=C)
+        goals, models = self.objectives, fitted.objectives
+        return believed(self.space, goals, models, criterion, x, X, self._trials)
 
     def __getstate__(self) -> dict[str, Any]:
         if self._log is not None:

@@ -702,3 +702,45 @@ def test_outcomes_that_are_all_alike() -> None:
     study = Study({"a": [1, 2, 3], "b": (0.0, 1.0)}, seed=0)
     study.optimize(lambda config: 1.0, 5, progress=False)
     assert repr(study) == "Study(value, 5 trials, 0 pending, best value 1)"
+
+
+@pytest.mark.parametrize("direction", ["minimize", "maximize"])
+def test_why_a_configuration_is_suggested(direction: str) -> None:
+    sign = 1.0 if direction == "minimize" else -1.0
+    space = [{"a": ["good"], "x": (0.0, 1.0)}, {"a": ["bad"], "y": (0.0, 1.0)}]
+    space += [{"a": ["never"], "z": (0.0, 1.0)}]
+    study = Study(space, {"error": direction}, seed=0, starts=[])
+    for i in range(5):
+        study.tell({"a": "good", "x": i / 4}, sign * (i / 4 - 0.4) ** 2)
+        study.tell({"a": "bad", "y": i / 4}, None if i == 1 else sign * (1.0 + i / 9))
+    (config,) = study.ask()
+    found = study.explain(config)
+    assert study.pending == [config] and found == study.explain(config)
+    assert sign * found["mean"]["error"] < 0.05 and found["deviation"]["error"] < 0.2
+    rows = {row["path"]: row for row in found["paths"]}
+    assert sum(row["share"] for row in rows.values()) == pytest.approx(1.0, abs=1e-2)
+    shares = [row["share"] for row in found["paths"]]
+    assert shares == sorted(shares, reverse=True) and "a=bad" in rows
+    assert found["paths"][0]["path"] == f"a={config['a']}"
+    good, bad = rows["a=good"], rows["a=bad"]
+    assert (good["trials"], bad["trials"]) == (5, 5)
+    assert good["best"] == pytest.approx(sign * 0.01) and bad["best"] == sign
+    assert sign * good["mean"] < 0.1 < 0.7 < sign * bad["mean"]
+    told = study.explain({"a": "good", "x": 1.0})
+    assert told["mean"]["error"] == pytest.approx(sign * 0.36, abs=0.1)
+    with pytest.raises(ValueError, match="train_X: expected at least one evaluated"):
+        Study(space).explain(config)
+    with pytest.raises(ValueError, match="model: expected the default one, got one of"):
+        Study(space, model=lambda *_: None).explain(config)  # type: ignore[arg-type,return-value]
+
+
+def test_why_with_constraints_and_several_objectives() -> None:
+    study = Study(
+        SPACE, {"a": "minimize", "b": "maximize"}, constraints=["m <= 1"], seed=0
+    )
+    for config in SPACE.decode(SPACE.sample(8, seed=0)):
+        v = value(config)
+        study.tell(config, {"a": v, "b": v + 1.0, "m": v})
+    found = study.explain(study.ask()[0])
+    assert list(found["mean"]) == list(found["deviation"]) == ["a", "b"]
+    assert found["mean"]["b"] == pytest.approx(found["mean"]["a"] + 1.0, abs=0.5)
