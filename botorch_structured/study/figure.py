@@ -261,7 +261,12 @@ def believed(
             mean = torch.stack([p.mean.flatten() for p in several], -1)
             square = torch.stack([p.variance.flatten() for p in several], -1) + mean**2
             mean, square = mean @ weights, square @ weights
-            predicted.append((sign * mean, (square - mean**2).clamp_min(0.0).sqrt()))
+            deviation = (square - mean**2).clamp_min(0.0).sqrt()
+            # back from the compressed scale of bad outcomes, to first order
+            clip = models[0].outcome_transform["clip"]
+            depth = ((clip.cut - mean) / clip.scale).clamp_min(0.0).flatten()
+            mean = mean - clip.scale.flatten() * (depth.expm1() - depth)
+            predicted.append((sign * mean, deviation * depth.exp()))
     keys, path = tree.path_key(points).unique(return_inverse=True)
     share = torch.stack([value[path == k].max() for k in range(len(keys))]).softmax(0)
     rows, (mean, deviation), sign = [], predicted[0], signs[0]
