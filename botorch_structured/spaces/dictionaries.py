@@ -375,7 +375,8 @@ def _range(name: str, values: tuple[Any, ...]) -> Column:
             wanted = f"numbers low and high, or a list of choices {list(values)}"
             raise _refused(name, values, wanted)
     if scale not in ([], ["log"]):
-        raise _refused(name, values, f"({low}, {high}) or ({low}, {high}, 'log')")
+        wanted = f"({low}, {high}) or ({low}, {high}, 'log'), or a list of choices"
+        raise _refused(name, values, wanted)
     if not low < high:
         raise _refused(name, values, "(low, high) with low < high")
     if isinstance(low, int) and isinstance(high, int):

@@ -488,9 +488,10 @@ class Study:
                     if key in self._pending:  # it may have come while it was told
                         self._again.insert(0, key)
                     raise
-                bar.clear()
                 level = logging.INFO if trial.values else logging.WARNING
-                _logger.log(level, "%s", trial)
+                if _logger.isEnabledFor(level):
+                    bar.clear()
+                    _logger.log(level, "%s", trial)
                 bar.set_postfix_str(self._incumbent(), refresh=False)
                 bar.update()
                 for hook in hooks:

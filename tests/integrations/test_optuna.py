@@ -600,6 +600,13 @@ def test_constraints(of_a_function: bool | str) -> None:
     assert study.best_value == pytest.approx(0.6, abs=0.05)
 
 
+@pytest.mark.parametrize("found", [None, "0.1"])
+def test_a_constraint_that_is_no_number(found: Any) -> None:
+    sampler = StructuredSampler(seed=0, constraints_func=lambda trial: found)
+    with pytest.raises(ValueError, match=f"constraints_func: .*, got {found!r}"):
+        make_study(sampler).optimize(lambda trial: 1.0, n_trials=1)
+
+
 def test_several_objectives() -> None:
     def objective(trial: optuna.Trial) -> tuple[float, float]:
         kind = trial.suggest_categorical("kind", ["a", "b"])

@@ -110,7 +110,10 @@ def test_constants(value: Any) -> None:
         ({"x": (1,)}, r"'x': expected \(low, high\) or .* got \(1,\)"),
         ({"x": (2, 1)}, r"'x': expected \(low, high\) with low < high, got \(2, 1\)"),
         ({"x": (True, 3)}, r"'x': expected numbers .* got \(True, 3\)"),
-        ({"x": (1, 2, "linear")}, r"'x': expected \(1, 2\) or \(1, 2, 'log'\), got"),
+        (
+            {"x": (1, 2, "linear")},
+            r"'x': expected \(1, 2\) or \(1, 2, 'log'\), or a list",
+        ),
         ({"x": ("a", "b")}, r"'x': .* or a list of choices \['a', 'b'\], got \('a'"),
         ({"x": {1, 2}}, r"'x': expected a list of choices or a range .* got {1, 2}"),
         ({"x": np.eye(2)}, "'x': expected a list or an array with one axis"),

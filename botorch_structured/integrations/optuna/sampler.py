@@ -527,7 +527,11 @@ def _as_declared(column: Column) -> tuple[BaseDistribution, Any]:
 def _constraints(function: Callable[..., Any], trial: FrozenTrial) -> Any:
     """What a ``constraints_func`` returns; of a number a list."""
     found = function(trial)
-    return [found] if np.ndim(found) == 0 and found is not None else found
+    if isinstance(found, (str, type(None))):
+        raise ValueError(
+            f"constraints_func: expected a number, or several, got {found!r}."
+        )
+    return [found] if np.ndim(found) == 0 else found
 
 
 def _agree(suggestion: SuggestedPath, values: Values) -> bool:
