@@ -192,7 +192,8 @@ class InteriorPrior(nn.Module):
         self, X: Array, counts: Array, gradient: bool
     ) -> tuple[Array, Array | None]:
         """Of the columns that count alone: most are inactive where paths are many."""
-        row, column = counts.nonzero()
+        # of one dimension: several times as fast where few columns are active
+        row, column = np.divmod(np.flatnonzero(counts), counts.shape[-1])
         lower, width = (
             part.numpy().astype(X.dtype)[column] for part in (self.lower, self.width)
         )

@@ -360,7 +360,8 @@ def check_finite_points(X: Tensor, dtype: torch.dtype, tree: bool = False) -> No
     """
     check_tensor("X", X, dtype)
     # one reduction: a sum is finite only if all of its terms are
-    if not math.isfinite(X.detach().square().sum().item()):
+    flat = X.detach().reshape(-1)
+    if not math.isfinite(flat.dot(flat).item()):
         _check_inputs("X", X, tree)
 
 

@@ -299,6 +299,8 @@ class Sample(NamedTuple):
     @classmethod
     def join(cls, samples: list[Sample]) -> Sample:
         """All candidates, one sample after the other."""
+        if len(samples) == 1:
+            return samples[0]
         return cls(*map(torch.cat, zip(*samples, strict=True)))
 
     def take(self, index: Tensor) -> Sample:

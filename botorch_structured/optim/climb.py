@@ -376,7 +376,7 @@ def refine(
             box,
             known,
             _MAX_WALK,
-            math.inf if bordered else _PATIENCE,
+            math.inf if problem.is_restricted else _PATIENCE,
         )
         rows = ((X_new != X).any(-1) & continuous.any(-1)).nonzero().squeeze(-1)
         X = X_new

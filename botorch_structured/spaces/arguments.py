@@ -51,11 +51,12 @@ def brief(value: Any, most: int = 60) -> str:
 
 def check_booleans(name: str, verdict: Any, shape: torch.Size) -> Tensor:
     """``verdict``, what a function returned, if it is that many booleans."""
-    got = brief(verdict)
     if isinstance(verdict, Tensor):
         if verdict.dtype == torch.bool and verdict.shape == shape:
             return verdict
         got = f"shape {tuple(verdict.shape)} of {verdict.dtype}"
+    else:
+        got = brief(verdict)
     raise ValueError(
         f"{name}: expected a function that returns {tuple(shape)} booleans "
         f"(torch.bool), one for each point, got {got}."

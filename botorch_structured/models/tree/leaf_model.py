@@ -55,6 +55,7 @@ from botorch_structured.models.tree.batches import (
     objectives_of_elements,
     posterior_of_elements,
 )
+from botorch_structured.models.tree.conditional_kernel import ConditionalKernel
 from botorch_structured.models.tree.leaf_inference import (
     LeafKernel,
     LeafPredictor,
@@ -222,6 +223,17 @@ class LeafModel(FastSingleTaskGP):
             and not self.covar_module.batch_shape
         )
 
+    def _is_flat(self) -> bool:
+        """Whether it is a `SingleTaskGP` of one data set with one outcome."""
+        return (
+            not (self.tree.decision_columns or self.covar_module.batch_shape)
+            and self.train_inputs is not None
+            and self.train_inputs[0].ndim == 2
+            and self.train_targets.ndim == 1
+            and noise_is_known(self.likelihood)
+            and has_methods_of(LeafModel, self, "forward")
+        )
+
     def _is_by_leaf(self) -> bool:
         return (
             isinstance(self.covar_module, LeafKernel)
@@ -231,18 +243,29 @@ class LeafModel(FastSingleTaskGP):
             and self.train_inputs is not None
         )
 
+    def leaf_kernel(self) -> Kernel:
+        """The kernel by leaf: without decisions, any kernel on the only leaf."""
+        kernel = self.covar_module
+        if isinstance(kernel, LeafKernel) or self.tree.decision_columns:
+            return kernel
+        return ConditionalKernel(kernel, self.tree)
+
     def _use_predictor(self) -> bool:
         """Whether predictions are made by leaf, those of batches and fantasies too."""
+        if not (self._is_by_leaf() and self._has_factors()):
+            return False
+        weights = self.covar_module.num_weights
+        return weights <= max(self.train_inputs[0].shape[-2], _MANY_WEIGHTS)
+
+    def _has_factors(self) -> bool:
+        """Whether predictions may use factors that were computed before."""
         # BoTorch propagates gradients to inputs, others to hyperparameters too
         attached = settings.detach_test_caches.off() and propagate_grads.off()
-        prior = self.training or settings.prior_mode.on()
-        if prior or attached or not self._is_by_leaf():
+        if self.training or settings.prior_mode.on() or attached:
             return False
-        X, Y = self.train_inputs[0], self.train_targets
         # rows of fantasies may have a gradient, those before them have none
-        if self._fantasies is None and (X.requires_grad or Y.requires_grad):
-            return False
-        return self.covar_module.num_weights <= max(X.shape[-2], _MANY_WEIGHTS)
+        tensors = (*self.train_inputs, self.train_targets)
+        return self._fantasies is not None or not any(t.requires_grad for t in tensors)
 
     # -- caches -------------------------------------------------------------------
 
@@ -255,15 +278,21 @@ class LeafModel(FastSingleTaskGP):
 
     def _elements(self) -> list[Element]:
         """Each outcome of each data set, without the rows of fantasies."""
-        now, cache = self._made_of(), self._elements_cache
-        if cache is None or not all(map(operator.is_, now, cache[0])):
-            self._elements_cache = cache = (now, make_elements(self))
+        cache = self._elements_cache
+        if cache is None or not self._has_elements():
+            self._elements_cache = cache = (self._made_of(), make_elements(self))
         return cache[1]
+
+    def _has_elements(self) -> bool:
+        """Whether elements of the present data and modules are known."""
+        cache = self._elements_cache
+        return cache is not None and all(map(operator.is_, self._made_of(), cache[0]))
 
     def _made_of(self) -> list[object]:
         """What elements are made of, besides values."""
         kernel, data = self.covar_module, (self.train_inputs[0], self.train_targets)
-        return [*data, kernel, kernel.variant, self.likelihood, self.mean_module]
+        variant = getattr(kernel, "variant", None)
+        return [*data, kernel, variant, self.likelihood, self.mean_module]
 
     # -- evidence -----------------------------------------------------------------
 
@@ -325,8 +354,15 @@ class LeafModel(FastSingleTaskGP):
 
     def _moments(self) -> LeafMoments | None:
         """Moments of points one by one, where they have a closed form."""
-        single = self._is_structured() and self._fantasies is None
-        return self._elements()[0].moments if single else None
+        data = self.train_inputs is not None and self._fantasies is None
+        if not (data and self.train_targets.ndim == 1 and self._has_factors()):
+            return None
+        # a search asks hundreds of times: of elements at hand it is known
+        if not self._has_elements():
+            by_leaf = self._is_structured() and self._use_predictor()
+            if not (by_leaf or self._is_flat()):
+                return None
+        return self._elements()[0].moments
 
     def _fast_posterior(self, X: Tensor) -> MultivariateNormal | None:
         """Posterior through the leaves at ``batch_shape x q x d`` points."""
@@ -481,6 +517,7 @@ class LeafModel(FastSingleTaskGP):
         # it loads BoTorch's fits, see ``_botorch_names``
         from botorch_structured.models.map_fit import (
             FIT_OPTIONS,
+            FLAT_FIT_OPTIONS,
             accept_rounding,
             fit_map,
         )
@@ -488,8 +525,9 @@ class LeafModel(FastSingleTaskGP):
         objective = objectives[0] if objectives else None
         by_leaf = objective is not None and isinstance(self.covar_module, LeafKernel)
         if not (self.tree.decision_columns or by_leaf):
-            # a SingleTaskGP, fitted as BoTorch fits it
-            fit_map(mll, objective=objective, **kwargs)
+            # a SingleTaskGP, fitted as BoTorch fits it where there is no closed form
+            options = FLAT_FIT_OPTIONS if objective is not None else None
+            fit_map(mll, options, objective=objective, **kwargs)
             return
         kwargs.setdefault("warning_handler", accept_rounding)
         if self._aug_batch_shape.numel() == 1:
@@ -530,9 +568,8 @@ class LeafModel(FastSingleTaskGP):
         Args:
             mll: An objective of this model; put in training mode.
         """
-        flat = not (self.tree.decision_columns or self.covar_module.batch_shape)
-        flat = flat and self.train_inputs[0].ndim == 2 and self.train_targets.ndim == 1
-        if not (self._has_own_evidence() and (self._is_structured() or flat)):
+        single = self._is_structured() or self._is_flat()
+        if not (self._has_own_evidence() and single):
             return None
         mll.train()  # in evaluation mode inputs are transformed already
         return LeafObjective.of(mll)

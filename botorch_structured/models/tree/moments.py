@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -50,10 +50,12 @@ from botorch_structured.models.tree.form import Form, PresentValues, UnknownForm
 from botorch_structured.models.tree.leaf_inference import LeafKernel, LeafPredictor
 from botorch_structured.models.tree.tree_structured_kernel import (
     TreeStructuredKernel,
-    one_hot_code,
 )
 
 Array = NDArray[Any]
+#: Columns, ``S x k``, to a function of their values, ``n x w x k``, and of the numbers
+#: of ``n`` of these rows: transformed values and their derivatives.
+Scale = Callable[[Array], Callable[[Array, Any], tuple[Array, Array]]]
 # Correlations of squared distances whose slope is finite at zero.
 _SMOOTH = {"matern32", "matern52", "rbf"}
 # Numbers of the tables of paths that are looked at together (32 MiB), and of those that
@@ -364,7 +366,17 @@ class LeafMoments:
         # a graph may be built after another correlation was chosen for the model's
         self.kernel, self.predictor, self._X = copy(kernel), predictor, X.detach()
         self._paths = PathTables(self.kernel, places, self._X)
-        self._data = self.extend(self._X).numpy()
+        # of each place of a code its column, its value (NaN: unknown), and of each
+        # code its first place
+        codes = self._paths.codes
+        known = [[*values.tolist(), math.nan] for values in codes.values()]
+        sizes = [len(values) for values in known]
+        self._codes = (
+            np.repeat([*codes], sizes),
+            np.array([v for values in known for v in values]),
+            np.cumsum([0, *sizes])[:-1],
+        )
+        self._data = self.extend(self._X)
         self._of_bucket: dict[int, dict[str, Array]] = {}
         self._known: dict[bytes, int] = {}  # keys of paths by decisions
         # paths of the rows of the last call, and their moments
@@ -382,31 +394,46 @@ class LeafMoments:
         except UnknownFormError:
             return None
 
-    def extend(self, X: Tensor) -> Tensor:
-        """``n x d`` with more columns, the one-hot codes of categorical ones."""
-        every = self._paths.codes.items()
-        if not every:
-            return X
-        codes = [one_hot_code(X[:, column], known) for column, known in every]
-        return torch.cat([X, *codes], dim=-1)
+    def extend(self, X: Tensor) -> Array:
+        """``n x d`` with more columns, the one-hot codes of categorical ones.
+
+        The last place of each code is that of unknown values.
+        """
+        x, (columns, known, start) = X.numpy(), self._codes
+        if not len(columns):
+            return x
+        code = x[:, columns] == known  # nothing equals NaN
+        last = np.append(start[1:], len(columns)) - 1
+        code[:, last] = ~np.logical_or.reduceat(code, start, axis=1)
+        return np.concatenate([x, code.astype(x.dtype)], axis=1)
 
     def __call__(
-        self, X: Tensor, gradient: bool = False, path: bool = False
+        self,
+        X: Tensor,
+        gradient: bool = False,
+        path: bool = False,
+        scale: Scale | None = None,
     ) -> PointMoments:
         """Moments at points.
 
         Args:
-            X: Transformed inputs, ``t x d``, not empty.
-            gradient: Whether gradients are wanted.
+            X: Inputs, ``t x d``, not empty; transformed if there is no ``scale``.
+            gradient: Whether gradients are wanted, by ``X``.
             path: Whether the part of the weights alone is wanted.
+            scale: The input transform, which leaves decisions alone. For the columns
+                that a path sees it takes less time than for all.
         """
         X = X.detach()
-        every, (n, d), keys = self.extend(X).numpy(), X.shape, self._keys(X)
+        every, (n, d), keys = self.extend(X), X.shape, self._keys(X)
         name, (before, groups) = (keys.tobytes(), path), self._last
         if name != before:
             if not (gradient or path):
                 numbers = self._sizes(np.unique(keys), path).sum()
                 if numbers > max(_MANY_NUMBERS, n * self.predictor.num_weights):
+                    if scale is not None:
+                        columns = np.arange(d)[None]
+                        x, _ = scale(columns)(X.numpy()[None], slice(None))
+                        X = torch.from_numpy(x[0]).to(X)
                     with torch.no_grad():  # tables would be larger than all features
                         return PointMoments(*self.graph(X))
             groups = list(self._groups(X, keys, path))
@@ -419,11 +446,14 @@ class LeafMoments:
         for index, local in groups:
             columns = local.columns[:, None]
             x = every[np.minimum(index, n - 1)[:, :, None], columns]
-            found = local(x, None, gradient)
+            rate: Any = 1.0
+            if scale is not None:
+                x, rate = scale(local.columns)(x, slice(None))
+            found = local(x.astype(every.dtype, copy=False), None, gradient)
             for values, part in zip(out[:2], found[:2], strict=True):
                 values[index] = part
             for values, part in zip(out[2:], found[2:], strict=True):
-                values[index[:, :, None], columns] = part
+                values[index[:, :, None], columns] = part * rate
         moments = [torch.from_numpy(part[:n]) for part in out]
         return PointMoments(*moments[:2], *(part[:, :d] for part in moments[2:]))
 
@@ -562,7 +592,7 @@ class LeafMoments:
             every = [tables[name][:, 0] for name in seen]
             columns = np.sort(np.concatenate(every, axis=-1))
             columns[:, 1:][columns[:, 1:] == columns[:, :-1]] = -1
-        return PathMoments(names, tables, self.extend(X).numpy(), columns)
+        return PathMoments(names, tables, self.extend(X), columns)
 
     def _with_data(self, number: int) -> dict[str, Array]:
         """Of all leaves of a bucket."""

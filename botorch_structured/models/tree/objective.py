@@ -46,7 +46,6 @@ from botorch_structured.models.parameters import (
     RawParameters,
     UnknownFormError,
 )
-from botorch_structured.models.tree.conditional_kernel import ConditionalKernel
 from botorch_structured.models.tree.form import Factor, Form
 from botorch_structured.models.tree.leaf_inference import LeafKernel, Structure
 from botorch_structured.models.tree.old_studies import OldStudiesMean
@@ -55,8 +54,10 @@ from botorch_structured.models.tree.tree_structured_kernel import PathMean
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
-# Up to so many distances are kept per bucket of leaves (32 MiB). Of larger data the
-# general objective is as fast, since little of its time is overhead, and smaller.
+# Of a bucket of leaves up to so many distances are kept. More of them take longer to
+# read than to compute again: with 60 columns and 150 points four times as long.
+_MAX_KEPT = 2**17
+# Those that are no squares of differences are always kept; up to so many (32 MiB).
 _MAX_DISTANCES = 2**22
 # What a fit minimises.
 _WAY_OF_AN_OBJECTIVE = "compute_custom_loss", "__call__", "forward"
@@ -67,12 +68,58 @@ _KNOWN_MEANS = {kind.forward for kind in (ConstantMean, OldStudiesMean, PathMean
 # fast, but a first step of that length often ends near another optimum: with 60 points
 # on two leaves the best evidence was lower by 2 on average (without units, by 11).
 _UNIT = 0.25
+# The same of a `SingleTaskGP`, in raw values.
+_FLAT_UNIT = 0.5
 # Data determine a variance with a wide prior better than that. Not that of the noise,
 # which may be anywhere below the signal.
 _WIDEST = 1.0
 
 
 # -- leaves -----------------------------------------------------------------------
+
+
+class _Kept:
+    """Distances D of each column, ``B x E x N^2``."""
+
+    def __init__(self, distances: Array) -> None:
+        self._distances = distances
+
+    def total(self, W: Array) -> Array:
+        """sum_j W_j D_j, ``B x N^2``."""
+        total: Array = W[:, None, :] @ self._distances
+        return total[:, 0]
+
+    def totals(self, g: Array) -> Array:
+        """<D_j, g> of each column, ``B x E``, for symmetric ``g``, ``B x N x N``."""
+        totals: Array = self._distances @ g.reshape(len(g), -1, 1)
+        return totals[..., 0]
+
+
+class _Squared:
+    """The same of squared differences, from the points alone, ``B x N x E``.
+
+    sum_j W_j (x_j - y_j)^2 is |Wx|^2 + |Wy|^2 less twice a product, and <D_j, g> is
+    2 sum_i (g 1)_i x_ij^2 - 2 x_j' g x_j.
+    """
+
+    def __init__(self, points: Array) -> None:
+        self._points = points - points.mean(1, keepdims=True)  # fewer digits are lost
+        self._squares = np.square(self._points)
+
+    def total(self, W: Array) -> Array:
+        """See ``_Kept.total``."""
+        scaled = self._points * np.sqrt(W)[:, None, :]
+        total: Array = scaled @ (-2.0 * scaled.swapaxes(1, 2))
+        norms = self._squares @ W[:, :, None]
+        total += norms
+        total += norms.swapaxes(1, 2)
+        return np.maximum(total, 0.0, out=total).reshape(len(W), -1)
+
+    def totals(self, g: Array) -> Array:
+        """See ``_Kept.totals``."""
+        by_row = np.add.reduce(g, -1)[:, None, :] @ self._squares
+        across = np.einsum("bne,bne->be", self._points, g @ self._points)
+        return 2.0 * (by_row[:, 0] - across)
 
 
 @dataclass
@@ -84,7 +131,7 @@ class _Leaves:
         real: 1.0 for rows and 0.0 for padding, ``B x N``.
         pair: The same of pairs of rows, ``B x N x N``.
         variance: The quantities v, ``B``.
-        distances: D of each factor, ``B x E x N^2``.
+        distances: D of each factor.
         lengths: The quantities W of each factor, ``B x E``.
         fixed_noise: Noise variances that are known, and 1 for padding, ``B x N``.
         undeclared: Number of undeclared values on the path, ``B``; None if zero.
@@ -100,7 +147,7 @@ class _Leaves:
     real: Array
     pair: Array
     variance: Indices
-    distances: list[Array]
+    distances: list[_Kept | _Squared]
     lengths: list[Indices]
     fixed_noise: Array
     undeclared: Array | None
@@ -144,9 +191,6 @@ class _Data:
         rows, which = bucket.index.numpy(), bucket.leaves.numpy()
         real = (rows < len(self.points) - 1).astype(np.float64)
         parts = [factor.part(which) for factor in form.factors]
-        size = sum(places.size for places, _ in parts) * rows.shape[1] ** 2
-        if size > _MAX_DISTANCES:
-            raise UnknownFormError
         distances = [
             self._distances(factor, places, rows)
             for factor, (places, _) in zip(form.factors, parts, strict=True)
@@ -174,15 +218,23 @@ class _Data:
             weights,
         )
 
-    def _distances(self, factor: Factor, places: Indices, rows: Indices) -> Array:
-        """Distances between the rows of each leaf, column by column, ``B x E x N^2``.
+    def _distances(
+        self, factor: Factor, places: Indices, rows: Indices
+    ) -> _Kept | _Squared:
+        """Distances between the rows of each leaf, column by column.
 
         Args:
             factor: A factor of the covariance.
             places: Of its columns, ``B x E``.
             rows: ``B x N``.
         """
+        size = places.size * rows.shape[1] ** 2
         x = self.points[rows[:, None, :], factor.columns[places][:, :, None]]
+        squared = factor.name != "laplace" and not factor.unordered.any()
+        if squared and size > _MAX_KEPT:
+            return _Squared(x.swapaxes(1, 2))
+        if size > _MAX_DISTANCES:
+            raise UnknownFormError
         difference = x[:, :, :, None] - x[:, :, None, :]
         if factor.name == "laplace":
             distances = np.abs(difference, out=difference)
@@ -191,7 +243,7 @@ class _Data:
         if factor.unordered.any():
             mine = factor.unordered[places]
             distances[mine] = distances[mine] != 0.0
-        return distances.reshape(*places.shape, rows.shape[1] ** 2)
+        return _Kept(distances.reshape(*places.shape, rows.shape[1] ** 2))
 
     def _fixed(self, X: Tensor) -> Array:
         """Features without waves and deviations, ``(n + 1) x (K + 1)``; then zeros."""
@@ -243,9 +295,7 @@ class LeafObjective:
         self, mll: MarginalLogLikelihood, element: tuple[int, ...] | None
     ) -> None:
         model, likelihood = mll.model, mll.likelihood
-        kernel = model.covar_module
-        if not (isinstance(kernel, LeafKernel) or model.tree.decision_columns):
-            kernel = ConditionalKernel(kernel, model.tree)  # of the only leaf
+        kernel = model.leaf_kernel()
         self._parameters = u = RawParameters(mll, element)
         self._priors = LogPriors(model, u, by_torch=True)
         X, y = model.train_inputs[0], model.train_targets
@@ -281,8 +331,8 @@ class LeafObjective:
         if slope is not None:  # raw values that are no logarithms are used as they are
             units[slope != 1.0] = 1.0
         self.bounds, self.units = u.bounds, _UNIT * units[u.free]
-        if kernel is not model.covar_module:  # BoTorch's fit, step by step
-            self.units = np.ones_like(self.units)
+        if kernel is not model.covar_module:  # raw values are no logarithms
+            self.units = np.full_like(self.units, _FLAT_UNIT)
 
     def _read_mean(self, mean: Mean, X: Tensor) -> None:
         """A mean that is linear in its parameters: ``basis @ u[places]``."""
@@ -406,7 +456,7 @@ class LeafObjective:
         for factor, distances, lengths in zip(
             self.form.factors, leaves.distances, leaves.lengths, strict=True
         ):
-            distance = q[lengths][:, None, :] @ distances
+            distance = distances.total(q[lengths])
             k, minus = ARRAY_SLOPES[factor.name](distance.reshape(batch, size, size))
             for other in slopes:
                 other *= k
@@ -431,13 +481,11 @@ class LeafObjective:
     ) -> Iterator[Array]:
         """Derivatives by the logarithms of quantities, in the order of ``_indices``."""
         g = d.covariance
-        batch = len(g)
         for slope, distances, lengths in zip(
             part.slopes, leaves.distances, leaves.lengths, strict=True
         ):
             slope *= g
-            by_length = distances @ slope.reshape(batch, -1, 1)
-            yield (by_length[..., 0] * -q[lengths]).ravel()
+            yield (distances.totals(slope) * -q[lengths]).ravel()
         yield np.einsum("bij,bij->b", g, part.covariance)
         yield np.add.reduce(d.features * part.block.features, 1).ravel()
         start = leaves.fixed.shape[-1]

@@ -55,8 +55,9 @@ class ColumnScales:
     """
 
     def __init__(self, width: int) -> None:
-        self.log = np.zeros(width, dtype=bool)
-        self.factor, self.shift = np.ones(width), np.zeros(width)
+        # the last place is of all columns behind them, such as codes of categories
+        self.log = np.zeros(width + 1, dtype=bool)
+        self.factor, self.shift = np.ones(width + 1), np.zeros(width + 1)
 
     @classmethod
     def of(cls, transform: InputTransform | None, width: int) -> ColumnScales | None:
@@ -82,7 +83,7 @@ class ColumnScales:
         if not part.transform_on_eval:
             return True
         indices = getattr(part, "indices", None)
-        at = slice(None) if indices is None else indices.numpy()
+        at = np.arange(len(self.log) - 1) if indices is None else indices.numpy()
         if isinstance(part, Log10):
             fresh = ~self.log[at] & (self.factor[at] == 1.0) & (self.shift[at] == 0.0)
             self.log[at] = True
@@ -95,19 +96,20 @@ class ColumnScales:
         self.shift[at] = (self.shift[at] - offset) * factor
         return True
 
-    def at(self, columns: Array) -> Callable[[Array, Array], tuple[Array, Array]]:
+    def at(self, columns: Array) -> Callable[[Array, Any], tuple[Array, Array]]:
         """The transform and its derivative as a function of values and rows.
 
         Args:
             columns: ``S x k``. The function takes ``n x w x k`` values of the columns
                 of ``n`` of these rows.
         """
+        at = np.minimum(columns, len(self.log) - 1)
         log, factor, shift = (
-            part[columns][:, None] for part in (self.log, self.factor, self.shift)
+            part[at][:, None] for part in (self.log, self.factor, self.shift)
         )
         logs = bool(log.any())
 
-        def transformed(x: Array, rows: Array) -> tuple[Array, Array]:
+        def transformed(x: Array, rows: Any) -> tuple[Array, Array]:
             rate = factor[rows]
             if not logs:
                 return x * rate + shift[rows], rate
@@ -151,7 +153,7 @@ def _at_hand(
         return None
     if model.training:
         model.eval()
-    moments = model._moments() if model._use_predictor() else None
+    moments = model._moments()
     if moments is None:
         return None
     if check:
@@ -166,33 +168,27 @@ def point_moments(
     model: Any, X: Tensor, gradient: bool, path: bool
 ) -> PointMoments | None:
     """See ``LeafModel.point_moments``."""
-    if (found_at := _at_hand(model, X)) is None:
+    scales = ColumnScales.of(getattr(model, "input_transform", None), X.shape[-1])
+    found_at = None if scales is None else _at_hand(model, X)
+    if scales is None or found_at is None:
         return None
     moments, scale, shift = found_at
-    point = X.detach().requires_grad_(gradient and hasattr(model, "input_transform"))
+    at = X = X.detach()
     with torch.enable_grad():
-        transformed = model.transform_inputs(point)
-        chained = point.requires_grad
-        if len(transformed) != len(X) or transformed.requires_grad != chained:
-            return None
-        at = transformed.detach().requires_grad_(gradient)
+        if not is_mean_of_paths(model.mean_module):
+            at = model.transform_inputs(X.requires_grad_(gradient))
         prior = model.mean_module(at)
-    found = moments(at, gradient, path)
+    found = moments(X, gradient, path, scales.at)
     floor = settings.min_variance.value(X.dtype)
     mean = (found.mean + prior.detach()).mul_(scale).add_(shift)
     variance = found.variance.clamp_min(floor) * scale**2
     if found.mean_gradient is None or found.variance_gradient is None:
         return PointMoments(mean, variance)
     slopes = [found.mean_gradient * scale, found.variance_gradient * scale**2]
-    if prior.requires_grad:  # in its parameters, perhaps
-        (rise,) = torch.autograd.grad(prior.sum(), at, allow_unused=True)
+    if X.requires_grad:
+        (rise,) = torch.autograd.grad(prior.sum(), X, allow_unused=True)
         slopes[0] = slopes[0] if rise is None else slopes[0] + scale * rise
     slopes[1] *= (found.variance > floor).unsqueeze(-1)
-    if chained:
-        slopes = [
-            torch.autograd.grad(transformed, point, slope, retain_graph=True)[0]
-            for slope in slopes
-        ]
     return PointMoments(mean, variance, *slopes)
 
 
