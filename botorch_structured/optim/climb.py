@@ -349,12 +349,8 @@ def refine(
     moving = continuous | relaxed
     bordered = _has_border(here, known)
     if moving.any():
-        # Of relaxed columns the best maximum need not be near the best whole numbers,
-        # and beside a border a walk may go on from any maximum.
-        snapped = bool(relaxed.any())
-        patience = math.inf if snapped or bordered else _PATIENCE
-        X_new, new = _climb(evaluator, X, values, here, moving, known, patience)
-        if snapped:
+        X_new, new = _climb(evaluator, X, values, here, moving, known)
+        if relaxed.any():
             X_new = problem.snap(X_new, here.free)
             new = evaluator.values(X_new)
         better = new > values
@@ -378,7 +374,10 @@ def refine(
             _MAX_WALK,
             math.inf if problem.is_restricted else _PATIENCE,
         )
-        rows = ((X_new != X).any(-1) & continuous.any(-1)).nonzero().squeeze(-1)
+        changed = (X_new != X).any(-1)
+        if relaxed.any():  # real columns were chosen for values between whole numbers
+            changed[values.argmax()] = True
+        rows = (changed & continuous.any(-1)).nonzero().squeeze(-1)
         X = X_new
         if not len(rows):
             break
@@ -449,7 +448,6 @@ def _climb(
     here: Boxes,
     moving: Tensor,
     known: Tensor,
-    patience: float = _PATIENCE,
 ) -> tuple[Tensor, Tensor]:
     """By gradient: together in the unit box, or one by one under linear constraints.
 
@@ -464,7 +462,7 @@ def _climb(
     rows = (~bound & moving.any(-1)).nonzero().squeeze(-1)
     if len(rows):
         found, new = _climb_together(
-            evaluator, X[rows], here.take(rows), moving[rows], known, patience
+            evaluator, X[rows], here.take(rows), moving[rows], known
         )
         better = new > values[rows]
         X[rows[better]], values[rows[better]] = found[better], new[better]
@@ -481,7 +479,6 @@ def _climb_together(
     here: Boxes,
     moving: Tensor,
     known: Tensor,
-    patience: float,
 ) -> tuple[Tensor, Tensor]:
     """The climbs of all starts in the unit box of the columns that move.
 
@@ -544,7 +541,7 @@ def _climb_together(
             admissible = new.cpu().numpy()
         return value, slope, admissible
 
-    best, new = maximize_in_unit_box(evaluate, U, valid, patience)
+    best, new = maximize_in_unit_box(evaluate, U, valid, _PATIENCE)
     found = points(values_at(best, row[:, 0]), row[:, 0])
     return found, torch.from_numpy(new).to(X)
 
