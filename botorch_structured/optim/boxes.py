@@ -563,7 +563,11 @@ def _with_replacements(
     per_box: int,
     generator: torch.Generator,
 ) -> Sample:
-    """More points for boxes in which none was admissible."""
+    """More points for boxes in which none was admissible, but another one may be."""
+    space = boxes.problem.tree.space
+    if space is not None:
+        forbidden = space.forbids(boxes.lower, boxes.upper, boxes.active)
+        chosen = chosen[~forbidden[chosen]]
     for attempt in range(_RETRIES):
         missing = chosen[~torch.isin(chosen, sample.box)]
         if not len(missing):

@@ -534,6 +534,24 @@ class SearchSpace:
         """Whether a clause or a constraint forbids some points within the bounds."""
         return bool(self._forbidden) or self._feasible is not None
 
+    def forbids(self, lower: Tensor, upper: Tensor, active: Tensor) -> Tensor:
+        """Which boxes a clause forbids as a whole: none of its columns moves in them.
+
+        Args:
+            lower: ``P x d`` smallest values of the columns.
+            upper: ``P x d`` largest values.
+            active: ``P x d`` booleans.
+
+        Returns:
+            ``P`` booleans.
+        """
+        still = (lower == upper) | ~active
+        found = torch.zeros_like(still[:, 0])
+        for clause in self._forbidden:
+            held = still[:, sorted(clause.columns())].all(-1)
+            found |= held & clause.holds(lower, active)
+        return found
+
     def feasible(self, X: Tensor) -> Tensor:
         """Which points are configurations of this space.
 

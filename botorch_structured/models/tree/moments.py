@@ -46,6 +46,7 @@ from torch.nn.functional import pad
 
 from botorch_structured.linalg.block_low_rank import positions
 from botorch_structured.linalg.correlations import ARRAY_SLOPES, ARRAY_VALUES
+from botorch_structured.models.tree.conditional_kernel import ConditionalKernel
 from botorch_structured.models.tree.form import Form, PresentValues, UnknownFormError
 from botorch_structured.models.tree.leaf_inference import LeafKernel, LeafPredictor
 from botorch_structured.models.tree.tree_structured_kernel import (
@@ -425,6 +426,10 @@ class LeafMoments:
         """
         X = X.detach()
         every, (n, d), keys = self.extend(X), X.shape, self._keys(X)
+        if isinstance(self.kernel, ConditionalKernel):
+            # of paths without data the moments are the same: those of the prior
+            new = self._find(keys, path)[0] < 0
+            keys[new] = keys[new][:1]
         name, (before, groups) = (keys.tobytes(), path), self._last
         if name != before:
             if not (gradient or path):
