@@ -35,11 +35,12 @@ from benchmarks.speed import machine
 from benchmarks.speed.contest import Case, measure
 from benchmarks.speed.family_rows import ROWS as FAMILY_ROWS
 from benchmarks.speed.prediction_rows import ROWS as PREDICTION_ROWS
+from benchmarks.speed.space_rows import ROWS as SPACE_ROWS
 from benchmarks.speed.start_rows import ROWS as START_ROWS
 from benchmarks.speed.tree_rows import ROWS as TREE_ROWS
 from benchmarks.summary import markdown_table
 
-ROWS = TREE_ROWS | PREDICTION_ROWS | FAMILY_ROWS | START_ROWS
+ROWS = TREE_ROWS | SPACE_ROWS | PREDICTION_ROWS | FAMILY_ROWS | START_ROWS
 
 _ONE_THREAD = {
     name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")

@@ -535,8 +535,9 @@ def _columns(
             options = {v for v in options if float(v).is_integer()}
         tables[col] = sorted(options)
     width = 1 + max((len(values) for values in tables.values()), default=1)
-    rows = [list(tables.get(c, ())) for c in range(tree.dim)]
-    table = bounds.new_tensor([row + [math.inf] * (width - len(row)) for row in rows])
+    table = bounds.new_full((tree.dim, width), math.inf)
+    for c, given in tables.items():
+        table[c, : len(given)] = table.new_tensor([*given])
     inside = (bounds[0, :, None] <= table) & (table <= bounds[1, :, None])
     for col, value in fixed.items():
         inside[col] &= table[col] == table.new_tensor(value)

@@ -829,7 +829,8 @@ class SearchSpace:
         """
         alone = {*self.tree.decision_columns, *self.categorical_features}
         lo, hi = self.bounds
-        numbers = [c for c in range(self.dim) if c not in alone and bool(lo[c] < hi[c])]
+        wide = (lo < hi).nonzero().flatten().tolist()
+        numbers = [c for c in wide if c not in alone]
         if not numbers:
             return None
         logs = [c for c in numbers if c in self.log_integers]
