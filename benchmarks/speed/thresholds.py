@@ -171,9 +171,9 @@ THRESHOLDS = [
         (32, 64, 160),
     ),
     Threshold(
-        "models.tree.objective._MAX_DISTANCES",
-        lambda n: _evidence(ParameterTree(6), n),
-        (400, 836, 1400),
+        "models.tree.objective._MAX_KEPT",
+        lambda n: _evidence(ParameterTree(60), n),
+        (10, 47, 250),
     ),
     Threshold(
         "models.tree.form._MAX_DENSE",
@@ -218,6 +218,9 @@ WITHOUT_A_ROW = {
         "models.sampled.folded_prediction._DEVICE_CHUNK",
         "models.treed.objective._BLOCK",
         "models.tree.moments._MAX_NUMBERS",
+    ],
+    "memory: of more distances that are no squares there is no closed form": [
+        "models.tree.objective._MAX_DISTANCES",
     ],
     "memory: a climb with more numbers asks for moments at each step": [
         "models.tree.moments._MAX_NEAR",
