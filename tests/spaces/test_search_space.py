@@ -705,3 +705,21 @@ def test_points_between_values(kwargs: dict[str, Any]) -> None:
         ValueError, match=r"X: expected an integer in \[1, 50\] for 'k'"
     ):
         whole.check_points(X)
+
+
+def test_boxes_that_a_clause_forbids() -> None:
+    """As a whole: nothing that the clause speaks of moves in them."""
+    configs = CS.ConfigurationSpace()
+    configs.add(a := CS.Categorical("a", ["0", "1"]), b := CS.Integer("b", (0, 3)))
+    configs.add(
+        CS.ForbiddenAndConjunction(
+            CS.ForbiddenEqualsClause(a, "1"), CS.ForbiddenEqualsClause(b, 2)
+        )
+    )
+    space = SearchSpace.from_configspace(configs)
+    lower = torch.tensor([[1.0, 2], [1, 2], [0, 2], [1, 3]], dtype=torch.double)
+    upper = torch.tensor([[1.0, 2], [1, 3], [0, 2], [1, 3]], dtype=torch.double)
+    active = torch.ones(4, 2, dtype=torch.bool)
+    assert space.forbids(lower, upper, active).tolist() == [True, False, False, False]
+    active[0, 1] = False
+    assert not space.forbids(lower, upper, active).any()

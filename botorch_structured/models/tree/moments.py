@@ -25,6 +25,7 @@ paths of its points has the second without the first (``moments_near``).
 from __future__ import annotations
 
 __all__ = [
+    "SMOOTH",
     "Array",
     "LeafMoments",
     "PathMoments",
@@ -57,8 +58,8 @@ Array = NDArray[Any]
 #: Columns, ``S x k``, to a function of their values, ``n x w x k``, and of the numbers
 #: of ``n`` of these rows: transformed values and their derivatives.
 Scale = Callable[[Array], Callable[[Array, Any], tuple[Array, Array]]]
-# Correlations of squared distances whose slope is finite at zero.
-_SMOOTH = {"matern32", "matern52", "rbf"}
+#: Correlations of squared distances whose slope is finite at zero.
+SMOOTH = {"matern32", "matern52", "rbf"}
 # Numbers of the tables of paths that are looked at together (32 MiB), and of those that
 # ``near`` has for its rows.
 _MAX_NUMBERS, _MAX_NEAR = 1 << 22, 1 << 18
@@ -264,7 +265,7 @@ class PathTables:
             self.codes = {c: getattr(weights, f"known_{c}") for c in self._onehot}
         for factor in form.factors:
             unordered = factor.unordered[:-1]
-            if factor.name not in _SMOOTH and not unordered.all():
+            if factor.name not in SMOOTH and not unordered.all():
                 raise UnknownFormError
             for c in factor.columns[:-1][unordered].tolist():
                 known = form.known.get(c)

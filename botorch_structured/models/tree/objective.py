@@ -48,6 +48,7 @@ from botorch_structured.models.parameters import (
 )
 from botorch_structured.models.tree.form import Factor, Form
 from botorch_structured.models.tree.leaf_inference import LeafKernel, Structure
+from botorch_structured.models.tree.moments import SMOOTH
 from botorch_structured.models.tree.old_studies import OldStudiesMean
 from botorch_structured.models.tree.tree_structured_kernel import PathMean
 
@@ -57,7 +58,8 @@ Indices = NDArray[np.int64]
 # Of a bucket of leaves up to so many distances are kept. More of them take longer to
 # read than to compute again: with 60 columns and 150 points four times as long.
 _MAX_KEPT = 2**17
-# Those that are no squares of differences are always kept; up to so many (32 MiB).
+# Those of other columns, and of correlations that are rough at zero, are always kept;
+# up to so many (32 MiB).
 _MAX_DISTANCES = 2**22
 # What a fit minimises.
 _WAY_OF_AN_OBJECTIVE = "compute_custom_loss", "__call__", "forward"
@@ -230,7 +232,7 @@ class _Data:
         """
         size = places.size * rows.shape[1] ** 2
         x = self.points[rows[:, None, :], factor.columns[places][:, :, None]]
-        squared = factor.name != "laplace" and not factor.unordered.any()
+        squared = factor.name in SMOOTH and not factor.unordered.any()
         if squared and size > _MAX_KEPT:
             return _Squared(x.swapaxes(1, 2))
         if size > _MAX_DISTANCES:

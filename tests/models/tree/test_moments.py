@@ -183,15 +183,16 @@ def test_point_moments_are_those_of_the_posterior(seed: int) -> None:
         all_close(found, with_gradients(values, X))
 
 
+@pytest.mark.parametrize("kind", [TreeStructuredGP, ConditionalGP])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_many_paths_without_data(dtype: torch.dtype) -> None:
+def test_many_paths_without_data(dtype: torch.dtype, kind: Any) -> None:
     tree = ParameterTree(
         12, {0: {float(p): [2 + p] for p in range(10)}, 1: {0.0: [3], 1.0: []}}
     )
     g = torch.Generator().manual_seed(0)
     X = random_points(tree, 5, g).to(dtype)
     Y = torch.randn(5, 1, generator=g).to(dtype)
-    model = TreeStructuredGP(X, Y, tree).eval()
+    model = kind(X, Y, tree).eval()
     for _ in range(3):
         test = random_points(tree, 30, g).to(dtype)
         found, expected = model._moments()(test), model._moments().graph(test)
@@ -393,7 +394,7 @@ def transforms() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", ["none", "normalize", "chain"])
-@pytest.mark.parametrize("kind", [TreeStructuredGP, ConditionalGP])
+@pytest.mark.parametrize("kind", [TreeStructuredGP, ConditionalGP, "flat"])
 @pytest.mark.parametrize("offset", ["random", "fixed"])
 def test_on_the_scale_of_outcomes(name: str, kind: Any, offset: str) -> None:
     """With transforms of inputs and outcomes, and with a mean for each path."""
@@ -402,7 +403,8 @@ def test_on_the_scale_of_outcomes(name: str, kind: Any, offset: str) -> None:
     X[:, 0] = torch.randint(3, (30,), generator=g).double()
     Y = 30.0 + 7.0 * X[:, 1:].sin().sum(-1, keepdim=True)
     options = {} if kind is ConditionalGP else {"leaf_offset": offset}
-    model = kind(X, Y, TREE, input_transform=transforms()[name], **options)
+    tree, make = (TREE, kind) if kind != "flat" else ({}, TreeStructuredGP)
+    model = make(X, Y, tree, input_transform=transforms()[name], **options)
     if offset == "fixed" and kind is TreeStructuredGP:
         with torch.no_grad():
             model.mean_module.raw_offset += torch.arange(3.0)
@@ -410,6 +412,11 @@ def test_on_the_scale_of_outcomes(name: str, kind: Any, offset: str) -> None:
     values = 0.2 + 3.0 * torch.rand(3, 4, 2, generator=g).numpy()
     near = model.moments_near(X[:3], columns)
     check_near(near, model.point_moments, X[:3], columns, values)
+    test = torch.cat([X[:5, :1], X[:5, 1:] + 0.1], dim=-1).requires_grad_()
+    found = model.point_moments(test, gradient=True)
+    posterior = model.posterior(test)  # jointly: in another way
+    values = posterior.mean.flatten(), posterior.variance.flatten()
+    all_close(found, with_gradients(values, test), 1e-7)
 
 
 def test_transforms_of_several_columns_have_no_form_near_rows() -> None:

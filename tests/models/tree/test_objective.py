@@ -22,13 +22,14 @@ from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihoo
 from gpytorch.means import ConstantMean, LinearMean
 from gpytorch.mlls import ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood
 from gpytorch.priors import HalfCauchyPrior, LogNormalPrior, NormalPrior
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from leaf_models import check_objective, objective_of
 from strategies import random_points, random_tree, seeds
 from torch import Tensor
 
 from botorch_structured.kernels import LaplaceKernel
 from botorch_structured.models import ConditionalGP, TreeStructuredGP
+from botorch_structured.models.tree import objective as module
 from botorch_structured.spaces import ParameterTree
 
 # a ``SingleTaskGP`` has priors of the default dtype
@@ -43,7 +44,14 @@ def data(tree: ParameterTree, seed: int, n: int) -> tuple[Tensor, Tensor]:
     return X, torch.randn(n, 1, generator=g, dtype=torch.float64)
 
 
-@settings(max_examples=40)
+@pytest.fixture(params=[None, 0], ids=["kept", "by product"])
+def distances(request: Any, monkeypatch: Any) -> None:
+    if request.param is not None:
+        monkeypatch.setattr(module, "_MAX_KEPT", request.param)
+
+
+@pytest.mark.usefixtures("distances")
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seeds)
 def test_tree_kernel(seed: int) -> None:
     rng = random.Random(seed)
@@ -112,8 +120,9 @@ KERNELS: dict[str, Callable[[], Kernel | None]] = {
 }
 
 
+@pytest.mark.usefixtures("distances")
 @pytest.mark.parametrize("kernel", KERNELS)
-@settings(max_examples=4)
+@settings(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seeds)
 def test_conditional_kernel(kernel: str, seed: int) -> None:
     rng = random.Random(seed)
