@@ -92,7 +92,7 @@ class _Kept:
         return total[:, 0]
 
     def totals(self, g: Array) -> Array:
-        """<D_j, g> of each column, ``B x E``, for symmetric ``g``, ``B x N x N``."""
+        """<D_j, g> of each column, ``B x E``; ``g`` is ``B x N x N``."""
         totals: Array = self._distances @ g.reshape(len(g), -1, 1)
         return totals[..., 0]
 
@@ -100,8 +100,8 @@ class _Kept:
 class _Squared:
     """The same of squared differences, from the points alone, ``B x N x E``.
 
-    sum_j W_j (x_j - y_j)^2 is |Wx|^2 + |Wy|^2 less twice a product, and <D_j, g> is
-    2 sum_i (g 1)_i x_ij^2 - 2 x_j' g x_j.
+    sum_j W_j (x_j - y_j)^2 is |x|^2 + |y|^2 less twice a product, of x and y times the
+    roots of W, and <D_j, g> is sum_i (g 1 + g'1)_i x_ij^2 - 2 x_j' g x_j.
     """
 
     def __init__(self, points: Array) -> None:
@@ -119,9 +119,10 @@ class _Squared:
 
     def totals(self, g: Array) -> Array:
         """See ``_Kept.totals``."""
-        by_row = np.add.reduce(g, -1)[:, None, :] @ self._squares
+        by_row = (np.add.reduce(g, -1) + np.add.reduce(g, -2))[:, None, :]
         across = np.einsum("bne,bne->be", self._points, g @ self._points)
-        return 2.0 * (by_row[:, 0] - across)
+        totals: Array = (by_row @ self._squares)[:, 0] - 2.0 * across
+        return totals
 
 
 @dataclass
