@@ -8,12 +8,11 @@ __all__ = [
     "Point",
     "answered",
     "draw_new",
-    "overtaken",
     "suggest_with",
     "used_up",
 ]
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -41,9 +40,8 @@ _LISTED, _MOST_STARTS = 1_000, 20_000
 # Of the range of a number on its scale: as far as numbers that were rounded on the way,
 # say 0.0021 for 0.0021346, may be off.
 _ROUNDING = 1e-2
-# The same of a configuration that was changed on the way; and so many trials that were
-# asked for after a pending one show that its answer does not come.
-_NEAR, _OVERTAKEN = 0.1, 50
+# The same of a configuration that was changed on the way.
+_CHANGED = 0.1
 
 
 def draw_new(
@@ -96,13 +94,16 @@ def used_up(
     )
 
 
-def answered(space: SearchSpace, key: Point, asked: Iterable[Point]) -> Point:
+def answered(
+    space: SearchSpace, key: Point, asked: Iterable[Point], changed: bool = False
+) -> Point:
     """The pending point that this is, apart from rounded numbers.
 
     Args:
         space: The space.
         key: The point that was evaluated.
         asked: Those that are pending.
+        changed: Whether numbers, integers too, may have been changed on the way.
 
     Returns:
         ``key`` if it is pending itself or near none of them; else the nearest one with
@@ -111,53 +112,17 @@ def answered(space: SearchSpace, key: Point, asked: Iterable[Point]) -> Point:
     pending = list(asked)
     if not pending or key in pending:
         return key
-    off = _apart(space, key, pending, whole=True)
-    nearest = int(off.argmin())
-    return pending[nearest] if off[nearest] <= _ROUNDING else key
-
-
-def overtaken(
-    space: SearchSpace,
-    key: Point,
-    near: Sequence[Point],
-    since: Mapping[Point, int],
-    answers: Sequence[int],
-) -> list[Point]:
-    """The pending points whose answers do not come any more.
-
-    Args:
-        space: The space.
-        key: The point that was told last.
-        near: The pending points that it may have been told in place of.
-        since: How many trials there were when each of all pending points was asked for.
-        answers: The same of the trials.
-
-    Returns:
-        Those near ``key``, and those after which many were asked for and told.
-    """
-    late = {k for k, n in since.items() if sum(a > n for a in answers) >= _OVERTAKEN}
-    off = _apart(space, key, near, whole=False).tolist() if near else []
-    return list(late | {k for k, x in zip(near, off, strict=True) if x <= _NEAR})
-
-
-def _apart(
-    space: SearchSpace, key: Point, points: Sequence[Point], whole: bool
-) -> Tensor:
-    """How far points are off, in widths of ranges; infinitely with other choices.
-
-    Args:
-        space: The space.
-        key: A point.
-        points: Others.
-        whole: Whether integers count as choices.
-    """
-    X = torch.tensor([key, *points], dtype=torch.double)
+    X = torch.tensor([key, *pending], dtype=torch.double)
     path = space.tree.path_key(X)
-    discrete = [*space.categorical_features, *(space.integer_features if whole else ())]
+    whole = [] if changed else space.integer_features
+    discrete = [*space.categorical_features, *whole]
     same = (path == path[0]) & (X[:, discrete] == X[0, discrete]).all(-1)
     low, high = space.bounds
     width = (high - low).clamp_min(torch.finfo(X.dtype).tiny)
-    return ((X - X[0]).abs() / width).amax(-1).masked_fill(~same, torch.inf)[1:]
+    off = ((X - X[0]).abs() / width).amax(-1).masked_fill(~same, torch.inf)[1:]
+    nearest = int(off.argmin())
+    room = _CHANGED if changed else _ROUNDING
+    return pending[nearest] if off[nearest] <= room else key
 
 
 def suggest_with(

@@ -40,7 +40,6 @@ from botorch_structured.study.points import (
     Point,
     answered,
     draw_new,
-    overtaken,
     suggest_with,
     used_up,
 )
@@ -66,6 +65,8 @@ MOST_STARTS = 16
 # the time or more; and from nothing at every tenth, so that a study that is opened
 # again has at most nine fits to repeat.
 _WARM_ABOVE = 100
+# So many trials that were asked for after a pending one: its answer does not come.
+_OVERTAKEN = 50
 _COLD_EVERY = 10
 
 
@@ -336,9 +337,9 @@ class Study:
                 way to begin with evaluations that exist. Told twice, both are kept:
                 outcomes may be noisy. Rounded numbers, up to 1 % of their ranges off,
                 answer a pending one, too; what is told is kept. One that answers
-                nothing takes those from the pending ones of which all choices are its
-                own and all numbers within 10 %. So do 50 trials that were asked for
-                after one: with a warning, the first time.
+                nothing takes the nearest one with its choices from the pending ones, if
+                no number of it is more than 10 % off. So do 50 trials that were asked
+                for after one. The first time there is a warning.
             value: A number, ``{name: number}`` of all objectives and constrained
                 outcomes, or None if the evaluation failed.
             cost: What it cost, such as seconds.
@@ -652,13 +653,19 @@ class Study:
         answer = answered(self.space, key, later)
         self._told |= dict.fromkeys((key, answer), n)
         self._points.append(self._point(key))
-        found = self._pending.pop(answer, None)
-        self._answers.append(n if found is None else found.since)
-        self._trials.append(Trial(n, config, **own))
         since = {k: asked.since for k, asked in self._pending.items()}
-        near = later if found is None else []
-        dropped = overtaken(self.space, key, near, since, self._answers)
-        lost = [self._pending.pop(k).config for k in dropped]
+        # what was not asked for counts as the last that was
+        last = max([*self._answers, *since.values()], default=0)
+        self._answers.append(since.get(answer, last))
+        self._trials.append(Trial(n, config, **own))
+        dropped = [
+            k
+            for k, m in since.items()
+            if sum(a > m for a in self._answers) >= _OVERTAKEN
+        ]
+        if self._pending.pop(answer, None) is None:
+            dropped.append(answered(self.space, key, later, changed=True))
+        lost = [self._pending.pop(k).config for k in dropped if k in self._pending]
         self._again = [k for k in self._again if k in self._pending]
         if lost and not self._has_dropped:
             self._has_dropped = True

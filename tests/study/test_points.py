@@ -125,6 +125,22 @@ def test_numbers_rounded_to_one_digit_leave_nothing_behind() -> None:
     assert len(said) == 1 and not study.pending
 
 
+def test_what_nobody_asked_for_says_little_of_what_is_pending() -> None:
+    """A table of evaluations that others made: its nearest row at most."""
+    starts = [{"x": 0.25}, {"x": 0.27}, {"x": 0.95}]
+    study = Study(
+        {"x": (0.0, 1.0), "k": ["a", "b"]},
+        seed=0,
+        starts=[{**start, "k": "a"} for start in starts],
+    )
+    asked = study.ask(3)
+    with pytest.warns(UserWarning, match="Of what was asked for"):
+        study.tell({"x": 0.21, "k": "a"}, 1.0)
+    assert study.pending == asked[1:]
+    study.tell_many([{"x": i / 99, "k": "b"} for i in range(99)], [1.0] * 99)
+    assert study.pending == asked[1:]
+
+
 def test_an_answer_that_never_comes() -> None:
     """Of a batch the last is answered however late; of what came before it is not."""
     study = Study({"x": (0.0, 1.0)}, starts=[], seed=0)
