@@ -10,7 +10,9 @@ computes. In all else they are treated as tensors of a GPU are:
   (``nonzero``, ``unique``, masks as indices), and copies from the host, which CUDA
   makes with a synchronisation too (``torch.tensor(..., device=...)``, lists as indices,
   indices on the CPU);
-* ``tensor.device.type`` is not "cpu", so that code takes the branch of a GPU.
+* ``tensor.device.type`` is not "cpu", so that code takes the branch of a GPU;
+* ``kernels()`` has the operations that a GPU is started for, one by one: all but views
+  and allocations. That takes longer than the arithmetic of small data.
 
 Tensors of the device can be used within the context only.
 """
@@ -56,6 +58,15 @@ _READS = {
     aten.unique_consecutive,
     aten.unique_dim,
 }
+#: Operations that start nothing on a GPU, besides views.
+_STILL = {
+    aten._unsafe_view,
+    aten.empty,
+    aten.empty_like,
+    aten.empty_strided,
+    aten.new_empty,
+    aten.new_empty_strided,
+}
 #: Operations from one device to another.
 _MOVES = {aten._to_copy, aten.copy_}
 #: Operations with masks or indices, which are copied if they are on the CPU.
@@ -96,6 +107,7 @@ class RehearsedDevice:
 
     def __init__(self) -> None:
         self.waits: list[Wait] = []
+        self.started: list[str] | None = None
         self._modes = ExitStack()
 
     def __enter__(self) -> RehearsedDevice:
@@ -115,6 +127,24 @@ class RehearsedDevice:
             yield waits
         finally:
             self.waits = before + waits
+
+    @contextmanager
+    def kernels(self) -> Iterator[list[str]]:
+        """The operations started within an inner context, with their places."""
+        self.started = started = []
+        try:
+            yield started
+        finally:
+            self.started = None
+
+    def start(self, func: Any) -> None:
+        """Record an operation, if they are counted and it is one."""
+        if self.started is None or func.overloadpacket in _STILL:
+            return
+        aliases = [value.alias_info for value in func._schema.returns]
+        if all(alias is None or alias.is_write for alias in aliases):
+            place = _place(sys._getframe(1))
+            self.started.append(f"{place}: {func.overloadpacket.__name__}")
 
     def wait(self, kind: str, operation: Any, numel: int) -> None:
         """Record a wait."""
@@ -263,6 +293,9 @@ class _Operations(TorchDispatchMode):
             if here and _reads(operation, args, kwargs):
                 self.rehearsed.wait("read", operation, tensors[0].numel())
         out = func(*_inner(args), **_inner(kwargs))
+        found = [value.numel() for value in _tensors(out)]
+        if any(found) or not found:  # of tensors without values nothing starts
+            self.rehearsed.start(func)
         written = [a for a in _written(func, args, kwargs) if isinstance(a, Tensor)]
         if written:
             if torch.Tag.inplace_view in func.tags:  # another shape
@@ -296,6 +329,7 @@ class _Operations(TorchDispatchMode):
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
+    """The tensors in arguments or results."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, (list, tuple)):

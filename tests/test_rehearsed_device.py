@@ -137,3 +137,16 @@ def test_tensors_end_with_their_context() -> None:
         X = torch.ones(2, device="meta")
     with pytest.raises(RuntimeError, match="within the context"):
         X + 1.0
+
+
+def test_kernels_are_what_is_computed(device: RehearsedDevice) -> None:
+    """Not views, allocations, or operations on no values or on the CPU."""
+    x = torch.ones(4, 3, device="meta")
+    with device.kernels() as started:
+        y = (x.mT[1:] * 2.0).add_(1.0)
+        torch.empty(3, device="meta"), x[:0] + 1.0, torch.ones(3) + 1.0
+        y.sum().item()
+    x.sum()
+    operations = [line.split(": ")[1] for line in started]
+    assert operations == ["mul", "add_", "sum", "_local_scalar_dense"]
+    assert all("test_rehearsed_device.py" in line for line in started)
