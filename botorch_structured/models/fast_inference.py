@@ -89,6 +89,7 @@ from botorch_structured.models.outcome_scale import (
     some_outputs,
     with_least_variance,
 )
+from botorch_structured.models.parameters import QuadraticPriors
 
 
 class FastInference(ExactGP):
@@ -108,6 +109,7 @@ class FastInference(ExactGP):
     _fit_caches: ClassVar[tuple[str, ...]] = ()
     # of the last rows, where fantasies were given some: see ``fantasies``
     _fantasy_noise: Tensor | None = None
+    _priors_cache: QuadraticPriors | None = None
 
     # -- caches -------------------------------------------------------------------
 
@@ -160,8 +162,8 @@ class FastInference(ExactGP):
 
     def __getstate__(self) -> dict[str, Any]:
         # caches are cheap to rebuild and large to store
-        none = dict.fromkeys((*self._data_caches, *self._fit_caches))
-        return {**self.__dict__, **none}
+        none = (*self._data_caches, *self._fit_caches, "_priors_cache")
+        return {**self.__dict__, **dict.fromkeys(none)}
 
     # -- evidence -----------------------------------------------------------------
 
@@ -193,9 +195,16 @@ class FastInference(ExactGP):
         """
         # a subclass or a leave-one-out likelihood is another objective
         if type(mll) is ExactMarginalLogLikelihood:
-            evidence = self._fast_evidence(mll, kwargs)
-            if evidence is not None:
-                return -mll._add_other_terms(evidence, ()) / self._num_observed
+            value = self._fast_evidence(mll, kwargs)
+            if value is not None and value.ndim:  # of a batch
+                return -mll._add_other_terms(value, ()) / self._num_observed
+            if value is not None:
+                value = sum((t.loss() for t in mll.model.added_loss_terms()), value)
+                entries = [entry[1:4] for entry in mll.model.named_priors()]
+                priors = self._priors_cache
+                if priors is None or not priors.are(entries):
+                    self.__dict__["_priors_cache"] = priors = QuadraticPriors(entries)
+                return priors.added_to(value, -1.0 / self._num_observed)
         output = self(*self.train_inputs)
         transformed = (self.transform_inputs(t) for t in self.train_inputs)
         return -mll(output, self.train_targets, *transformed, **kwargs)

@@ -199,6 +199,7 @@ class _Entry:
 
     def __init__(self, kind: str, place: int) -> None:
         self.kind, self.place = kind, place
+        self.reads = f"{kind}.{place}", 1.0
 
     def __call__(self, module: TanhNetwork) -> Tensor:
         return getattr(module, self.kind)[self.place]

@@ -98,6 +98,19 @@ class ExchangeableLogNormalPrior(Prior):
         log_det = (count - 1) * own.log() + total.log()
         return -0.5 * (quadratic + log_det + count * math.log(2.0 * math.pi))
 
+    def pooled(self, count: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The density of u = log v as in ``QuadraticPriors``.
+
+        Args:
+            count: The number of values.
+
+        Returns:
+            The mode of u, 1 / w and h.
+        """
+        own, common = self.task_spread.double(), self.spread.double()
+        level = common / (own.square() + count * common.square()).sqrt() / own
+        return self.loc, own, level
+
     def most_probable(self, others: Tensor) -> Tensor:
         """The mode of one more value, on the scale of logarithms, given others."""
         deviation = others.log() - self.loc.to(others)
