@@ -173,7 +173,7 @@ class LeafLayout:
         self.num_leaves = len(start)
         self.representative = tensor(order[start])
         self.sizes: list[int] = counts.tolist()
-        self.max_size = max(self.sizes)
+        self.max_size = max(self.sizes, default=0)
         widths = _bucket_widths(self.sizes)
         leaf_widths = [widths[size] for size in self.sizes]
         self.buckets: list[Bucket] = []

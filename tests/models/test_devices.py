@@ -295,6 +295,31 @@ def test_values_are_those_of_the_cpu(name: str) -> None:
                 torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-8)
 
 
+@pytest.mark.parametrize(
+    ("name", "size", "rows", "most"),
+    [
+        ("TreeStructuredGP", 8, 400, 334),
+        ("TreeStructuredGP", 64, 2000, 348),  # leaves of 31 and 32 rows
+        ("ConditionalGP", 8, 400, 214),
+        ("MultiTaskABLR", 30, 180, 94),  # no more rows than features
+        ("MultiTaskABLR", 30, 3000, 97),
+    ],
+)
+def test_operations_of_an_evidence_with_gradient(
+    name: str, size: int, rows: int, most: int
+) -> None:
+    """Each takes a GPU the same time, however few numbers it is on."""
+    case = CASES[name]
+    with RehearsedDevice() as device:
+        model = case.make(case.points(size, rows, 0).to("meta"), size)
+        mll = mll_of(model).train()
+        for _ in range(2):  # the first one lays out the data
+            mll.zero_grad()
+            with device.kernels() as started:
+                model.compute_custom_loss(mll).backward()
+    assert len(started) <= most, "\n".join(started)
+
+
 # With so many rows nothing else that moves has as many values: not the hyperparameters,
 # not the factors of ABLR (which have a size fixed by the features) nor the sites of EP.
 ROWS_OF_A_FIT = {"MultiTaskABLR": 400, "signs in fit": 160}

@@ -16,13 +16,14 @@ cent of the cost of a network's features.
 
 from __future__ import annotations
 
-__all__ = ["TaskData", "TaskFactors"]
+__all__ = ["TaskData", "TaskFactors", "padded_rows"]
 
 from copy import copy
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from botorch_structured.models.ablr.feature_maps import KernelFeatures
 from botorch_structured.models.ablr.rows import Chunk, Processes, TaskRows
@@ -41,8 +42,9 @@ class TaskFactors:
     Attributes:
         rows: The factors in float64, ``T x C x (D + 1)``, zero where a task has fewer
             than C rows.
-        filled: How many rows the factors of tasks with more than D observations have,
-            a list of T; 0 for the others.
+        large: Which tasks have more than D observations, so that their factor is not
+            their data.
+        filled: Whether there are rows of large tasks already.
     """
 
     def __init__(
@@ -58,11 +60,8 @@ class TaskFactors:
         height = max(1, min(num_features + 1, max(counts, default=0)))
         shape = len(counts), height, num_features + 1
         self.rows = torch.zeros(shape, dtype=torch.float64, device=like.device)
-        self.filled = [0] * len(counts)
-
-    def is_small(self, task: int) -> bool:
-        """Whether the factor of a task is its data: no more than D observations."""
-        return self.counts[task] <= self.num_features
+        self.large = tuple(count > num_features for count in counts)
+        self.filled = False
 
     def add(self, chunk: Chunk, phi: Tensor, y: Tensor) -> None:
         """Take in one more chunk.
@@ -77,17 +76,14 @@ class TaskFactors:
             which, task, place = small
             self.rows[task, place, :-1] = phi[which]
             self.rows[task, place, -1] = y[which]
-        for piece in chunk.pieces:
-            t, which = piece.task, slice(piece.start, piece.stop)
-            if self.is_small(t):
-                continue
-            filled, D = self.filled[t], self.num_features
-            # in the order of memory that LAPACK wants
-            data = self.rows.new_empty(D + 1, filled + which.stop - which.start).mT
-            data[:filled] = self.rows[t, :filled]
-            data[filled:, :-1] = phi[which]
-            data[filled:, -1] = y[which]
-            self._replace(t, data)
+        batches = chunk.batches(self.large)
+        both = padded_rows(phi, y) if batches else y
+        for tasks, index in batches:
+            data = both[index]
+            if self.filled:
+                data = torch.cat([self.rows[tasks], data], dim=-2)
+            self._replace(tasks, data)
+        self.filled |= bool(batches)
 
     def small_places(
         self, chunk: Chunk, like: Tensor
@@ -98,7 +94,7 @@ class TaskFactors:
             Which observations of the chunk are of small tasks, their tasks and their
             places in ``rows``; None if there are none.
         """
-        num_small = sum(self.is_small(piece.task) for piece in chunk.pieces)
+        num_small = sum(not self.large[piece.task] for piece in chunk.pieces)
         if num_small == 0:
             return None
         task, place = chunk.places
@@ -106,16 +102,14 @@ class TaskFactors:
             place = place + self.before[task]
         if num_small == len(chunk.pieces):
             return slice(None), task, place
-        small = torch.tensor([n <= self.num_features for n in self.counts])
-        mask = small.to(like.device)[task]
+        mask = ~torch.tensor(self.large).to(like.device)[task]
         return mask, task[mask], place[mask]
 
-    def _replace(self, task: int, rows: Tensor) -> None:
-        """Reduce all rows of a large task to its new factor."""
-        if len(rows) > self.num_features:
+    def _replace(self, tasks: Tensor, rows: Tensor) -> None:
+        """Reduce all rows of large tasks, ``B x N x (D + 1)``, to their new factors."""
+        if rows.shape[-2] > self.num_features:
             rows = torch.linalg.qr(rows, mode="r").R
-        self.rows[task, : len(rows)] = rows
-        self.filled[task] = len(rows)
+        self.rows[tasks, : rows.shape[-2]] = rows
 
     def merge(self, processes: Processes) -> None:
         """Take in what other processes have, if any; the same in each of them.
@@ -128,14 +122,16 @@ class TaskFactors:
         """
         if processes.alone:
             return
-        filled = torch.tensor(self.filled, device=self.rows.device)
-        heights = torch.stack(processes.gather(filled)).T.tolist()
         everyone = processes.gather(self.rows)
         self.rows = torch.stack(everyone).sum(0)  # small tasks: each row is of one
-        for t, height in enumerate(heights):
-            if not self.is_small(t):
-                parts = [rows[t, :n] for rows, n in zip(everyone, height, strict=True)]
-                self._replace(t, torch.cat(parts))
+        tasks = torch.tensor(self.large, device=self.rows.device).nonzero()[:, 0]
+        if len(tasks):
+            self._replace(tasks, torch.cat([rows[tasks] for rows in everyone], dim=-2))
+
+
+def padded_rows(phi: Tensor, y: Tensor) -> Tensor:
+    """Features and outcomes of ``m`` observations, and a row of zeros for padding."""
+    return pad(torch.cat([phi, y.unsqueeze(-1)], dim=-1), (0, 0, 0, 1))
 
 
 @dataclass(eq=False)

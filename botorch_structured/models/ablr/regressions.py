@@ -46,7 +46,7 @@ from linear_operator.utils.errors import NanError
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from botorch_structured.models.ablr.factors import TaskData, TaskFactors
+from botorch_structured.models.ablr.factors import TaskData, TaskFactors, padded_rows
 from botorch_structured.models.ablr.rows import Chunk
 
 
@@ -246,7 +246,7 @@ def _value_and_gradients(
     of_inputs = data.X.requires_grad
     d_x = torch.zeros_like(data.X) if of_inputs else None
     d_y = torch.zeros_like(data.Y) if data.Y.requires_grad else None
-    d_parameters = [torch.zeros_like(p) for p in parameters]
+    d_parameters: list[Tensor] = []
     through = bool(parameters) or of_inputs
 
     def forward(chunk: Chunk) -> tuple[Tensor, Tensor]:
@@ -282,12 +282,13 @@ def _value_and_gradients(
             # ``grad_outputs`` make torch load its symbolic shapes: 35 MiB
             along = (phi * d_phi).sum()
         wanted = [*parameters, X] if of_inputs else parameters
-        found = torch.autograd.grad(along, wanted, allow_unused=True)
-        if d_x is not None and found[-1] is not None:
+        found = torch.autograd.grad(along, wanted, materialize_grads=True)
+        if d_x is not None:
             d_x[chunk.rows] = found[-1]
         for total, g in zip(d_parameters, found, strict=False):
-            if g is not None:
-                total.add_(g)
+            total.add_(g)
+        d_parameters = d_parameters or list(found[: len(parameters)])
+    d_parameters = d_parameters or [torch.zeros_like(p) for p in parameters]
     value = regressions._value(solutions)
     of_tasks = [solutions.d_log_alpha, solutions.d_log_beta]
     processes = data.processes
@@ -397,41 +398,40 @@ class Solutions:
     def __init__(
         self, factors: TaskFactors, log_alpha: Tensor, log_beta: Tensor
     ) -> None:
-        T, D = len(factors.counts), factors.num_features
-        self.factors = factors
-        self.alpha = log_alpha.detach().double().exp()
-        self.beta = log_beta.detach().double().exp()
-        self.value = torch.zeros_like(self.alpha)
-        self.d_log_alpha = torch.zeros_like(self.alpha)
-        self.d_log_beta = torch.zeros_like(self.alpha)
-        self.mean = self.alpha.new_zeros(T, D)
+        self.factors, device = factors, factors.rows.device
+        logs = torch.stack([log_alpha.detach(), log_beta.detach()])
+        self.alpha, self.beta = precisions = logs.double().exp()
+        # on the CPU: a GPU is slower at many small factorisations
+        rows, precisions, large = (
+            t.cpu() for t in (factors.rows, precisions, torch.tensor(factors.large))
+        )
+        counts = rows.new_tensor(factors.counts)
+        numbers = rows.new_zeros(3, len(counts))
+        self.mean = rows.new_zeros(len(counts), factors.num_features)
         self._batch: dict[bool, Solution] = {}
-        # place of each task in its batch
-        self._place = [0] * T
+        place = torch.zeros(len(counts), dtype=torch.long)  # of a task in its batch
         for small in (True, False):
-            which = [t for t in range(T) if factors.is_small(t) == small]
-            if not which:
+            which = (large != small).nonzero()[:, 0]
+            if not len(which):
                 continue
-            for place, t in enumerate(which):
-                self._place[t] = place
-            index = torch.tensor(which, device=factors.rows.device)
-            # on the CPU: a GPU is slower at many small factorisations
-            rows, alpha, beta = (
-                v[index].cpu() for v in (factors.rows, self.alpha, self.beta)
-            )
-            n = rows.new_tensor([factors.counts[t] for t in which])
-            if small:
-                rows = rows[:, : max(1, int(n.max()))]
-            found = solve(rows, n, alpha, beta, small)
-            given = {k: v for k, v in found._asdict().items() if v is not None}
-            batch = found._replace(**{k: v.to(index.device) for k, v in given.items()})
-            for name in ("value", "d_log_alpha", "d_log_beta", "mean"):
-                getattr(self, name)[index] = getattr(batch, name)
-            self._batch[small] = batch
+            place[which] = torch.arange(len(which))
+            n, height = counts[which], rows.shape[1]
+            mine = rows[which, : max(1, int(n.max())) if small else height]
+            alpha, beta = precisions[:, which]
+            found = solve(mine, n, alpha, beta, small)
+            numbers[:, which] = torch.stack(found[:3])
+            self.mean[which] = found.mean
+            slope, residual = found.slope.to(device), found.residual
+            residual = None if residual is None else residual.to(device)
+            self._batch[small] = found._replace(slope=slope, residual=residual)
+        self._finite = numbers[0].isfinite()
+        self.value, self.d_log_alpha, self.d_log_beta = numbers.to(device)
+        self.mean = self.mean.to(device)
+        self._place = place.to(device)
 
     def check_finite(self) -> None:
         """Raise a ``NanError`` if an evidence is not finite."""
-        bad = (~self.value.isfinite()).nonzero()[:, 0].tolist()
+        bad = (~self._finite).nonzero()[:, 0].tolist()
         if bad:
             finite = bool(self.factors.rows[bad].isfinite().all())
             wrong = "hyperparameters" if finite else "their features or outcomes"
@@ -451,23 +451,23 @@ class Solutions:
         Returns:
             ``m x D`` and ``m``.
         """
-        d_phi, d_y = torch.empty_like(phi), torch.empty_like(y)
+        both = padded_rows(phi, y)
+        found = torch.empty_like(both)
+        d_phi, d_y = found[:-1, :-1], found[:-1, -1]
         small = self.factors.small_places(chunk, y)
         if small is not None:
             which, task, place = small
-            batch = self._batch[True]
-            at = (torch.tensor(self._place, device=task.device)[task], place)
+            batch, at = self._batch[True], (self._place[task], place)
             assert batch.residual is not None
             d_phi[which] = batch.slope[at]
             d_y[which] = -self.alpha[task] * batch.residual[at]
-        for piece in chunk.pieces:
-            if self.factors.is_small(piece.task):
-                continue
-            batch, i = self._batch[False], self._place[piece.task]
-            here, mean = slice(piece.start, piece.stop), batch.mean[i]
-            d_outcome = torch.mv(phi[here], mean).sub_(y[here])
-            d_outcome.mul_(self.alpha[piece.task])
-            torch.outer(d_outcome, mean.neg(), out=d_phi[here])
-            d_phi[here].addmm_(phi[here], batch.slope[i], alpha=-1.0)
-            d_y[here] = d_outcome
+        for tasks, index in chunk.batches(self.factors.large):
+            slope = self._batch[False].slope[self._place[tasks]]
+            mean = self.mean[tasks]
+            rows, outcomes = both[index].split([len(phi.mT), 1], dim=-1)
+            missed = torch.baddbmm(outcomes, rows, mean.unsqueeze(-1), beta=-1.0)
+            d_outcome = self.alpha[tasks, None, None] * missed
+            outer = d_outcome * mean.unsqueeze(1)
+            d_rows = torch.baddbmm(outer, rows, slope, beta=-1.0, alpha=-1.0)
+            found[index] = torch.cat([d_rows, d_outcome], dim=-1)
         return d_phi, d_y

@@ -14,13 +14,16 @@ from __future__ import annotations
 __all__ = ["Chunk", "Processes", "TaskRows"]
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn.functional import pad
+
+from botorch_structured.linalg.block_low_rank import LeafLayout
 
 # On a CPU 2,048 rows of a network with 50 units stay in the cache. A GPU needs more
 # rows at once to be busy.
@@ -66,6 +69,27 @@ class Chunk:
     local: Tensor | None
     pieces: list[Piece]
     device: torch.device
+    _batches: dict[Any, list[Any]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+
+    def batches(self, wanted: tuple[bool, ...]) -> list[tuple[Tensor, Tensor]]:
+        """Pieces of some tasks, those of similar lengths in one batch.
+
+        Args:
+            wanted: Which tasks, T of them; it is worked out once for each choice.
+
+        Returns:
+            Tasks ``B``, and their observations ``B x N``, padded with ``m``.
+        """
+        if wanted not in self._batches:
+            task = self.places[0]
+            mine = torch.tensor(wanted, device=task.device)[task].nonzero()[:, 0]
+            layout, rows = LeafLayout(task[mine]), pad(mine, (0, 1), value=len(task))
+            self._batches[wanted] = [
+                (layout.keys[b.leaves], rows[b.index]) for b in layout.buckets
+            ]
+        return self._batches[wanted]
 
     @cached_property
     def places(self) -> tuple[Tensor, Tensor]:
