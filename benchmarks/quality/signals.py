@@ -19,7 +19,7 @@ each data set and seed; and the mean difference with its 95 % bootstrap interval
 
 from __future__ import annotations
 
-__all__ = ["METHODS", "main", "make"]
+__all__ = ["METHODS", "main", "make", "spread"]
 
 import argparse
 import sys
@@ -154,12 +154,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     runs = [
         one for one in load(options.out) if one.problem in paths and one.seed in seeds
     ]
-    scales = {name: _spread(make(0, path)) for name, path in paths.items()}
+    scales = {name: spread(make(0, path)) for name, path in paths.items()}
     numbers = figure(runs, options.methods, options.budget, scales)
     print(tables(numbers, at=(5, 10, 20, 30)))
 
 
-def _spread(problem: NetworkTable) -> float:
+def spread(problem: NetworkTable) -> float:
     """Interquartile range of the errors, or their range if that is zero."""
     values = problem.values.numpy()
     low, high = np.quantile(values, [0.25, 0.75])

@@ -17,9 +17,8 @@ run.
 With the paper's GP, seeds 100 to 124 (``benchmarks/results/wang.jsonl.xz``), signs have
 the smaller area in all four tests (p < 0.012 with Holm's correction): on the elastic
 net 16.9 against 19.3 and 19.3, on the forest 0.1468 against 0.1474 (standard) and
-0.1478. Not tested: the network 0.227 against 0.233 and 0.235, the mixture 0.231 against
-0.274 and 0.233. On the elastic net and the forest BoTorch's standard is at least as
-good.
+0.1478. Of the network and the mixture ``benchmarks.papers.wang`` has the tests. On the
+elastic net and the forest BoTorch's standard is at least as good.
 
 ``--reference monotone`` is what the package documents, ``fit_gpytorch_mll`` of a
 ``DecomposedGP`` of ``MonotoneGP`` s, chosen on seeds 0 to 19. On seeds 200 to 224

@@ -1,0 +1,88 @@
+"""Verdicts on the papers' figures follow from results, and are those of the page."""
+
+from __future__ import annotations
+
+import re
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.papers import assael, wang
+from benchmarks.papers.items import RESULTS, Claim, Item, lower, main, verdict
+
+pytestmark = pytest.mark.skipif(not RESULTS.exists(), reason="runs are not in an sdist")
+PAGE = Path(__file__).parents[2] / "docs" / "papers.md"
+PAPERS = ("jenatton", "levesque", "assael", "perrone", "wang")
+ITEMS = {
+    (paper, item.name): item
+    for paper in PAPERS
+    for item in import_module(f"benchmarks.papers.{paper}").ITEMS
+}
+
+
+@pytest.mark.parametrize("key", ITEMS, ids="-".join)
+def test_what_is_stated_follows_from_the_results(key: tuple[str, str]) -> None:
+    if key[0] == "wang":
+        pytest.importorskip("sklearn")
+    found, text = ITEMS[key].judged()
+    assert found == ITEMS[key].stated
+    assert f"Verdict: {found}" in text
+
+
+def test_the_page_has_each_item_and_its_verdict() -> None:
+    stated: dict[tuple[str, str], str] = {}
+    paper = ""
+    for line in PAGE.read_text(encoding="utf-8").splitlines():
+        if m := re.match(r"`python -m benchmarks\.papers\.(\w+)`", line):
+            paper = m[1]
+        if m := re.match(r"\| ([^|]+) \| [^|]+ \| \*\*([\w ]+)\*\* \|", line):
+            stated[paper, m[1]] = m[2]
+    assert stated == {key: item.stated for key, item in ITEMS.items()}
+
+
+@pytest.mark.parametrize(
+    ("holds", "expected"),
+    [("11", "reproduces"), ("110", "partly"), ("10", "partly"), ("100", "does not")],
+)
+def test_the_rule(holds: str, expected: str) -> None:
+    assert verdict([Claim("", "", h == "1") for h in holds]) == expected
+
+
+def test_runs_that_say_otherwise_change_the_verdict(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Methods exchanged: what was better is worse."""
+    curves = wang._curves("forest")
+    swapped = {**curves, "monotone": curves["standard"], "standard": curves["monotone"]}
+    regrets = assael._regrets()
+    others = {**regrets, ("rkhs", "htbo"): regrets["rkhs", "bo"]}
+    others["rkhs", "bo"] = regrets["rkhs", "htbo"]
+    monkeypatch.setattr(wang, "_curves", lambda problem: swapped)
+    monkeypatch.setattr(assael, "_regrets", lambda: others)
+    assert verdict(wang._dominates("forest")[1]) == "does not"
+    assert verdict(assael.figure_3()[1]) == "does not"
+
+
+def test_lower_is_one_sided_paired_and_corrected() -> None:
+    x, steps = np.arange(8.0), np.linspace(0.1, 0.2, 8)
+    pairs = {"lower": (x, x + steps), "higher": (x + steps, x), "equal": (x, x)}
+    assert [c.holds for c in lower(pairs)] == [True, False, False]
+    few = {str(k): (x[:5], x[:5] + steps[:5]) for k in range(2)}  # p = 1 / 32 each
+    assert not any(c.holds for c in lower(few))
+    assert all(c.holds for c in lower(dict(list(few.items())[:1])))
+
+
+def test_a_script_fails_where_its_page_is_wrong(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    right = Item("Figure 1", "reproduces", lambda: ("", [Claim("a", "b", True)]))
+    wrong = Item("Figure 2", "partly", lambda: ("", [Claim("a", "b", True)]))
+    main("Title.", [right], [])
+    main("Title.", [right, wrong], ["--items", "Figure 1"])
+    with pytest.raises(SystemExit, match="1"):
+        main("Title.", [right, wrong], [])
+    shown = capsys.readouterr()
+    assert "Verdict: reproduces" in shown.out
+    assert "Figure 2: stated 'partly', found 'reproduces'" in shown.err
