@@ -16,7 +16,7 @@ cent of the cost of a network's features.
 
 from __future__ import annotations
 
-__all__ = ["TaskData", "TaskFactors", "padded_rows"]
+__all__ = ["TaskData", "TaskFactors"]
 
 from copy import copy
 from dataclasses import dataclass, field
@@ -77,7 +77,8 @@ class TaskFactors:
             self.rows[task, place, :-1] = phi[which]
             self.rows[task, place, -1] = y[which]
         batches = chunk.batches(self.large)
-        both = padded_rows(phi, y) if batches else y
+        if batches:  # padding is a row of zeros
+            both = pad(torch.cat([phi, y.unsqueeze(-1)], dim=-1), (0, 0, 0, 1))
         for tasks, index in batches:
             data = both[index]
             if self.filled:
@@ -127,11 +128,6 @@ class TaskFactors:
         tasks = torch.tensor(self.large, device=self.rows.device).nonzero()[:, 0]
         if len(tasks):
             self._replace(tasks, torch.cat([rows[tasks] for rows in everyone], dim=-2))
-
-
-def padded_rows(phi: Tensor, y: Tensor) -> Tensor:
-    """Features and outcomes of ``m`` observations, and a row of zeros for padding."""
-    return pad(torch.cat([phi, y.unsqueeze(-1)], dim=-1), (0, 0, 0, 1))
 
 
 @dataclass(eq=False)

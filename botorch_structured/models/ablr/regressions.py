@@ -46,7 +46,7 @@ from linear_operator.utils.errors import NanError
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from botorch_structured.models.ablr.factors import TaskData, TaskFactors, padded_rows
+from botorch_structured.models.ablr.factors import TaskData, TaskFactors
 from botorch_structured.models.ablr.rows import Chunk
 
 
@@ -451,23 +451,22 @@ class Solutions:
         Returns:
             ``m x D`` and ``m``.
         """
-        both = padded_rows(phi, y)
-        found = torch.empty_like(both)
-        d_phi, d_y = found[:-1, :-1], found[:-1, -1]
+        # padding is written into one more row
+        d_phi, d_y = phi.new_empty(len(y) + 1, len(phi.mT)), y.new_empty(len(y) + 1)
         small = self.factors.small_places(chunk, y)
         if small is not None:
             which, task, place = small
             batch, at = self._batch[True], (self._place[task], place)
             assert batch.residual is not None
-            d_phi[which] = batch.slope[at]
-            d_y[which] = -self.alpha[task] * batch.residual[at]
+            d_phi[:-1][which] = batch.slope[at]
+            d_y[:-1][which] = -self.alpha[task] * batch.residual[at]
         for tasks, index in chunk.batches(self.factors.large):
             slope = self._batch[False].slope[self._place[tasks]]
-            mean = self.mean[tasks]
-            rows, outcomes = both[index].split([len(phi.mT), 1], dim=-1)
+            mean, here = self.mean[tasks], index.clamp_max(len(y) - 1)
+            rows, outcomes = phi[here], y[here].unsqueeze(-1)
             missed = torch.baddbmm(outcomes, rows, mean.unsqueeze(-1), beta=-1.0)
             d_outcome = self.alpha[tasks, None, None] * missed
             outer = d_outcome * mean.unsqueeze(1)
-            d_rows = torch.baddbmm(outer, rows, slope, beta=-1.0, alpha=-1.0)
-            found[index] = torch.cat([d_rows, d_outcome], dim=-1)
-        return d_phi, d_y
+            d_phi[index] = torch.baddbmm(outer, rows, slope, beta=-1.0, alpha=-1.0)
+            d_y[index] = d_outcome.squeeze(-1)
+        return d_phi[:-1], d_y[:-1]
