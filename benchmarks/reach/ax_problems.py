@@ -44,7 +44,7 @@ from ax.benchmark.problems.synthetic.hss.jenatton import (
 )
 
 from benchmarks.harness import read_records
-from benchmarks.summary import Run, load, markdown_table
+from benchmarks.summary import Run, load, markdown_table, paired_test
 
 BUDGET = 30
 
@@ -203,6 +203,7 @@ def structured(seed: int) -> tuple[Client, Any]:
 
 
 METHODS = {"ax_default": ax_default, "structured": structured}
+_AX = "ax_default"
 
 
 @contextlib.contextmanager
@@ -251,6 +252,13 @@ def run(problem: str, method: str, seed: int, out: Path, budget: int = BUDGET) -
             file.flush()
 
 
+def _better(runs: Sequence[Run], problem: str) -> str:
+    """Wilcoxon's one-sided p of the best values after `BUDGET` evaluations."""
+    here = [run for run in runs if run.problem == problem]
+    p, pairs = paired_test(here, "structured", _AX, BUDGET)
+    return f"{p:.2g}" if pairs else ""
+
+
 def table(runs: Sequence[Run], within: float = 1e-4) -> str:
     """How close the runs of each problem and method come to the optimum.
 
@@ -261,6 +269,7 @@ def table(runs: Sequence[Run], within: float = 1e-4) -> str:
     counts = (10, 20, BUDGET)
     header = ["problem", "method", "runs", f"within {within:g}"]
     header += [f"median gap after {n}" for n in counts] + ["CPU s a suggestion"]
+    header.append("better than Ax's default: p")
     rows = []
     for problem in PROBLEMS:
         for method in METHODS:
@@ -278,7 +287,7 @@ def table(runs: Sequence[Run], within: float = 1e-4) -> str:
             rows.append(
                 [problem, method, str(len(mine)), str(close)]
                 + [f"{max(statistics.median(gaps[n]), 0.0):.1g}" for n in counts]
-                + [f"{seconds:.2g}"]
+                + [f"{seconds:.2g}", _better(runs, problem) if method != _AX else ""]
             )
     return markdown_table(header, rows)
 
