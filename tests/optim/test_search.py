@@ -15,7 +15,7 @@ from botorch.exceptions.errors import CandidateGenerationError
 from botorch.exceptions.warnings import OptimizationWarning
 from botorch.models import SingleTaskGP
 from botorch.sampling import SobolQMCNormalSampler
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from strategies import random_tree, seeds
 from torch import Tensor
 
@@ -150,6 +150,8 @@ def discrete(seed: int) -> tuple[ParameterTree, Tensor, dict[str, Any], Tensor]:
 def test_exhausts_discrete_spaces_in_order(optimize, seed: int) -> None:
     """By brute force: always the best point that is left, until none is."""
     tree, bounds, kinds, every = discrete(seed)
+    # of a path with more points not all are looked at while some draws are new
+    assume(int(tree.path_key(every).unique(return_counts=True)[1].max()) <= 256)
     weight = torch.randn(tree.dim, generator=torch.Generator().manual_seed(seed))
 
     def rugged(X: Tensor) -> Tensor:
