@@ -372,7 +372,7 @@ def refine(
             box,
             known,
             _MAX_WALK,
-            math.inf if problem.is_restricted else _PATIENCE,
+            math.inf if _is_cut(here) else _PATIENCE,
         )
         changed = (X_new != X).any(-1)
         if relaxed.any():  # real columns were chosen for values between whole numbers
@@ -388,17 +388,22 @@ def refine(
 
 
 def _has_border(here: Boxes, known: Tensor) -> bool:
-    """Whether points inside of the bounds are not admissible."""
-    problem = here.problem
-    return problem.is_restricted or (problem.min_distance > 0.0 and len(known) > 0)
+    """Whether a point that is not admissible may be beside one that is."""
+    distant = here.problem.min_distance > 0.0 and len(known) > 0
+    return distant or _is_cut(here)
+
+
+def _is_cut(here: Boxes) -> bool:
+    """Whether constraints or ``feasible`` cut boxes in two: by a real column."""
+    return bool((here.continuous & here.problem.restricting).any())
 
 
 def _relaxed(here: Boxes) -> Tensor:
     """Booleans of discrete columns with so many values that a gradient helps."""
-    if here.problem.is_restricted:  # ``feasible`` gets admissible values only
-        return torch.zeros_like(here.active)
     first, last = here.positions
-    steps = here.free & here.problem.values.ordered
+    # ``feasible`` gets admissible values only
+    values, restricting = here.problem.values, here.problem.restricting
+    steps = here.free & values.ordered & ~restricting
     return steps & (last - first >= _RELAXED_FROM)
 
 

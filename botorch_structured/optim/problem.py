@@ -160,6 +160,8 @@ class Problem:
         max_paths: The number of paths up to which all of them are searched.
         min_distance: How far from known points to stay, in widths of the bounds.
         avoid_paths: Keys of paths on which nothing is proposed.
+        restricting: ``d`` booleans: columns on which it may depend whether a point
+            satisfies the constraints and ``feasible``.
     """
 
     tree: ParameterTree
@@ -178,6 +180,7 @@ class Problem:
     max_paths: int
     min_distance: float
     avoid_paths: Tensor
+    restricting: Tensor
 
     @property
     def empty(self) -> Tensor:
@@ -356,6 +359,7 @@ def make_problem(
     whole = check_columns("integer_features", given, d, True)
     lists = check_by_column("categorical_features", categorical_features, d, True)
     logarithmic: list[int] = []
+    restricting = list(range(d)) if feasible or inequality_constraints else []
     known_space = tree.space
     if known_space is not None:
         _check_scale(bounds, known_space)
@@ -370,6 +374,8 @@ def make_problem(
                     f"space of the tree has, {codes}, got {odd}."
                 )
         if known_space.is_restricted:
+            if feasible is None and not inequality_constraints:
+                restricting = known_space.restricting_columns
             feasible = _both(known_space.feasible, feasible)
         fill = known_space.fill if fill is None else fill
     fill_row = bounds.new_full((d,), 0.5)
@@ -426,6 +432,7 @@ def make_problem(
         max_paths=check_count("max_paths", max_paths),
         min_distance=distance,
         avoid_paths=keys.to(bounds.device),
+        restricting=_mask(restricting, bounds),
     )
 
 

@@ -204,6 +204,9 @@ class _Combination(Condition):
         for part in self.parts:
             yield from part.atoms()
 
+    def columns(self) -> frozenset[int]:
+        return frozenset().union(*(part.columns() for part in self.parts))
+
     def holds(self, X: Tensor, active: Tensor | None = None) -> Tensor:
         start = torch.full(X.shape[:-1], self.is_all, device=X.device)
         combine = torch.logical_and if self.is_all else torch.logical_or
@@ -256,6 +259,10 @@ class Operand:
         x = X[..., self.col].double()
         return 10.0**x if self.log else x
 
+    def columns(self) -> frozenset[int]:
+        """The column, or those that decide whether a constant is active."""
+        return self.condition.columns() if self.col is None else frozenset({self.col})
+
     def is_active(self, X: Tensor, active: Tensor | None) -> Tensor:
         """``batch_shape x n`` booleans."""
         if self.col is None:
@@ -270,6 +277,9 @@ class Comparison(Condition):
     """What holds only where all of its ``operands`` are active."""
 
     operands: tuple[Operand, ...]
+
+    def columns(self) -> frozenset[int]:
+        return frozenset().union(*(operand.columns() for operand in self.operands))
 
     def holds(self, X: Tensor, active: Tensor | None = None) -> Tensor:
         known = (operand.is_active(X, active) for operand in self.operands)

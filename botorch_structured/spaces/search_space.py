@@ -534,6 +534,13 @@ class SearchSpace:
         """Whether a clause or a constraint forbids some points within the bounds."""
         return bool(self._forbidden) or self._feasible is not None
 
+    @property
+    def restricting_columns(self) -> list[int]:
+        """The columns on which it depends whether a point is forbidden."""
+        if self._feasible is not None:
+            return list(range(self.dim))
+        return sorted({c for clause in self._forbidden for c in clause.columns()})
+
     def forbids(self, lower: Tensor, upper: Tensor, active: Tensor) -> Tensor:
         """Which boxes a clause forbids as a whole: none of its columns moves in them.
 

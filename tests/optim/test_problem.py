@@ -32,6 +32,7 @@ from botorch_structured.optim import (
     optimize_acqf_sobol,
     optimize_acqf_two_step,
 )
+from botorch_structured.optim.climb import Evaluator
 from botorch_structured.optim.problem import is_known, make_problem
 from botorch_structured.spaces import ParameterTree, SearchSpace
 
@@ -525,3 +526,49 @@ def test_an_ensemble_has_the_points_of_its_members() -> None:
         negate = ScalarizedPosteriorTransform(torch.tensor([-1.0], dtype=torch.double))
         acqf = LogExpectedImprovement(ensemble, 0.0, posterior_transform=negate)
         assert torch.equal(promising(acqf), rows(1, 2))
+
+
+def test_columns_on_which_it_depends_whether_a_point_is_admissible() -> None:
+    """Those of clauses; with constraints or another restriction, all."""
+    configs = CS.ConfigurationSpace()
+    configs.add(a := CS.Categorical("a", ["0", "1"]), b := CS.Categorical("b", "xyz"))
+    configs.add(x := CS.Float("x", (0.0, 1.0)))
+    configs.add(CS.EqualsCondition(x, a, "1"))
+    both = CS.ForbiddenEqualsClause(a, "1"), CS.ForbiddenEqualsClause(b, "y")
+    configs.add(CS.ForbiddenAndConjunction(*both))
+    space = SearchSpace.from_configspace(configs)
+
+    def restricting(space: SearchSpace, **kwargs: Any) -> list[str]:
+        found = make_problem(space=space, X_start=(), **kwargs).restricting
+        return [name for name, on in zip(space.names, found, strict=True) if on]
+
+    assert restricting(space) == ["a", "b"]
+    assert restricting(space, feasible=lambda X: X[:, 0] < 9) == ["a", "b", "x"]
+    whole = torch.tensor([2]), torch.tensor([1.0], dtype=torch.double), 0.1
+    assert restricting(space, inequality_constraints=[whole]) == ["a", "b", "x"]
+    assert restricting(SearchSpace.from_dictionaries({"x": (0.0, 1.0)})) == []
+
+
+def test_clauses_on_decisions_cut_no_box(monkeypatch: Any) -> None:
+    """Then nothing walks along a border: the candidates are evaluated, and climb."""
+    calls: list[int] = []
+
+    def values(self: Evaluator, X: Any, of: Any = Evaluator.values) -> Any:
+        calls.append(len(X))
+        return of(self, X)
+
+    monkeypatch.setattr(Evaluator, "values", values)
+    configs = CS.ConfigurationSpace()
+    configs.add(
+        a := CS.Categorical("a", ["0", "1"], default="1"), CS.Float("x", (0.0, 1.0))
+    )
+    configs.add(b := CS.Categorical("b", ["0", "1"]), y := CS.Float("y", (0.0, 1.0)))
+    configs.add(z := CS.Float("z", (0.0, 1.0)))
+    configs.add(CS.EqualsCondition(y, b, "1"), CS.EqualsCondition(z, a, "1"))
+    both = CS.ForbiddenEqualsClause(a, "0"), CS.ForbiddenEqualsClause(b, "0")
+    configs.add(CS.ForbiddenAndConjunction(*both))
+    space = SearchSpace.from_configspace(configs)
+    X = space.sample(9, seed=0)
+    acqf = LogExpectedImprovement(TreeStructuredGP(X, X.sum(-1, True), space), 1.0)
+    found, _ = optimize_acqf_paths(acqf, space=space, seed=0)
+    assert space.feasible(found).all() and len(calls) == 1
