@@ -4,7 +4,7 @@
 
 ``demo.png``: the demonstration's problem, 20 seeds, and where the evaluations of one of
 them went (``benchmarks/results/cash.jsonl.xz``). ``ranks.png``: mean ranks of methods
-on held-out problems (``benchmarks/results/suite/report.jsonl.xz``). Runs nothing.
+on held-out problems (``benchmarks/results/suite/own_starts.jsonl.xz``). Runs nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,12 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 _METHODS = {"default": MODEL, "random": RANDOM}
 # Both pictures give a method the same colour.
-_RANKED = _METHODS | {"tpe_starts": "Optuna TPE", "cmaes": "CatCMA"}
+_RANKED = {
+    "study": MODEL,
+    "random": RANDOM,
+    "tpe": "Optuna TPE, group",
+    "plain_tpe": "Optuna TPESampler()",
+}
 
 
 def stored_comparison(seed: int) -> DemoComparison:
@@ -56,7 +61,7 @@ def main() -> None:
     options = parser.parse_args()
     seeds = range(options.first_seed, options.first_seed + options.seeds)
     picture([stored_comparison(s) for s in seeds], options.out / "demo.png")
-    runs = load(RESULTS / "suite" / "report.jsonl.xz")
+    runs = load(RESULTS / "suite" / "own_starts.jsonl.xz")
     shown = [replace(r, method=_RANKED[r.method]) for r in runs if r.method in _RANKED]
     plot_ranks(shown, options.out / "ranks.png", order=[*_RANKED.values()])
 
