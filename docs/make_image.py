@@ -26,8 +26,8 @@ _METHODS = {"default": MODEL, "random": RANDOM}
 _RANKED = {
     "study": MODEL,
     "random": RANDOM,
-    "tpe": "Optuna TPE, group",
-    "plain_tpe": "Optuna TPESampler()",
+    "tpe": "TPE (group)",
+    "plain_tpe": "TPESampler()",
 }
 
 
