@@ -62,17 +62,14 @@ Feasible = Callable[[Tensor], Tensor]
 class Values:
     """What ``d`` columns may hold: any number, any integer, or the values in a list.
 
-    The values in a list have *positions* 0, 1, 2, ...; integers and real numbers are
-    their own positions, so that one expression serves columns of all kinds.
+    Those in a list have *positions* 0, 1, ...; other numbers are their own positions.
 
     Args:
         whole: ``d`` booleans: columns of integers.
-        logarithmic: ``d`` booleans: the columns of integers, all of them positive, that
-            are drawn and moved on a logarithmic scale.
+        logarithmic: ``d`` booleans: the positive integers on a logarithmic scale.
         listed: ``d`` booleans: columns with a list.
-        ordered: ``d`` booleans: the discrete columns in which neighbouring positions
-            are alike (integers), so that a search steps along them; in the others
-            (categoricals) it tries all values.
+        ordered: ``d`` booleans: the discrete columns along which a search steps, as
+            neighbours are alike (integers); of others (categoricals) it tries all.
         table: ``d x w`` listed values, ascending, followed by at least one infinity.
     """
 
@@ -150,8 +147,7 @@ class Problem:
             decision by value is a column with a list.
         lower: ``d`` smallest admissible values; fixed columns hold their value.
         upper: ``d`` largest ones; below ``lower`` in columns that have none.
-        discrete: The columns that ``integer_features`` and ``categorical_features``
-            name, in that order.
+        discrete: The columns of ``integer_features``, then ``categorical_features``.
         fixed: Column -> its value, where the column is active.
         constraints: Linear constraints, binding where all their columns are active.
         feasible: Any other restriction.
@@ -160,8 +156,7 @@ class Problem:
         max_paths: The number of paths up to which all of them are searched.
         min_distance: How far from known points to stay, in widths of the bounds.
         avoid_paths: Keys of paths on which nothing is proposed.
-        restricting: ``d`` booleans: columns on which it may depend whether a point
-            satisfies the constraints and ``feasible``.
+        restricting: ``d`` booleans: the columns of constraints and of ``feasible``.
     """
 
     tree: ParameterTree

@@ -18,9 +18,9 @@ __all__ = [
     "warn",
 ]
 
+import inspect
 import math
 import operator
-import sys
 import warnings
 from collections.abc import Iterable, Mapping
 from types import FrameType
@@ -155,8 +155,8 @@ _LIBRARIES = ("botorch_structured", "sklearn")
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
     """Warn of a line of the user's, and not of one of the code that it called."""
-    frame, level = sys._getframe(1), 2
-    while frame.f_back is not None and _library(frame) in _LIBRARIES:
+    frame, level = inspect.currentframe(), 1
+    while frame and frame.f_back and _library(frame) in _LIBRARIES:
         frame, level = frame.f_back, level + 1
     warnings.warn(message, category, stacklevel=level)
 
