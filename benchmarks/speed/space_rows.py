@@ -139,6 +139,8 @@ def _outcomes(space: SearchSpace, X: Tensor, seed: int) -> Tensor:
 
 # -- rows -------------------------------------------------------------------------
 
+# Of more columns, peers that see all of them take minutes.
+_MANY_COLUMNS = 100
 # Names in ``benchmarks.suite.peers``.
 _PEERS = {
     "Optuna's TPE (multivariate, group)": "tpe",
@@ -167,8 +169,9 @@ def suggestion(kind: str, n: int, constrained: bool = False, **size: int) -> Con
         return suggest(space, X, Y, seed=seed, train_C=C).X
 
     calls: dict[str, Callable[[int], object]] = {"ours": ours}
+    known = {"tpe"} if space.dim > _MANY_COLUMNS else {*PEERS}
     for name, peer in {} if constrained else _PEERS.items():
-        if peer in PEERS:
+        if peer in known & {*PEERS}:
             calls[name] = lambda seed, peer=peer: PEERS[peer](
                 problem, *data(seed), seed
             )
