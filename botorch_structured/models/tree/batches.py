@@ -139,7 +139,8 @@ def make_elements(model: Any) -> list[Element]:
         model: A ``LeafModel``. Its elements have its first rows, where it has
             fantasies, which do not differ along the dimensions of these.
     """
-    X, targets, kernel = model.train_inputs[0], model.train_targets, model.leaf_kernel()
+    kernel = model.kernel_by_leaf()
+    X, targets = model.train_inputs[0], model.train_targets
     lead, num_rows = model._fantasies or (0, X.shape[-2])
     shape = targets.shape[lead:-1]
     mean, noise = model.mean_module(X[..., :num_rows, :]), model.likelihood.noise

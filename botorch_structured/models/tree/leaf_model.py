@@ -243,7 +243,7 @@ class LeafModel(FastSingleTaskGP):
             and self.train_inputs is not None
         )
 
-    def leaf_kernel(self) -> Kernel:
+    def kernel_by_leaf(self) -> Kernel:
         """The kernel by leaf: without decisions, any kernel on the only leaf."""
         kernel = self.covar_module
         if isinstance(kernel, LeafKernel) or self.tree.decision_columns:

@@ -298,7 +298,7 @@ class LeafObjective:
         self, mll: MarginalLogLikelihood, element: tuple[int, ...] | None
     ) -> None:
         model, likelihood = mll.model, mll.likelihood
-        kernel = model.leaf_kernel()
+        kernel = model.kernel_by_leaf()
         self._parameters = u = RawParameters(mll, element)
         self._priors = LogPriors(model, u, by_torch=True)
         X, y = model.train_inputs[0], model.train_targets
