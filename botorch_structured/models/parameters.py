@@ -33,10 +33,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from botorch_structured.linalg.hyperparameter import (
-    LogInterval,
-    QuickLogNormalPrior,
-)
+from botorch_structured.linalg.hyperparameter import LogInterval, QuickLogNormalPrior
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
