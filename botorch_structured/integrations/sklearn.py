@@ -6,9 +6,11 @@ __all__ = ["StructuredSearchCV"]
 
 import copy
 import math
+import os
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import BrokenExecutor
 from typing import Any
 
 import numpy as np
@@ -22,9 +24,10 @@ from botorch_structured.spaces.arguments import brief, check_count, later_seed, 
 from botorch_structured.study import Study
 from botorch_structured.study.given import read_space
 from botorch_structured.study.study import MOST_STARTS, Starts
+from botorch_structured.study.trials import Trial
 
 try:
-    from joblib import effective_n_jobs
+    import joblib
     from sklearn.base import clone, is_classifier
     from sklearn.exceptions import FitFailedWarning
     from sklearn.kernel_approximation import RBFSampler
@@ -52,6 +55,8 @@ _FEW_PATHS = 3
 # fewest: the comparison is in docs/default.md, "A learner that begins badly".
 _EXPLORES = 4
 _ALL_FAILED = re.compile(r"All the (\d+) fits failed")
+_NO_NUMBER = "scoring must return a number"
+_SEVERAL = (list, tuple, set, Mapping)  # of metrics
 # Settings that failed, in a warning.
 _SHOWN = 3
 
@@ -107,6 +112,9 @@ class StructuredSearchCV(BaseSearchCV):
         return_train_score: Whether ``cv_results_`` has training scores.
         param_distributions: Another name of ``space``, that of ``RandomizedSearchCV``:
             give one of the two.
+        log: A file to write each candidate to, on the disk before the search goes on.
+            If it exists, ``fit`` with the same arguments and data goes on where it was.
+            It needs a ``random_state``, and the same folds each time.
 
     A search that is interrupted, by hand or by an error, has ``study_``,
     ``cv_results_``, ``best_params_`` and ``best_score_`` of what was evaluated.
@@ -119,8 +127,8 @@ class StructuredSearchCV(BaseSearchCV):
         study_: The `Study`: ``.plot()``, ``.trials``, ``.model``.
 
     Raises:
-        ValueError: On fitting: an argument is not what it should be, or every fit of
-            every candidate failed.
+        ValueError: On fitting: an argument is not what it should be, every fit of
+            every candidate failed, or the log is of another search.
 
     Example:
         >>> pipeline = make_pipeline(StandardScaler(), SVC())
@@ -149,6 +157,7 @@ class StructuredSearchCV(BaseSearchCV):
         error_score: float | str = np.nan,
         return_train_score: bool = False,
         param_distributions: Any = None,
+        log: str | os.PathLike[str] | None = None,
     ) -> None:
         super().__init__(
             estimator=estimator,
@@ -166,6 +175,7 @@ class StructuredSearchCV(BaseSearchCV):
         self.random_state = random_state
         self.starts = starts
         self.param_distributions = param_distributions
+        self.log = log
 
     def fit(self, X: Any, y: Any = None, **params: Any) -> StructuredSearchCV:
         """Search, then fit the best candidate: see ``RandomizedSearchCV.fit``."""
@@ -187,11 +197,13 @@ class StructuredSearchCV(BaseSearchCV):
     def _run_search(self, evaluate_candidates: Callable[..., _Results]) -> None:
         """What scikit-learn calls within ``fit``."""
         n_iter = check_count("n_iter", self.n_iter)
+        if self.log is not None and self.random_state is None:
+            raise ValueError("random_state: expected one with a log, got None.")
         seed = check_random_state(self.random_state).randint(np.iinfo(np.int32).max)
         self._history = _History(evaluate_candidates, self)
         try:
-            self._search(n_iter, seed, effective_n_jobs(self.n_jobs))
-            self._history.finish()
+            self._search(n_iter, seed, joblib.effective_n_jobs(self.n_jobs))
+            self._history.finish(self.study_)
         except BaseException:  # a signal by hand, too
             if found := self._history.results():
                 self.cv_results_, study = found, self.study_
@@ -200,6 +212,8 @@ class StructuredSearchCV(BaseSearchCV):
             raise
         finally:
             del self._history  # it holds the data
+            if self.log is not None and hasattr(self, "study_"):
+                self.study_.close()
 
     def __getstate__(self) -> dict[str, Any]:
         # Processes that fit get the search, too; its findings are not for them.
@@ -211,11 +225,21 @@ class StructuredSearchCV(BaseSearchCV):
         space, starts = _read_space(self.space, self.param_distributions), self.starts
         if starts is None:
             starts = space.decode(self._own_starts(space, seed))
-        study = self.study_ = Study(space, "maximize", seed=seed, starts=starts)
-        q, begun = max(1, len(study.starts)), 0
+        names = self.scoring if isinstance(self.scoring, _SEVERAL) else ["score"]
+        names = [self.refit] if self.refit in [*names] else names
+        goals = dict.fromkeys(names, "maximize")
+        study = self.study_ = Study(
+            space, goals, log=self.log, seed=seed, starts=starts
+        )
+        q = begun = max(1, len(study.starts))
+        if self.log is not None:
+            q = jobs  # a kill does not lose all starts
+            data = joblib.hash(self._data[:2])
+            self._history.begin_with(study.trials, data)
         while (missing := n_iter - len(study.trials)) > 0:
             q = min(q, missing)
-            random = _least_tried(study, q, begun, n_iter) if begun else []
+            has_begun = len(study.trials) >= begun
+            random = _least_tried(study, q, begun, n_iter) if has_begun else []
             try:
                 configs = study.ask(q - len(random), random) if q > len(random) else []
             except CandidateGenerationError:
@@ -228,12 +252,16 @@ class StructuredSearchCV(BaseSearchCV):
                 )
                 break
             configs += random
-            begun = begun or len(configs)
             scores = self._history.evaluate(configs)
             q = -(-jobs // self._history.num_folds)
             metrics = dict.fromkeys(self._history.metrics, "maximize")
+            if self.log is not None:
+                rows = self._history.rows(len(configs))
+                kept = [{"data": data, "folds": folds} for folds in rows]
+                study.tell_many(configs, scores, metadata=kept)
+                continue
             if metrics and metrics != study.objectives:
-                # Their names are known as soon as one candidate did not fail.
+                # A function has other names, known once a candidate did not fail.
                 failed = [trial.config for trial in study.trials]
                 study = Study(study.space, metrics, seed=seed, starts=starts)
                 study.tell_many(failed, [None] * len(failed))
@@ -473,8 +501,39 @@ class _History:
         self._last_format: tuple[Any, ...] = ()
         self._num_evaluated = 0
         self.num_folds = 1
-        self._failed: dict[int, _Params] = {}  # by the position of the candidate
-        self._error: ValueError | None = None  # that of the last of them
+        # by the position of the candidate, with errors, and with rows of a log
+        self._failed: dict[int, tuple[_Params, str]] = {}
+        self._earlier: dict[int, tuple[_Params, list[dict[str, Any]]]] = {}
+        self._error: Exception | None = None  # the last one
+
+    def begin_with(self, trials: list[Trial], data: str) -> None:
+        """Take over the candidates of a log.
+
+        Args:
+            trials: What the log has.
+            data: Tells the data from others.
+        """
+        self._num_evaluated = len(trials)
+        for trial in trials:
+            if trial.metadata.get("data") != data:
+                raise ValueError(
+                    "log: expected that of a search with the same data, got another."
+                )
+            if folds := trial.metadata["folds"]:
+                self._earlier[trial.number] = trial.config, folds
+            else:
+                self._failed[trial.number] = trial.config, "in an earlier process"
+
+    def rows(self, count: int) -> list[list[dict[str, Any]]]:
+        """What scikit-learn says of the folds of the last candidates.
+
+        Args:
+            count: Of how many. Their rows are empty before one did not fail.
+        """
+        if not self._results:
+            return [[]] * count
+        n, (_, rows) = self.num_folds, self.merge(*self._last_format)
+        return [rows[i : i + n] for i in range(len(rows) - count * n, len(rows), n)]
 
     @property
     def metrics(self) -> list[str]:
@@ -493,12 +552,22 @@ class _History:
                 warnings.filterwarnings("ignore", ".*scores are non-finite")
                 warnings.simplefilter("ignore", FitFailedWarning)
                 self._results = self._evaluate_candidates(configs, cv=self._folds)
-        except ValueError as error:
+        except BaseException as error:
+            self._num_evaluated = first
             failed = _ALL_FAILED.search(str(error))
-            if self._search.error_score == "raise" or not failed:
+            # a process that was killed, or no number where there was one before
+            one = isinstance(error, BrokenExecutor)
+            known = self._results or self._earlier or configs[1:]
+            one |= _NO_NUMBER in str(error) and bool(known)
+            if self._search.error_score == "raise" or not (failed or one):
                 raise
-            self.num_folds = int(failed[1]) // len(configs)
-            self._failed |= dict(enumerate(configs, first))
+            assert isinstance(error, Exception)  # such words are no signal by hand
+            if one and len(configs) > 1:
+                return [row for config in configs for row in self.evaluate([config])]
+            self._num_evaluated += len(configs)
+            if failed:
+                self.num_folds = int(failed[1]) // len(configs)
+            self._failed |= {i: (c, str(error)) for i, c in enumerate(configs, first)}
             self._error = error
             return [None] * len(configs)
         columns = {name: self._results[f"mean_test_{name}"] for name in self.metrics}
@@ -511,7 +580,7 @@ class _History:
     def merge(
         self, params: list[_Params], n_splits: int, out: list[dict[str, Any]]
     ) -> tuple[list[_Params], list[dict[str, Any]]]:
-        """All candidates, and ``n_splits`` rows for each, of those that did not fail.
+        """All candidates, and ``n_splits`` rows for each.
 
         Args:
             params: The candidates of the calls that did not raise an error.
@@ -527,12 +596,21 @@ class _History:
         failed |= {"fit_time": 0.0, "score_time": 0.0}
         chunks = (out[i : i + n_splits] for i in range(0, len(out), n_splits))
         others = zip(params, chunks, strict=True)
-        both = [
-            (self._failed[i], n_splits * [failed])
-            if i in self._failed
-            else next(others)
-            for i in range(len(params) + len(self._failed))
-        ]
+        both = []
+        for i in range(self._num_evaluated):
+            if i in self._earlier:
+                config, rows = self._earlier[i]
+                if len(rows) != n_splits:
+                    raise ValueError(
+                        f"log: expected candidates of {n_splits} folds, as cv says, "
+                        f"got one of {len(rows)}."
+                    )
+            elif i in self._failed:
+                config, text = self._failed[i]
+                rows = n_splits * [{**failed, "fit_error": text}]
+            else:
+                config, rows = next(others)
+            both.append((config, rows))
         return [c for c, _ in both], [row for _, rows in both for row in rows]
 
     def results(self) -> _Results:
@@ -541,25 +619,29 @@ class _History:
             self._results.update(self._search._format_results(*self._last_format))
         return self._results
 
-    def finish(self) -> None:
+    def finish(self, study: Study) -> None:
         """Bring ``cv_results_`` up to date; one warning for all fits that failed."""
+        if not self._results and self._earlier:
+            # scikit-learn needs one result of its own: a good one is repeated
+            config, _ = [*study.pareto, *self._earlier.values()][0]
+            self._num_evaluated -= 1
+            self.evaluate([config])
         if not self.results():
             assert self._error is not None
             raise self._error
-        params, n, rows = self._last_format
+        params, rows = self.merge(*self._last_format)
+        n = self.num_folds
         errors = {i: row["fit_error"] for i, row in enumerate(rows) if row["fit_error"]}
-        partly = dict.fromkeys(i // n for i in errors)
-        if bad := [*self._failed.values(), *(params[k] for k in partly)]:
+        if bad := [params[k] for k in dict.fromkeys(i // n for i in errors)]:
             shown = [f"  {brief(config, 200)}" for config in bad[:_SHOWN]]
             shown += [f"  and {len(bad) - _SHOWN} more"] if len(bad) > _SHOWN else []
             settings = "\n".join(shown)
-            num_failed = len(errors) + len(self._failed) * self.num_folds
             warn(
-                f"{num_failed} fits failed out of a total of "
+                f"{len(errors)} fits failed out of a total of "
                 f"{self._num_evaluated * self.num_folds}. Their score is "
                 f"{self._search.error_score}. error_score='raise' stops at the first "
                 f"one. They have these settings:\n{settings}\nOne of the errors:\n"
-                f"{[*errors.values(), self._error][0]}",
+                f"{next(iter(errors.values()))}",
                 FitFailedWarning,
             )
 

@@ -635,11 +635,17 @@ class Study:
         goals, models = self.objectives, fitted.objectives
         return believed(self.space, goals, models, criterion, x, X, self._trials)
 
+    def close(self) -> None:
+        """Let go of the log: what is told from now on is in memory only."""
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
     def __getstate__(self) -> dict[str, Any]:
         if self._log is not None:
             raise pickle.PicklingError(
                 "log: expected a study without one to copy, got one that writes to "
-                f"{self._log.path}: give that path to a new Study."
+                f"{self._log.path}: close it, or give that path to a new Study."
             )
         return self.__dict__
 

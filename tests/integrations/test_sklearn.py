@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import os
 import pickle
+import signal
 import sys
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -465,6 +468,74 @@ def test_what_was_found_before_an_interruption_is_kept(after: int) -> None:
         assert pickle.loads(pickle.dumps(stopped.study_)).trials
     else:
         assert not hasattr(stopped, "cv_results_")
+
+
+class Dying(Peak):
+    def fit(self, X: Any, y: Any) -> Peak:
+        if self.kind == "right" and self.x > 0.5:
+            os.kill(os.getpid(), signal.SIGKILL)  # out of memory
+        return super().fit(X, y)
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> Any:
+        return None if self.kind == "right" else super().score(X, y)
+
+
+@pytest.mark.parametrize("n_jobs", [1, 2])
+@pytest.mark.skipif(sys.platform == "win32", reason="has no such signal")
+def test_neither_dead_processes_nor_bad_scores_end_a_search(n_jobs: int) -> None:
+    space = {"kind": ["right"], "x": (0.0, 0.4 if n_jobs == 1 else 1.0)}
+    space = [{"kind": ["left"], "x": [0.1, 0.2]}, space]
+    options = {"n_jobs": n_jobs, "refit": False, "cv": 2}
+    with pytest.raises(ValueError, match="scoring must return a number, got None"):
+        search(Dying(), space[1], 3, **{**options, "n_jobs": 1}).fit(X, y)
+    with pytest.warns(FitFailedWarning, match="must return a number|terminated"):
+        fitted = search(Dying(), space, 6, **options).fit(X, y)
+    scores = fitted.cv_results_["mean_test_score"]
+    failed = [c["kind"] == "right" for c in fitted.cv_results_["params"]]
+    assert 2 <= sum(failed) < 6 and np.isnan(scores).tolist() == failed
+
+
+def test_a_log_goes_on(tmp_path: Path) -> None:
+    """In another process, say: nothing is fitted again but one good candidate."""
+    whole = search(Peak(fail="right"), n_iter=9, log=tmp_path / "whole.jsonl")
+    with pytest.warns(FitFailedWarning) as said:
+        whole.fit(X, y)
+    lines = (tmp_path / "whole.jsonl").read_bytes().splitlines(keepends=True)
+    pickle.loads(pickle.dumps(whole))
+    fits: list[int] = []
+
+    class Counted(Peak):
+        def fit(self, X: Any, y: Any) -> Peak:
+            fits.append(1)
+            return super().fit(X, y)
+
+    for told in (0, 1, 6, 9):
+        path, n, stop = tmp_path / f"{told}.jsonl", 0, 0
+        for i, line in enumerate(lines):
+            n += b'"told"' in line
+            stop = i + 1 if n <= told else stop
+        path.write_bytes(b"".join(lines[:stop]))
+        again = search(Counted(fail="right"), n_iter=9, log=path)
+        fits.clear()
+        with pytest.warns(FitFailedWarning) as same:
+            again.fit(X, y)
+        assert len(fits) == 3 * max(9 - told, 1) + 1  # with the refit
+        assert again.cv_results_["params"] == whole.cv_results_["params"]
+        for key in ("mean_test_score", "std_test_score", "rank_test_score"):
+            np.testing.assert_array_equal(
+                again.cv_results_[key], whole.cv_results_[key]
+            )
+        assert str(same[0].message)[:90] == str(said[0].message)[:90]
+        assert again.best_params_ == whole.best_params_
+    for message, other in (
+        ("log: expected that of a search with the same data", {"X": X + 1}),
+        ("log: expected candidates of 2 folds, as cv says, got one of 3", {"cv": 2}),
+        ("random_state: expected one with a log", {"random_state": None}),
+        ("space: expected", {"space": {"kind": ["left"], "x": (0.0, 1.0)}}),
+    ):
+        data = other.pop("X", X)
+        with pytest.raises(ValueError, match=message):
+            search(**{"n_iter": 12, "log": path, **other}).fit(data, y)
 
 
 def test_fit_parameters_reach_the_steps_before_a_kernel() -> None:

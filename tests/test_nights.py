@@ -1,0 +1,26 @@
+"""No failure at a door costs what a night has found."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+
+import nights
+import pytest
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs forkserver")
+@pytest.mark.parametrize("door", nights.DOORS)
+def test_a_night_of_failures(door: str, tmp_path: Path) -> None:
+    """200 trials; all good ones are kept, in order, and none twice."""
+    pytest.importorskip(door if door != "study" else "torch")
+    processes = nights.run(door, tmp_path, 200)
+    lines = nights.Night(tmp_path / "notes").lines()
+    good = [[config, value] for mode, config, value in lines if mode == "good"]
+    assert json.loads((tmp_path / "found").read_text()) == good
+    met = Counter(mode for mode, *_ in lines)
+    assert met.keys() == set(nights.MODES) and processes > 20
+    told = len(lines) - met["hang"] - met["kill"]
+    assert told - met["interrupt"] <= 200 <= told
