@@ -17,8 +17,10 @@ __all__ = [
     "METHODS",
     "ConditionalSampled",
     "conditional",
+    "fill_at_random",
     "imputed",
     "not_imputed",
+    "plain_model",
 ]
 
 import warnings
@@ -35,8 +37,12 @@ from botorch.models.transforms.input import (
     InputTransform,
     Normalize,
 )
-from botorch.models.transforms.outcome import ChainedOutcomeTransform, Standardize
-from gpytorch.kernels import MaternKernel, ScaleKernel
+from botorch.models.transforms.outcome import (
+    ChainedOutcomeTransform,
+    OutcomeTransform,
+    Standardize,
+)
+from gpytorch.kernels import Kernel, MaternKernel, ScaleKernel
 from gpytorch.means import ConstantMean
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.priors import LogNormalPrior, NormalPrior
@@ -44,6 +50,7 @@ from torch import Tensor
 
 from benchmarks.harness import Method, StatefulMethod
 from benchmarks.methods import random
+from benchmarks.suite.peers.gaussian_processes import PlainGP
 from botorch_structured.fit import fit_slice_sampling
 from botorch_structured.linalg.hyperparameter import LogInterval
 from botorch_structured.models import ConditionalGP
@@ -80,10 +87,16 @@ def _conditional_model(problem: Any, X: Tensor, Y: Tensor) -> ConditionalGP:
     )
 
 
-def _plain_model(X: Tensor, Y: Tensor, transform: InputTransform) -> SingleTaskGP:
-    """A Matern-5/2 GP with the priors and the noise of ``ConditionalGP``."""
+def plain_model(
+    X: Tensor,
+    Y: Tensor,
+    transform: InputTransform,
+    outcome_transform: OutcomeTransform,
+    base: type[Kernel] = MaternKernel,
+) -> SingleTaskGP:
+    """A GP over all columns with the priors and the noise of ``ConditionalGP``."""
     kernel = ScaleKernel(
-        MaternKernel(
+        base(
             ard_num_dims=X.shape[-1],
             lengthscale_prior=LogNormalPrior(0.0, 1.0),
             lengthscale_constraint=LogInterval(1e-2, 1e3, initial_value=0.5),
@@ -91,14 +104,14 @@ def _plain_model(X: Tensor, Y: Tensor, transform: InputTransform) -> SingleTaskG
         outputscale_constraint=LogInterval(1e-4, 1e4, initial_value=1.0),
     )
     register_amplitude_prior(kernel, LogNormalPrior(0.0, 1.0))
-    model = SingleTaskGP(
+    model = PlainGP(
         X,
         Y,
         likelihood=horseshoe_likelihood(torch.Size()),
         covar_module=kernel,
         mean_module=ConstantMean(constant_prior=NormalPrior(0.0, 1.0)),
         input_transform=transform,
-        outcome_transform=_clipped(),
+        outcome_transform=outcome_transform,
     )
     set_noise_floor(model.likelihood, model.train_targets)
     return model
@@ -199,7 +212,7 @@ def imputed(problem: Any, X: Tensor, Y: Tensor, seed: int) -> Tensor:
         impute=Impute(space.tree, bounds),
         normalize=Normalize(X.shape[-1], bounds=bounds),
     )
-    model = _plain_model(X, Y, transform)
+    model = plain_model(X, Y, transform, _clipped())
     _fit(model)
     return _search(problem, model, X, Y, seed)
 
@@ -212,13 +225,13 @@ def not_imputed(problem: Any, X: Tensor, Y: Tensor, seed: int) -> Tensor:
     """
     space = problem.space
     bounds = space.bounds.to(X)
-    X = _fill_at_random(problem, X)
-    model = _plain_model(X, Y, Normalize(X.shape[-1], bounds=bounds))
+    X = fill_at_random(problem, X)
+    model = plain_model(X, Y, Normalize(X.shape[-1], bounds=bounds), _clipped())
     _fit(model)
     return _search(problem, model, X, Y, seed, dense=True)
 
 
-def _fill_at_random(problem: Any, X: Tensor) -> Tensor:
+def fill_at_random(problem: Any, X: Tensor) -> Tensor:
     """Replace the fill value of inactive columns by random values."""
     space = problem.space
     generator = torch.Generator().manual_seed(problem.seed)

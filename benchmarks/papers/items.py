@@ -16,9 +16,11 @@ import argparse
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from benchmarks.papers.pictures import save
 from benchmarks.summary import holm
 from benchmarks.transfer_report import one_sided
 
@@ -44,12 +46,14 @@ class Item:
         stated: The verdict on docs/papers.md.
         check: Numbers to print, and the claims; None if nothing was run.
         missing: The reason of "not run".
+        picture: A file in docs/images/papers, and a function that draws it.
     """
 
     name: str
     stated: str
     check: Callable[[], tuple[str, list[Claim]]] | None = None
     missing: str = ""
+    picture: tuple[str, Callable[[], Any]] | None = None
 
     def judged(self) -> tuple[str, str]:
         """The verdict by the results, and what to print."""
@@ -97,10 +101,14 @@ def main(
     parser = argparse.ArgumentParser(description=(title or "").split("\n")[0])
     names = [item.name for item in items]
     parser.add_argument("--items", nargs="+", default=names, choices=names)
+    parser.add_argument("--pictures", type=Path, help="a folder to draw them in")
     options = parser.parse_args(arguments)
     wrong = []
     for item in items:
         if item.name in options.items:
+            if options.pictures and item.picture:
+                name, draw = item.picture
+                save(draw(), options.pictures / name)
             found, text = item.judged()
             print(text + "\n", flush=True)
             if found != item.stated:

@@ -87,7 +87,7 @@ METHODS: dict[str, Method] = {
 def figure(runs: Sequence[Run], methods: Sequence[str], budget: int) -> dict[str, Any]:
     """The numbers behind Figure 1, left."""
     paired = pair(runs, methods, budget)
-    ranges = np.array([_range_of(name) for name in paired.problems])
+    ranges = np.array([range_of(name) for name in paired.problems])
     gaps = (paired.traces - paired.optima[:, None, None]) / ranges[:, None, None]
     needed = evaluations_to(gaps, _GAP)
     means = paired.by_problem(needed)
@@ -119,7 +119,7 @@ def figure(runs: Sequence[Run], methods: Sequence[str], budget: int) -> dict[str
     }
 
 
-def _range_of(problem: str) -> float:
+def range_of(problem: str) -> float:
     kind, tasks_seed, task = problem.split("-")
     return make(0, int(task), int(tasks_seed)).value_range
 

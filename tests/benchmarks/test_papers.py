@@ -11,9 +11,11 @@ import pytest
 
 from benchmarks.papers import assael, wang
 from benchmarks.papers.items import RESULTS, Claim, Item, lower, main, verdict
+from benchmarks.papers.pictures import save
 
 pytestmark = pytest.mark.skipif(not RESULTS.exists(), reason="runs are not in an sdist")
-PAGE = Path(__file__).parents[2] / "docs" / "papers.md"
+DOCS = Path(__file__).parents[2] / "docs"
+PICTURES = DOCS / "images" / "papers"
 PAPERS = ("jenatton", "levesque", "assael", "perrone", "wang")
 ITEMS = {
     (paper, item.name): item
@@ -31,15 +33,45 @@ def test_what_is_stated_follows_from_the_results(key: tuple[str, str]) -> None:
     assert f"Verdict: {found}" in text
 
 
-def test_the_page_has_each_item_and_its_verdict() -> None:
+def test_the_pages_have_each_item_and_its_verdict() -> None:
+    """The overview, and the page of each paper."""
     stated: dict[tuple[str, str], str] = {}
+    row = re.compile(
+        r"\| (?:\[.*\]\(papers/(\w+)\.md\) )?\| ([^|]+) \|.*\*\*([\w ]+)\*\*"
+    )
     paper = ""
-    for line in PAGE.read_text(encoding="utf-8").splitlines():
-        if m := re.match(r"`python -m benchmarks\.papers\.(\w+)`", line):
-            paper = m[1]
-        if m := re.match(r"\| ([^|]+) \| [^|]+ \| \*\*([\w ]+)\*\* \|", line):
-            stated[paper, m[1]] = m[2]
+    for line in (DOCS / "papers.md").read_text(encoding="utf-8").splitlines():
+        if m := row.match(line):
+            paper = m[1] or paper
+            stated[paper, m[2]] = m[3]
     assert stated == {key: item.stated for key, item in ITEMS.items()}
+    for paper in PAPERS:
+        text = (DOCS / "papers" / f"{paper}.md").read_text(encoding="utf-8")
+        found = re.findall(r"^## (.*)\n[^#]*?\*\*Verdict: ([\w ]+)\.\*\*", text, re.M)
+        assert {(paper, name): verdict for name, verdict in found} == {
+            key: item.stated for key, item in ITEMS.items() if key[0] == paper
+        }
+
+
+def test_pages_and_pictures_are_small_and_belong_together() -> None:
+    pages = [DOCS / "papers" / f"{paper}.md" for paper in PAPERS]
+    texts = [page.read_text(encoding="utf-8") for page in pages]
+    assert sum(len(text.split()) for text in texts) <= 6000
+    drawn = {item.picture[0] for item in ITEMS.values() if item.picture}
+    assert drawn == {p.name for p in PICTURES.iterdir()}
+    assert drawn == set(re.findall(r"images/papers/([\w.]+)", "".join(texts)))
+    assert all(p.stat().st_size <= 60_000 for p in PICTURES.iterdir())
+
+
+@pytest.mark.parametrize("key", [k for k in ITEMS if ITEMS[k].picture], ids="-".join)
+def test_pictures_are_drawn(key: tuple[str, str], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    if key[0] == "wang":
+        pytest.importorskip("sklearn")
+    name, draw = ITEMS[key].picture or ("", None)
+    assert draw is not None
+    save(draw(), tmp_path / name)
+    assert 1_000 < (tmp_path / name).stat().st_size <= 60_000
 
 
 @pytest.mark.parametrize(

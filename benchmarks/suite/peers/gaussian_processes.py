@@ -7,7 +7,7 @@ point. Models see columns that an `Encoding` makes.
 
 from __future__ import annotations
 
-__all__ = ["Encoding", "arc", "hierarchical", "imputed"]
+__all__ = ["Encoding", "PlainGP", "arc", "hierarchical", "imputed"]
 
 import math
 from collections.abc import Sequence
@@ -124,7 +124,7 @@ class Encoding(InputTransform):
         return encoded
 
 
-class _PlainGP(SingleTaskGP):
+class PlainGP(SingleTaskGP):
     """``SingleTaskGP`` whose fit evaluates the same objective by plain PyTorch.
 
     BoTorch asks a model for ``compute_custom_loss``. Of its own evaluation two thirds
@@ -155,7 +155,7 @@ class _PlainGP(SingleTaskGP):
         return -value / len(Z)
 
 
-class _RBFGP(_PlainGP):
+class _RBFGP(PlainGP):
     """The same with BoTorch's default kernel and priors, by formulas in NumPy."""
 
     _squares: np.ndarray | None = None
@@ -234,9 +234,13 @@ class _RBFLoss(torch.autograd.Function):
         return (*(gradient * part for part in ctx.gradients), None, None, None)
 
 
-def _suggest(problem: Any, X: Tensor, Y: Tensor, model: SingleTaskGP) -> Tensor:
-    """Fit the model; the point of the largest LogEI."""
-    fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+def _suggest(
+    problem: Any, X: Tensor, Y: Tensor, model: SingleTaskGP, steps: int | None = None
+) -> Tensor:
+    """Fit the model, in at most so many steps; the point of the largest LogEI."""
+    mll = ExactMarginalLogLikelihood(model.likelihood, model)
+    options = {} if steps is None else {"options": {"maxiter": steps}}
+    fit_gpytorch_mll(mll, optimizer_kwargs=options)
     criterion = LogExpectedImprovement(model, best_f=Y.max())
     return optimize_acqf_paths(criterion, space=problem.space, X_avoid=X)[0]
 
@@ -248,20 +252,23 @@ def imputed(problem: Any, X: Tensor, Y: Tensor, seed: int) -> Tensor:
     return _suggest(problem, X, Y, model)
 
 
-def arc(problem: Any, X: Tensor, Y: Tensor, seed: int) -> Tensor:
+def arc(
+    problem: Any, X: Tensor, Y: Tensor, seed: int, steps: int | None = None
+) -> Tensor:
     """``SingleTaskGP`` with GPyTorch's ``ArcKernel`` (Swersky et al. 2014).
 
     A column is a point on an arc where it is active and the centre of the circle where
     not. Angles and radii belong to the column; the base kernel is Matern-5/2, the prior
     of the radii that of GPyTorch's example. Angles have the kernel's limits and no
-    prior: the example's puts mass beyond them.
+    prior: the example's puts mass beyond them. A fit takes hundreds of steps, as its
+    objective is flat; ``steps`` is how many it may take.
     """
     Y = finite(Y)
     encoding = Encoding(problem.space, inactive="marked")
     kernel = _arc_kernel(len(encoding.source))
     with validate_input_scaling(False):  # -1 marks inactive columns
-        model = _PlainGP(X, Y, covar_module=kernel, input_transform=encoding)
-    return _suggest(problem, X, Y, model)
+        model = PlainGP(X, Y, covar_module=kernel, input_transform=encoding)
+    return _suggest(problem, X, Y, model, steps)
 
 
 def _arc_kernel(k: int) -> ScaleKernel:
@@ -292,7 +299,7 @@ def hierarchical(problem: Any, X: Tensor, Y: Tensor, seed: int) -> Tensor:
     """
     Y, space = finite(Y), problem.space
     encoding, kernel = _hierarchical_kernel(space)
-    model = _PlainGP(X, Y, covar_module=kernel, input_transform=encoding)
+    model = PlainGP(X, Y, covar_module=kernel, input_transform=encoding)
     return _suggest(problem, X, Y, model)
 
 
