@@ -38,6 +38,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
+from botorch_structured.linalg.factor import failed
+
 
 @dataclass(frozen=True)
 class Bucket:
@@ -271,9 +273,8 @@ def factorise(
     Raises:
         NotPSDError: If a block is not positive definite even with jitter.
     """
-    # One look at all flags together: on a GPU the host waits for each.
     factors, flags = _factorise(blocks, residual, num_weights, torch.linalg.cholesky_ex)
-    if bool(torch.cat(flags).any()):
+    if failed(flags):
         factors, _ = _factorise(
             blocks, residual, num_weights, lambda A: (psd_safe_cholesky(A), A[:0])
         )
@@ -292,7 +293,7 @@ def _factorise(
     halves, flags = [], []
     for block in blocks:
         chol, flag = cholesky(block.covariance)
-        flags.append(flag.reshape(-1))
+        flags.append(flag)
         padded = pad_rows(residual, block.bucket).unsqueeze(-1)
         both = torch.cat([padded, block.features], dim=-1)
         half = torch.linalg.solve_triangular(chol, both, upper=False)
@@ -304,7 +305,7 @@ def _factorise(
         total = total + half[..., 0].flatten() @ rows
         halves.append((padded, half[..., 1:], chol))
     precision_chol, flag = cholesky(precision)
-    flags.append(flag.reshape(-1))
+    flags.append(flag)
     weight_mean = torch.cholesky_solve(total.unsqueeze(-1), precision_chol).squeeze(-1)
     # A^-1 r - A^-1 F mu is equal to what is computed here, but loses digits
     mean = pad(weight_mean, (0, 1))

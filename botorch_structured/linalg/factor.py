@@ -1,15 +1,18 @@
 """Cholesky factors with jitter where there is none without, and conditioning.
 
 Torch's ``psd_safe_cholesky`` takes ten times as long as LAPACK for matrices of a few
-rows, which a fit factorises some hundred times.
+rows, which a fit factorises some hundred times. A CUDA graph cannot wait for the flags
+of LAPACK: whoever replays it reads them (``unread_flags``).
 """
 
 from __future__ import annotations
 
-__all__ = ["cholesky", "given_last", "inverse_factors"]
+__all__ = ["cholesky", "failed", "given_last", "inverse_factors", "unread_flags"]
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import numpy as np
 import torch
@@ -25,6 +28,36 @@ Array = NDArray[np.float64]
 # Many matrices of up to this size are factorised by one call of NumPy, in a third of
 # the time of LAPACK one by one; of 16 rows on that takes longer.
 _SMALL = 8
+_UNREAD: ContextVar[list[Tensor] | None] = ContextVar("unread_flags", default=None)
+
+
+@contextmanager
+def unread_flags() -> Iterator[list[Tensor]]:
+    """Within it ``failed`` reads no flags, and says that nothing has failed.
+
+    Yields:
+        The flags that it was given meanwhile; the result is wrong unless all are zero.
+    """
+    flags: list[Tensor] = []
+    token = _UNREAD.set(flags)
+    try:
+        yield flags
+    finally:
+        _UNREAD.reset(token)
+
+
+def failed(flags: Sequence[Tensor]) -> bool:
+    """Whether a factorisation failed; a device is waited for once for all of them.
+
+    Args:
+        flags: The second outputs of ``torch.linalg.cholesky_ex``.
+    """
+    every = torch.cat([flag.reshape(-1) for flag in flags])
+    unread = _UNREAD.get()
+    if unread is None:
+        return bool(every.any())
+    unread.append(every)
+    return False
 
 
 def cholesky(

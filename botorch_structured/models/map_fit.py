@@ -6,28 +6,39 @@ __all__ = [
     "FIT_OPTIONS",
     "FLAT_FIT_OPTIONS",
     "ArrayObjective",
+    "DeviceObjective",
     "accept_rounding",
     "fit_map",
 ]
 
+import logging
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 from warnings import WarningMessage
 
 import numpy as np
+import torch
 from botorch.exceptions.warnings import OptimizationWarning
 from botorch.fit import DEFAULT_WARNING_HANDLER
 from botorch.optim.core import OptimizationResult, OptimizationStatus
+from botorch.optim.utils.model_utils import get_parameters_and_bounds
+from botorch.optim.utils.numpy_utils import get_bounds_as_ndarray
 from botorch.optim.utils.timeout import minimize_with_timeout
 from gpytorch.mlls import MarginalLogLikelihood
+from linear_operator.utils.errors import NanError
 from numpy.typing import NDArray
 from scipy import optimize
+from torch import Tensor
 
 from botorch_structured._botorch_names import fit_fallback
+from botorch_structured.linalg.factor import unread_flags
 from botorch_structured.models.contexts import few_threads
+
+_logger = logging.getLogger("botorch_structured")
+_GPU = "cuda"
 
 #: Options of L-BFGS-B on the objective per data point. Smaller tolerances did not
 #: change predictions. Twice as many corrections as by default save a tenth of the
@@ -67,6 +78,112 @@ class ArrayObjective(Protocol):
         """Set the raw parameters of the model."""
 
 
+class DeviceObjective:
+    """An ``ArrayObjective`` on a GPU, which replays its evaluation as one CUDA graph.
+
+    A GPU takes a few hundred times as long to be started for the operations of an
+    evaluation, one by one, as for their numbers. The first evaluation is plain, and
+    leaves caches of the data. From the second on the graph is replayed, except where a
+    matrix needs jitter. Where there is no graph, because the host has to wait for the
+    device within an evaluation, all are plain, and the logger says so.
+
+    Args:
+        mll: The objective, of a model with ``compute_custom_loss``.
+        record: Makes a graph: what replays a function, and its result, which each
+            replay overwrites.
+
+    Raises:
+        RuntimeError: By ``record``, if there is none.
+    """
+
+    def __init__(
+        self,
+        mll: MarginalLogLikelihood,
+        record: Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]],
+    ) -> None:
+        parameters, bounds = get_parameters_and_bounds(mll, requires_grad=True)
+        self._mll, self._free = mll, list(parameters.values())
+        self._theta = _in_one(self._free)
+        self.units = np.ones(len(self._theta))
+        limits = get_bounds_as_ndarray(parameters, bounds)
+        none = np.multiply.outer(self.units, (-np.inf, np.inf))
+        self.bounds = none if limits is None else limits
+        self._record, self._calls = record, 0
+        self._graph: tuple[Callable[[], None], Tensor] | None = None
+
+    def __call__(self, theta: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+        """See ``ArrayObjective``."""
+        self._theta.copy_(torch.from_numpy(theta))
+        self._calls += 1
+        if self._calls == 2:
+            try:
+                self._graph = self._record(self._unread)
+            except RuntimeError as error:
+                name = type(self._mll.model).__name__
+                _logger.info("No CUDA graph for a fit of %s: %s", name, error)
+        k, found = 1 + len(theta), None
+        if self._graph is not None:
+            self._graph[0]()
+            found = self._graph[1].cpu().numpy()
+        if found is None or found[k:].any():
+            try:
+                found = self._evaluate().cpu().numpy()
+            except NanError:
+                found = np.full(k, np.nan)
+        return float(found[0]), found[1:k]
+
+    def _unread(self) -> Tensor:
+        """Value, gradient and flags, without a look at any of them."""
+        with unread_flags() as flags:
+            found = self._evaluate()
+        return _in_one([found, *flags])
+
+    def _evaluate(self) -> Tensor:
+        """Value and gradient at ``_theta``."""
+        self._set()
+        loss = self._mll.model.compute_custom_loss(self._mll)
+        slopes = torch.autograd.grad(loss, self._free, materialize_grads=True)
+        return _in_one([loss, *slopes])
+
+    @torch.no_grad()
+    def _set(self) -> None:
+        parts = self._theta.split([p.numel() for p in self._free])
+        for p, part in zip(self._free, parts, strict=True):
+            p.copy_(part.view_as(p))
+
+    def read(self) -> NDArray[np.float64]:
+        """See ``ArrayObjective``."""
+        return _in_one(self._free).cpu().numpy()
+
+    def write(self, theta: NDArray[np.float64]) -> None:
+        """See ``ArrayObjective``."""
+        self._theta.copy_(torch.from_numpy(theta))
+        self._set()
+
+
+def _in_one(parts: Sequence[Tensor]) -> Tensor:
+    return torch.cat([part.detach().double().view(-1) for part in parts])
+
+
+def _cuda_graph(function: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+    """A function as a CUDA graph, see ``DeviceObjective``."""
+    # a capture that fails would leave the device's random generator unusable
+    mode = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            function()
+        finally:
+            torch.cuda.set_sync_debug_mode(mode)
+    if any("synchronizing CUDA operation" in str(w.message) for w in found):
+        raise RuntimeError("the host waits for the device in an evaluation.")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = function()
+    return graph.replay, result
+
+
 def fit_map(
     mll: MarginalLogLikelihood,
     options: Mapping[str, Any] | None = None,
@@ -82,9 +199,9 @@ def fit_map(
         mll: The objective.
         options: Default options of L-BFGS-B; not used with a closure or an optimiser
             of the caller.
-        objective: The same objective in closed form. It is handed to SciPy unless the
-            caller has an optimiser of their own, or arguments to one that need the
-            objective itself.
+        objective: The same objective in closed form; a ``DeviceObjective`` of one GP
+            on a GPU by default. It is handed to SciPy unless the caller has an
+            optimiser of their own, or arguments to one that need the objective itself.
         closure: See ``fit_gpytorch_mll``.
         closure_kwargs: See there.
         optimizer_kwargs: See there.
@@ -96,8 +213,13 @@ def fit_map(
         merged = {**(options or {}), **given}
         optimizer_kwargs = {**(optimizer_kwargs or {}), "options": merged or None}
         known = {"options", "method", "timeout_sec"}
-        if objective and closure_kwargs is None and known.issuperset(optimizer_kwargs):
-            kwargs["optimizer"] = partial(_minimise, objective)
+        if closure_kwargs is None and known.issuperset(optimizer_kwargs):
+            devices = {p.device.type for p in mll.parameters()}
+            one = mll.model.train_targets.ndim == 1
+            if objective is None and one and devices == {_GPU}:
+                objective = DeviceObjective(mll, _cuda_graph)
+            if objective:
+                kwargs["optimizer"] = partial(_minimise, objective)
     return fit_fallback(
         mll,
         closure=closure,

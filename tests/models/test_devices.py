@@ -7,10 +7,12 @@ not change with the number of leaves, tasks or virtual points, nor with that of
 candidates.
 """
 
+import logging
 from collections.abc import Callable
 from copy import deepcopy
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from botorch.acquisition import LogExpectedImprovement, qLogExpectedImprovement
@@ -31,8 +33,10 @@ from botorch_structured.models import (
     SampledGP,
     TreedGP,
     TreeStructuredGP,
+    map_fit,
 )
 from botorch_structured.models.ablr.feature_maps import TanhNetwork
+from botorch_structured.models.map_fit import DeviceObjective
 
 BEST = 0.3
 
@@ -363,3 +367,107 @@ def test_slice_sampling_moves_data_once() -> None:
             moves.append([str(w) for w in waits if w.numel >= 20])
     assert moves[0] == moves[1]
     assert 0 < len(moves[0]) < 10
+
+
+# -- fits by a graph of one evaluation ------------------------------------------------
+
+
+class Recorder:
+    """In the place of a CUDA graph: refuses waits, and counts replays."""
+
+    def __init__(self, device: RehearsedDevice) -> None:
+        self.device, self.replays, self.made = device, 0, 0
+
+    def __call__(
+        self, function: Callable[[], Tensor]
+    ) -> tuple[Callable[[], None], Tensor]:
+        with self.device.counting() as waits:
+            result = function()
+        if waits:
+            raise RuntimeError("the host waits.")
+        self.made += 1
+
+        def replay() -> None:
+            self.replays += 1
+            result.copy_(function())
+
+        return replay, result
+
+
+@pytest.mark.parametrize("name", ["TreeStructuredGP", "ConditionalGP", "TreedGP"])
+def test_replayed_evaluations_are_plain_ones(name: str) -> None:
+    make, points, size, n, _ = CASES[name]
+    X = points(size, n, 0)
+    model = make(X, size)
+    mll = mll_of(model).train()
+    free = [p for p in mll.parameters() if p.requires_grad]
+    with RehearsedDevice() as device:
+        record = Recorder(device)
+        other = mll_of(make(X.to("meta"), size)).train()
+        objective = DeviceObjective(other, record)
+        start = objective.read()
+        for i in range(4):
+            theta = np.clip(start + 0.1 * i, *objective.bounds.T)
+            value, gradient = objective(theta)
+            parts = torch.as_tensor(theta).split([p.numel() for p in free])
+            with torch.no_grad():
+                for p, part in zip(free, parts, strict=True):
+                    p.copy_(part.view_as(p))
+            loss = model.compute_custom_loss(mll)
+            slopes = torch.autograd.grad(loss, free, materialize_grads=True)
+            assert value == pytest.approx(loss.item(), rel=1e-10)
+            flat = torch.cat([s.view(-1) for s in slopes]).numpy()
+            np.testing.assert_allclose(gradient, flat, rtol=1e-8, atol=1e-10)
+        assert (record.made, record.replays) == (1, 3)
+
+
+def test_jitter_is_added_outside_of_the_graph() -> None:
+    """Points twice, and no noise: the matrices have no factors without it."""
+    X = leaf_points(2, 20, 0)
+    X = torch.cat([X, X])
+    with RehearsedDevice() as device:
+        record = Recorder(device)
+        mll = mll_of(tree_gp(X.to("meta"), 2)).train()
+        noise = mll.likelihood.noise_covar
+        noise.raw_noise_constraint.lower_bound.fill_(1e-30)
+        objective = DeviceObjective(mll, record)
+        theta = objective.read()
+        names = [n for n, p in mll.named_parameters() if p.requires_grad]
+        theta[names.index("likelihood.noise_covar.raw_noise")] = np.log(1e-30)
+        plain, again = objective(theta), objective(theta)
+    assert record.replays == 1
+    assert np.isfinite(plain[0]) and plain[0] == again[0]
+    np.testing.assert_array_equal(plain[1], again[1])
+
+
+def test_where_the_host_waits_evaluations_are_plain(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with RehearsedDevice() as device, caplog.at_level(logging.INFO):
+        record = Recorder(device)
+        mll = mll_of(ablr(task_points(3, 30, 0).to("meta"), 3)).train()
+        objective = DeviceObjective(mll, record)
+        values = [objective(objective.read())[0] for _ in range(3)]
+    assert values[0] == pytest.approx(values[1], rel=1e-12) and record.made == 0
+    assert "CUDA graph for a fit of MultiTaskABLR" in caplog.text
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("name", ["TreeStructuredGP", "TreedGP"])
+def test_a_fit_by_replays_is_that_of_the_cpu(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, points, size, n, _ = CASES[name]
+    X = points(size, n, 0)
+    losses = []
+    with RehearsedDevice() as device:
+        record = Recorder(device)
+        monkeypatch.setattr(map_fit, "_cuda_graph", record)
+        monkeypatch.setattr(map_fit, "_GPU", "meta")
+        for place in ("cpu", "meta"):
+            model = make(X.to(place), size)
+            mll = fit_gpytorch_mll(mll_of(model)).train()
+            with torch.no_grad():
+                losses.append(model.compute_custom_loss(mll).item())
+    assert record.made and record.replays > 5 * record.made
+    assert losses[1] == pytest.approx(losses[0], abs=1e-3)

@@ -54,6 +54,7 @@ from scipy.linalg import blas, lapack
 from torch import Tensor
 
 from botorch_structured.linalg.correlations import Correlation
+from botorch_structured.linalg.factor import failed
 from botorch_structured.models.treed.cart import Array, Rows, TreeNode
 from botorch_structured.models.treed.scoring import Point, likelihood, thinned
 
@@ -186,8 +187,7 @@ def path_evidence(
         matrices.append(K + torch.diag_embed(v))
         residuals.append(y[rows] - m)
     factors = [torch.linalg.cholesky_ex(K) for K in matrices]
-    # read from the device once for all of them
-    if torch.cat([failed for _, failed in factors]).any():
+    if failed([flag for _, flag in factors]):
         roots = [psd_safe_cholesky(K) for K in matrices]
     else:
         roots = [root for root, _ in factors]

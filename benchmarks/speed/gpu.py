@@ -1,0 +1,444 @@
+"""What a GPU gains: each row on it and on one thread of its host, in one run.
+
+    python -m benchmarks.speed.gpu --out FILE [--device cuda] [--rows NAME ...]
+    python -m benchmarks.speed.gpu --report FILE
+
+Wall times of a process with one thread, in float64: medians of calls after one that
+does not count. An evidence is the objective of a fit with its gradient at the first
+hyperparameters, with the copies of parameters to the device and of the result back. It
+is computed plainly, and as fits do, by the replay of one CUDA graph; the number of
+kernels is the profiler's. Each row is a line of ``--out``, a row that fails has its
+error there. ``--quick`` takes small data and other devices than a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import statistics
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import torch
+from botorch.fit import fit_gpytorch_mll
+from botorch.sampling import IIDNormalSampler
+from torch import Tensor
+from torch.func import functional_call, grad_and_value, vmap
+
+from benchmarks.speed import report
+from benchmarks.speed.problems import binary_tree, flat_tree, make_data, sizes
+from benchmarks.speed.tree_rows import evaluation, objective
+from benchmarks.summary import markdown_table
+from botorch_structured.linalg.factor import unread_flags
+from botorch_structured.models import (
+    ConditionalGP,
+    MultiTaskABLR,
+    TreeStructuredGP,
+    map_fit,
+)
+from botorch_structured.spaces import ParameterTree
+
+Data = tuple[Tensor, Tensor, Any]
+Row = Iterator[tuple[str, Any]]
+
+_SECONDS = 0.5  # for the calls of one time
+_NOISE = 0.02
+
+
+def seconds(call: Callable[[], object], device: str, calls: int = 30) -> float:
+    """The median of some calls, after one that does not count."""
+    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    call()
+    wait()
+    times: list[float] = []
+    while len(times) < calls and sum(times) < _SECONDS:
+        start = time.perf_counter()
+        call()
+        wait()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def kernels(call: Callable[[], object], device: str) -> int | None:
+    """How many kernels a call starts on a GPU."""
+    if device != "cuda":
+        return None
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        call()
+        torch.cuda.synchronize()
+    events = [e.name for e in seen.events() if e.device_type.name == "CUDA"]
+    return sum(not name.startswith(("Memcpy", "Memset")) for name in events)
+
+
+def binary(paths: int, n: int, largest: int | None = None) -> Data:
+    """Data of a tree of binary decisions."""
+    tree = binary_tree(paths)
+    return *make_data(tree, sizes(paths, n, largest)), tree
+
+
+def flat(paths: int, n: int) -> Data:
+    """Data of a decision with one column for each value."""
+    tree = flat_tree(paths)
+    return *make_data(tree, sizes(paths, n)), tree
+
+
+def two_decisions(values: int, n: int) -> Data:
+    """``values ** 2`` paths of two decisions; values of the first have 3 columns."""
+    columns = {float(v): [2 + 3 * v + j for j in range(3)] for v in range(values)}
+    either: dict[float, list[int]] = {float(v): [] for v in range(values)}
+    tree = ParameterTree(2 + 3 * values, {0: columns, 1: either})
+    g = torch.Generator().manual_seed(0)
+    X = torch.full((n, tree.dim), 0.5, dtype=torch.float64)
+    number = torch.arange(n) % values**2
+    X[:, 0], X[:, 1] = number // values, number % values
+    own = torch.rand(n, 3, generator=g, dtype=torch.float64)
+    X.scatter_(1, (2 + 3 * X[:, :1].long()) + torch.arange(3), own)
+    noise = torch.randn(n, 1, generator=g, dtype=torch.float64)
+    Y = (X[:, :1] * 0.7).sin() + (6.0 * own).sin().sum(-1, keepdim=True) + 0.1 * noise
+    return X, Y, tree
+
+
+Make = Callable[[Data], Any]
+
+
+def tree_gp(data: Data, **options: Any) -> TreeStructuredGP:
+    """The tree model."""
+    model = TreeStructuredGP(*data, **options)
+    model.likelihood.noise = _NOISE
+    return model
+
+
+def conditional_gp(data: Data) -> ConditionalGP:
+    """The conditional model."""
+    model = ConditionalGP(*data)
+    model.likelihood.noise = _NOISE
+    return model
+
+
+def on(device: str, data: Data) -> Data:
+    """The data there."""
+    X, Y, tree = data
+    return X.to(device), Y.to(device), tree
+
+
+def no_graph(function: Callable[[], Tensor]) -> Any:
+    """In the place of the recording of a graph."""
+    raise RuntimeError("not wanted.")
+
+
+def evidence(
+    device: str, data: Callable[[], Data], make: Make = tree_gp, host: bool = True
+) -> Row:
+    """An evidence with its gradient."""
+    given = data()
+    mll = objective(make(on(device, given))).train()
+    plain = map_fit.DeviceObjective(mll, no_graph)
+    theta = plain.read()
+    value, gradient = plain(theta)
+    yield "plain", seconds(partial(plain, theta), device)
+    yield "kernels", kernels(partial(plain, theta), device)
+    if device == "cuda":
+        graph = map_fit.DeviceObjective(mll, map_fit._cuda_graph)
+        graph(theta)
+        start = time.perf_counter()
+        graph(theta)  # records it
+        yield "record", time.perf_counter() - start
+        yield "graph", seconds(partial(graph, theta), device, 100)
+        yield "is a graph", graph._graph is not None
+        yield "gap of gradients", float(abs(graph(theta)[1] - gradient).max())
+        yield "MiB", torch.cuda.max_memory_allocated() / 2**20
+    if not host:
+        return
+    other = objective(make(given)).train()
+    here: Any
+    if isinstance(other.model, MultiTaskABLR):
+        here = partial(map_fit.DeviceObjective(other, no_graph), theta)
+    else:
+        here = evaluation(other)
+    yield "gap of values", abs(here()[0] - value)
+    yield "host", seconds(here, "cpu", 10)
+
+
+def ablr_data(rows: int, tasks: int) -> Data:
+    """Ten inputs of a function that is shifted in each task."""
+    g = torch.Generator().manual_seed(0)
+    X = torch.rand(rows, 11, generator=g, dtype=torch.float64)
+    X[:, 0] = torch.arange(rows) * tasks // rows
+    shift = torch.rand(tasks, generator=g, dtype=torch.float64)[X[:, 0].long()]
+    Y = (3.0 * (X[:, 1:].sum(-1) + shift)).sin().unsqueeze(-1)
+    noise = torch.randn(rows, 1, generator=g, dtype=torch.float64)
+    return X, Y + 0.1 * noise, 0
+
+
+def ablr(data: Data) -> MultiTaskABLR:
+    """Networks of equal weights."""
+    torch.manual_seed(0)
+    return MultiTaskABLR(data[0], data[1], task_feature=0)
+
+
+def many_parameters(device: str, count: int, data: Callable[[], Data]) -> Row:
+    """Evidences with gradients at many hyperparameters: chains, restarts."""
+    given = data()
+    model = tree_gp(on(device, given))
+    mll = objective(model).train()
+    model.compute_custom_loss(mll)
+    start = {n: p.detach() for n, p in mll.named_parameters() if p.requires_grad}
+    many = {
+        n: torch.stack([p + 1e-3 * i for i in range(count)]) for n, p in start.items()
+    }
+
+    class Loss(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mll = mll
+
+        def forward(self) -> Tensor:
+            with unread_flags() as flags:
+                loss = model.compute_custom_loss(mll)
+            worst = torch.cat(flags).abs().amax()
+            return torch.where(worst == 0, loss, torch.nan)
+
+    module = Loss()
+
+    def one(values: Mapping[str, Tensor]) -> Tensor:
+        named = {f"mll.{name}": value for name, value in values.items()}
+        return functional_call(module, named, ())
+
+    all_of_them = vmap(grad_and_value(one))
+
+    def evaluate() -> Tensor:
+        slopes, value = all_of_them(many)
+        return torch.cat([value.flatten(), *(s.flatten() for s in slopes.values())])
+
+    yield "plain", seconds(evaluate, device)
+    yield "kernels", kernels(evaluate, device)
+    if device == "cuda":
+        replay, result = map_fit._cuda_graph(evaluate)
+        yield "graph", seconds(replay, device, 100)
+        yield "gap", float((result - evaluate()).abs().max())
+    here = evaluation(objective(tree_gp(given)))
+    yield "host", count * seconds(here, "cpu", 10)
+
+
+def many_data_sets(device: str, count: int, paths: int, n: int) -> Row:
+    """Evidences with gradients of data sets of one space, as one batched model."""
+    tree = binary_tree(paths)
+    sets = [make_data(tree, sizes(paths, n), seed) for seed in range(min(count, 4))]
+    sets = [sets[i % len(sets)] for i in range(count)]
+    X, Y = (torch.stack(parts) for parts in zip(*sets, strict=True))
+    model = tree_gp((X.to(device), Y.to(device), tree))
+    mll = objective(model).train()
+    parameters = [p for p in mll.parameters() if p.requires_grad]
+
+    def evaluate() -> Tensor:
+        loss = model.compute_custom_loss(mll)
+        return torch.autograd.grad(loss.sum(), parameters)[0]
+
+    yield "plain", seconds(evaluate, device, 10)
+    yield "kernels", kernels(evaluate, device)
+    if device == "cuda":
+        yield "MiB", torch.cuda.max_memory_allocated() / 2**20
+    here = evaluation(objective(tree_gp((*sets[0], tree))))
+    yield "host", count * seconds(here, "cpu", 10)
+
+
+def whole_fit(device: str, data: Callable[[], Data], make: Make = tree_gp) -> Row:
+    """Construction and fit; plainly, too."""
+    given = data()
+
+    def fit(where: str) -> Any:
+        model = make(on(where, given))
+        fit_gpytorch_mll(objective(model))
+        return model
+
+    losses = []
+    record = map_fit._cuda_graph
+    for name, where, how in (
+        ("graph", device, record),
+        ("plain", device, no_graph),
+        ("host", "cpu", record),
+    ):
+        map_fit._cuda_graph = how
+        try:
+            yield name, seconds(partial(fit, where), where, 3)
+            model = fit(where)
+        finally:
+            map_fit._cuda_graph = record
+        mll = objective(model).train()
+        with torch.no_grad():
+            losses.append(len(given[0]) * float(model.compute_custom_loss(mll)))
+    yield "nats", losses
+
+
+def posterior(device: str, data: Callable[[], Data], count: int, chunk: int) -> Row:
+    """Means and variances of many candidates one by one, in chunks."""
+    given = data()
+    X, _, tree = given
+    others = X[torch.arange(count) % len(X)].clone()
+    g = torch.Generator().manual_seed(1)
+    free = [c for c in range(tree.dim) if c not in tree.decision_columns]
+    others[:, free] = torch.rand(count, len(free), generator=g, dtype=torch.float64)
+    for name, where in (("plain", device), ("host", "cpu")):
+        model = tree_gp(on(where, given)).eval()
+        points = others.unsqueeze(-2).to(where)
+
+        def predict(model: Any = model, points: Tensor = points) -> None:
+            with torch.no_grad():
+                for part in points.split(chunk):
+                    found = model.posterior(part)
+                    _ = found.mean, found.variance
+
+        yield name, seconds(predict, where, 3)
+
+
+def fantasies(device: str, data: Callable[[], Data], count: int) -> Row:
+    """That many outcomes at 4 points, and posteriors of 64 points given each."""
+    given = data()
+    X = given[0]
+    for name, where in (("plain", device), ("host", "cpu")):
+        model = tree_gp(on(where, given)).eval()
+        new, points = (X[:4] + 1e-3).to(where), X[:64].to(where).unsqueeze(-2)
+
+        def condition(
+            model: Any = model, new: Tensor = new, points: Tensor = points
+        ) -> None:
+            sampler = IIDNormalSampler(torch.Size([count]), seed=0)
+            with torch.no_grad():
+                found = model.fantasize(new, sampler).posterior(points.unsqueeze(1))
+                _ = found.mean, found.variance
+
+        yield name, seconds(condition, where, 3)
+
+
+_EIGHT, _SIXTY_FOUR = partial(binary, 8, 400), partial(binary, 64, 2000)
+_UNEVEN, _MANY = partial(binary, 16, 1000, 600), partial(binary, 200, 1000)
+_QUICK = partial(binary, 3, 12)
+
+#: By name: what a row yields, given the device.
+ROWS: dict[str, Callable[[str], Row]] = {
+    "evidence: 8 paths, 400 points": partial(evidence, data=_EIGHT),
+    "evidence: 64 paths, 2,000 points": partial(evidence, data=_SIXTY_FOUR),
+    "evidence: 200 paths, 1,000 points": partial(evidence, data=_MANY),
+    "evidence: 16 paths, 1,000 points, 600 on one": partial(evidence, data=_UNEVEN),
+    "ConditionalGP: 8 paths, 400 points": partial(
+        evidence, data=_EIGHT, make=conditional_gp
+    ),
+    "ConditionalGP: 64 paths, 2,000 points": partial(
+        evidence, data=_SIXTY_FOUR, make=conditional_gp
+    ),
+    "64 hyperparameters at once: 8 paths, 400 points": partial(
+        many_parameters, count=64, data=_EIGHT
+    ),
+    "64 hyperparameters at once: 64 paths, 2,000 points": partial(
+        many_parameters, count=64, data=_SIXTY_FOUR
+    ),
+    "64 data sets at once: 8 paths, 400 points": partial(
+        many_data_sets, count=64, paths=8, n=400
+    ),
+    "64 data sets at once: 64 paths, 2,000 points": partial(
+        many_data_sets, count=64, paths=64, n=2000
+    ),
+    "fit: 8 paths, 400 points": partial(whole_fit, data=_EIGHT),
+    "fit: 64 paths, 2,000 points": partial(whole_fit, data=_SIXTY_FOUR),
+    "fantasies: 512 at 4 points, 64 paths, 2,000 points": partial(
+        fantasies, data=_SIXTY_FOUR, count=512
+    ),
+    "posterior: 1,000,000 candidates, 64 paths, 2,000 points": partial(
+        posterior, data=_SIXTY_FOUR, count=1_000_000, chunk=20_000
+    ),
+    "evidence: 1,000 paths, 100,000 points": partial(
+        evidence, data=partial(flat, 1000, 100_000)
+    ),
+    "MultiTaskABLR: 30,000 rows, 30 tasks": partial(
+        evidence, data=partial(ablr_data, 30_000, 30), make=ablr
+    ),
+    "MultiTaskABLR: 750,000 rows, 30 tasks": partial(
+        evidence, data=partial(ablr_data, 750_000, 30), make=ablr
+    ),
+    "evidence: 10,000 paths, 1,000,000 points": partial(
+        evidence,
+        data=partial(two_decisions, 100, 1_000_000),
+        make=partial(tree_gp, shared_features="none"),
+        host=False,
+    ),
+}
+#: Of small data.
+QUICK: dict[str, Callable[[str], Row]] = {
+    "evidence": partial(evidence, data=_QUICK),
+    "conditional": partial(evidence, data=_QUICK, make=conditional_gp),
+    "hyperparameters": partial(many_parameters, count=3, data=_QUICK),
+    "data sets": partial(many_data_sets, count=3, paths=3, n=12),
+    "fit": partial(whole_fit, data=_QUICK),
+    "posterior": partial(posterior, data=_QUICK, count=50, chunk=20),
+    "fantasies": partial(fantasies, data=_QUICK, count=5),
+    "ablr": partial(evidence, data=partial(ablr_data, 60, 3), make=ablr),
+    "two decisions": partial(
+        evidence,
+        data=partial(two_decisions, 3, 40),
+        make=partial(tree_gp, shared_features="none"),
+    ),
+}
+
+
+def run(name: str, row: Callable[[str], Row], device: str) -> dict[str, Any]:
+    """What a row found, with its error if it has one."""
+    found: dict[str, Any] = {}
+    if device == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    start = time.perf_counter()
+    try:
+        for what, value in row(device):
+            found[what] = value
+    except Exception:
+        found["error"] = traceback.format_exc(limit=-6)[-1500:]
+    where = torch.cuda.get_device_name() if device == "cuda" else device
+    spent = time.perf_counter() - start
+    return {"row": name, "device": where, **found, "spent": spent}
+
+
+def table(path: Path) -> str:
+    """The Markdown table of a file."""
+    header = ["", "one thread", "GPU, plainly", "GPU, as fits do", "kernels"]
+    lines = []
+    for text in path.read_text(encoding="utf-8").splitlines():
+        found = json.loads(text)
+        times = [found.get(key) for key in ("host", "plain", "graph")]
+        cells = ["" if t is None else f"{1e3 * t:,.2g} ms" for t in times]
+        lines.append([found["row"], *cells, str(found.get("kernels", ""))])
+    return markdown_table(header, lines)
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--out", help="results are added to this JSONL file")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--rows", nargs="+", metavar="NAME")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--report", type=Path, help="print the table of this file")
+    options = parser.parse_args()
+    if options.report:
+        print(table(options.report))
+        return
+    torch.set_num_threads(1)
+    logging.basicConfig(level=logging.WARNING)
+    logging.getLogger("botorch_structured").setLevel(logging.INFO)
+    rows = QUICK if options.quick else ROWS
+    for name in options.rows or rows:
+        report(run(name, rows[name], options.device), options.out)
+
+
+if __name__ == "__main__":
+    main()
