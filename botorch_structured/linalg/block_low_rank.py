@@ -27,6 +27,7 @@ __all__ = [
     "positions",
 ]
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -216,14 +217,12 @@ class BlockFactor(NamedTuple):
     """Factors of one bucket.
 
     Attributes:
-        chol: Cholesky factors L_p of A_p (identity where padded), ``B x N x N``.
-        half_features: ``L_p^-1 F_p``, ``B x N x D``.
-        half_residual: ``L_p^-1 (r_p - F_p mu)``, ``B x N``.
+        inverse_chol: L_p^-1 of A_p = L_p L_p' (identity where padded), ``B x N x N``.
+        half: ``L_p^-1 [r_p - F_p mu, F_p]``, ``B x N x (1 + D)``.
     """
 
-    chol: Tensor
-    half_features: Tensor
-    half_residual: Tensor
+    inverse_chol: Tensor
+    half: Tensor
 
 
 class Factorisation(NamedTuple):
@@ -231,33 +230,52 @@ class Factorisation(NamedTuple):
 
     Attributes:
         blocks: Factors of each bucket.
-        precision_chol: Cholesky factor of M, ``V x V``.
+        weight_root: L^-1 of M = L L', ``V x V``.
         weight_mean: Posterior mean of the scaled weights M^-1 F'A^-1 r, ``V``.
     """
 
     blocks: list[BlockFactor]
-    precision_chol: Tensor
+    weight_root: Tensor
     weight_mean: Tensor
 
-    @property
-    def log_density(self) -> Tensor:
-        """The log density log N(r; 0, K)."""
+    def log_density(self, num_rows: int) -> Tensor:
+        """The log density log N(r; 0, K) of so many rows."""
+        roots = [*(block.inverse_chol for block in self.blocks), self.weight_root]
+        logs = torch.cat([r.diagonal(dim1=-1, dim2=-2).flatten() for r in roots]).log()
         # r'K^-1 r as a sum of squares at the posterior mean of the weights: r'A^-1 r -
         # u'mu is equal, but loses digits by cancellation when the noise is small
-        total = self.weight_mean.square().sum()
-        for chol in (*(block.chol for block in self.blocks), self.precision_chol):
-            total = total + 2.0 * chol.diagonal(dim1=-1, dim2=-2).log().sum()
-        for block in self.blocks:
-            total = total + block.half_residual.square().sum()
-        return -0.5 * total
+        rest = [block.half[..., 0].flatten() for block in self.blocks]
+        rest = torch.cat([*rest, self.weight_mean])
+        value = torch.sub(logs.sum(), rest.dot(rest), alpha=0.5)
+        return value - 0.5 * num_rows * math.log(2.0 * math.pi)
+
+    def derivatives(self, blocks: list[WeightedBlock]) -> list[tuple[Tensor, ...]]:
+        """Those of the density by A_p, F_p and the rows of r, see ``block_evidence``.
+
+        Args:
+            blocks: What was factorised.
+        """
+        mean = pad(self.weight_mean, (0, 1))
+        covariance = pad(self.weight_root.mT @ self.weight_root, (0, 1, 0, 1))
+        found: list[tuple[Tensor, ...]] = []
+        for block, (inverse, half) in zip(blocks, self.blocks, strict=True):
+            which, both = block.weights, inverse.mT @ half
+            pairs = which.unsqueeze(-1), which.unsqueeze(-2)
+            alpha, spread = both[..., :1], both[..., 1:] @ covariance[pairs]
+            left = torch.cat([alpha, spread], dim=-1)
+            precision = inverse.mT @ inverse
+            g = torch.baddbmm(precision, left, both.mT, beta=-0.5, alpha=0.5)
+            found.append((g, alpha * mean[which].unsqueeze(-2) - spread, -alpha))
+        return found
 
 
 def pad_rows(values: Tensor, bucket: Bucket, fill: float = 0.0) -> Tensor:
     """Gather ``n`` (``x k``) values into ``B x N`` (``x k``)."""
-    if bucket.real is None:
-        return values[bucket.index]
-    tail = values.new_full((1, *values.shape[1:]), fill)
-    return torch.cat([values, tail])[bucket.index]
+    if bucket.real is not None:
+        values = torch.cat([values, values.new_full((1, *values.shape[1:]), fill)])
+    # the derivative of an index sorts it on a GPU
+    rows = values.index_select(0, bucket.index.flatten())
+    return rows.unflatten(0, bucket.index.shape)
 
 
 def factorise(
@@ -288,30 +306,33 @@ def _factorise(
     cholesky: Callable[[Tensor], tuple[Tensor, Tensor]],
 ) -> tuple[Factorisation, list[Tensor]]:
     """See ``factorise``; also LAPACK's flags, zero where a matrix was definite."""
-    precision = torch.eye(num_weights, dtype=residual.dtype, device=residual.device)
-    total = residual.new_zeros(num_weights)
+    # M, and in the first column F'A^-1 r
+    gram = torch.eye(num_weights + 1, dtype=residual.dtype, device=residual.device)
     halves, flags = [], []
     for block in blocks:
         chol, flag = cholesky(block.covariance)
         flags.append(flag)
+        inverse = _inverse(chol)
         padded = pad_rows(residual, block.bucket).unsqueeze(-1)
-        both = torch.cat([padded, block.features], dim=-1)
-        half = torch.linalg.solve_triangular(chol, both, upper=False)
+        half = inverse @ torch.cat([padded, block.features], dim=-1)
         # features of all weights, and of one more, which unused places are
-        rows = half.new_zeros(*half.shape[:-1], num_weights + 1)
-        weights = block.weights.unsqueeze(1).expand_as(half[..., 1:])
-        rows = rows.scatter_add(-1, weights, half[..., 1:])[..., :-1].flatten(0, 1)
-        precision = precision + rows.mT @ rows
-        total = total + half[..., 0].flatten() @ rows
-        halves.append((padded, half[..., 1:], chol))
-    precision_chol, flag = cholesky(precision)
+        place = pad(block.weights + 1, (1, 0)).unsqueeze(1).expand_as(half)
+        rows = half.new_zeros(*half.shape[:-1], num_weights + 2)
+        rows = rows.scatter_add(-1, place, half)[..., :-1].flatten(0, 1)
+        gram = torch.addmm(gram, rows.mT, rows)
+        halves.append((padded, inverse, half[..., 1:]))
+    chol, flag = cholesky(gram[1:, 1:])
     flags.append(flag)
-    weight_mean = torch.cholesky_solve(total.unsqueeze(-1), precision_chol).squeeze(-1)
+    root = _inverse(chol)
+    mean = root.mT @ (root @ gram[1:, :1])
     # A^-1 r - A^-1 F mu is equal to what is computed here, but loses digits
-    mean = pad(weight_mean, (0, 1))
-    factors = []
-    for block, (padded, half_features, chol) in zip(blocks, halves, strict=True):
-        fit = block.features @ mean[block.weights].unsqueeze(-1)
-        half_residual = torch.linalg.solve_triangular(chol, padded - fit, upper=False)
-        factors.append(BlockFactor(chol, half_features, half_residual.squeeze(-1)))
-    return Factorisation(factors, precision_chol, weight_mean), flags
+    own, factors = pad(mean, (0, 0, 0, 1)), []
+    for block, (padded, inverse, half) in zip(blocks, halves, strict=True):
+        rest = inverse @ (padded - block.features @ own[block.weights])
+        factors.append(BlockFactor(inverse, torch.cat([rest, half], dim=-1)))
+    return Factorisation(factors, root, mean.squeeze(-1)), flags
+
+
+def _inverse(chol: Tensor) -> Tensor:
+    eye = torch.eye(chol.shape[-1], dtype=chol.dtype, device=chol.device)
+    return torch.linalg.solve_triangular(chol, eye.expand_as(chol), upper=False)

@@ -63,8 +63,9 @@ def squared_distance(a: Tensor, b: Tensor) -> Tensor:
     Returns:
         ``batch_shape x n x m``.
     """
-    squared = a.square().sum(-1, keepdim=True) + b.square().sum(-1, keepdim=True).mT
-    squared = (squared - 2.0 * a @ b.mT).clamp_min(0.0)
+    squares = a.square().sum(-1, keepdim=True)
+    others = squares if a is b else b.square().sum(-1, keepdim=True)
+    squared = (squares + others.mT - 2.0 * a @ b.mT).clamp_min(0.0)
     if a is b:  # zero in spite of rounding
         same = torch.eye(a.shape[-2], dtype=torch.bool, device=a.device)
         squared = squared.masked_fill(same, 0.0)

@@ -331,7 +331,7 @@ class QuadraticPriors:
         """``factor`` times the sum of a value, a scalar, and all log priors."""
         if self._forms:
             rate, shift, H, start = self._numbers
-            u = torch.cat([form[0].flatten() for form in self._forms])
+            u = torch.cat([_raw_of(*form[0])[0].flatten() for form in self._forms])
             deviation = torch.addcmul(shift, rate, u)
             value = torch.sub(value, deviation.dot(deviation), alpha=0.5)
             if len(H):
@@ -344,7 +344,7 @@ class QuadraticPriors:
 
 @torch.no_grad()
 def _quadratic_form(module: Any, prior: Any, closure: Any) -> tuple[Any, ...] | None:
-    """A raw parameter, its m, w and h, ``3 x k``, and the log density at m."""
+    """Place of a parameter, its m, w and h, ``3 x k``, and the log density at m."""
     reader, kind = _reader_of(closure), known_kind(prior)
     # a subclass may have another density
     own = next(base for base in type(prior).__mro__ if "log_prob" in vars(base))
@@ -369,7 +369,8 @@ def _quadratic_form(module: Any, prior: Any, closure: Any) -> tuple[Any, ...] | 
         mode = mode - scale.square()
     constant = float(prior.log_prob(mode if normal else mode.exp()).sum())
     table = torch.stack([mode / power, power / scale, common]).view(3, -1)
-    return (raw, table, constant) if math.isfinite(constant) else None
+    place = module, reader[0]
+    return (place, table, constant) if math.isfinite(constant) else None
 
 
 def _raw_of(module: Any, name: str) -> tuple[Any, Any]:
@@ -384,9 +385,12 @@ def _state(entries: Sequence[tuple[Any, ...]]) -> tuple[list[Any], list[int]]:
     versions = []
     for module, prior, closure in entries:
         reader, buffers = _reader_of(closure), prior._buffers.values()
-        raw = () if reader is None else _raw_of(module, reader[0])
-        things += [module, prior, closure, *raw, *buffers]
+        things += [module, prior, closure, *buffers]
         versions += [buffer._version for buffer in buffers]
+        if reader is not None:  # values may be those of ``torch.func.functional_call``
+            raw, constraint = _raw_of(module, reader[0])
+            things.append(constraint)
+            versions += [hash(raw.shape), hash(raw.dtype), hash(raw.device)]
     return things, [*map(id, things), *versions]
 
 

@@ -33,7 +33,6 @@ __all__ = [
     "taken",
 ]
 
-import math
 from abc import abstractmethod
 from typing import Any, NamedTuple, Self, TypeVar
 
@@ -105,11 +104,15 @@ class Structure(NamedTuple):
         places: Of the rows, of a type that the kernel defines.
         layout: The rows grouped by leaf.
         weights: Which weights the leaves of each bucket have, ``B x D``; V if unused.
+        rows: Those of all buckets, one after the other, ``m``.
+        row_places: Their places.
     """
 
     places: Any
     layout: LeafLayout
     weights: list[Tensor]
+    rows: Tensor
+    row_places: Any
 
     @property
     def leaf_places(self) -> Any:
@@ -181,7 +184,9 @@ class LeafKernel(BatchKernel):
         layout = LeafLayout(places.key)
         active = self.active_weights(taken(places, layout.representative))
         used = [positions(active[b.leaves.to(active.device)]) for b in layout.buckets]
-        return Structure(places, layout, [w.to(X.device) for w in used])
+        rows = torch.cat([bucket.rows.flatten() for bucket in layout.buckets])
+        weights = [w.to(X.device) for w in used]
+        return Structure(places, layout, weights, rows, taken(places, rows))
 
     def _covariance(self, x1: Tensor, x2: Tensor, diag: bool, **params: Any) -> Tensor:
         """The dense definition."""
@@ -236,12 +241,16 @@ def leaf_blocks(kernel: LeafKernel, X: Tensor, structure: Structure) -> list[Lea
         X: ``n x d``.
         structure: From ``structure``, of inputs with the same decisions.
     """
-    rows, buckets = kernel.rows(X, structure.places), structure.layout.buckets
-    rows = LeafRows(*(part.expand(len(X), *part.shape[1:]) for part in rows))
-    return [
-        LeafBlock(bucket, taken(rows, bucket.rows), weights)
-        for bucket, weights in zip(buckets, structure.weights, strict=True)
-    ]
+    buckets, m = structure.layout.buckets, len(structure.rows)
+    rows = kernel.rows(X.index_select(0, structure.rows), structure.row_places)
+    sizes = [bucket.index.numel() for bucket in buckets]
+    parts = [part.expand(m, *part.shape[1:]).split(sizes) for part in rows]
+    out = []
+    for bucket, weights, *mine in zip(buckets, structure.weights, *parts, strict=True):
+        shape = bucket.index.shape
+        block = LeafRows(*(part.unflatten(0, shape) for part in mine))
+        out.append(LeafBlock(bucket, block, weights))
+    return out
 
 
 # -- evidence ---------------------------------------------------------------------
@@ -304,8 +313,17 @@ def log_evidence(
     if X.device.type == "cpu" and X.dtype == torch.float64:
         tensors = [t for b in blocks for t in (b.covariance, b.features)]
         return _ArrayEvidence.apply(blocks, kernel.num_weights, residual, *tensors)
-    density = factorise(blocks, residual, kernel.num_weights).log_density
-    return density - 0.5 * len(X) * math.log(2.0 * math.pi)
+    with torch.no_grad():
+        factors = factorise(blocks, residual, kernel.num_weights)
+        value = factors.log_density(len(X))
+        slopes = factors.derivatives(blocks)
+    parts = []
+    for block, found in zip(blocks, slopes, strict=True):
+        given = block.covariance, block.features, pad_rows(residual, block.bucket)
+        for slope, part in zip(found, given, strict=True):
+            parts.append(slope.flatten().dot(part.flatten()))
+    linear = torch.stack(parts).sum()
+    return value + (linear - linear.detach())
 
 
 # -- prediction -------------------------------------------------------------------
@@ -325,11 +343,6 @@ class Prediction(NamedTuple):
     leaf: Tensor
     explained: Tensor
     weight: Tensor
-
-
-def _inverse(chol: Tensor) -> Tensor:
-    eye = torch.eye(chol.shape[-1], dtype=chol.dtype, device=chol.device)
-    return torch.linalg.solve_triangular(chol, eye.expand_as(chol), upper=False)
 
 
 class LeafPredictor:
@@ -357,17 +370,14 @@ class LeafPredictor:
         self.blocks = blocks = leaf_blocks(kernel, X, structure)
         self.masked = residual.device.type != "cpu"
         noisy = [block.noisy(kernel, noise) for block in blocks]
-        factors = factorise(noisy, residual, num_weights)
-        self.weight_mean = factors.weight_mean
-        self.weight_root = _inverse(factors.precision_chol)
-        self.inverse_chol, self.half = [], []
+        factors, self.weight_root, self.weight_mean = factorise(
+            noisy, residual, num_weights
+        )
+        self.inverse_chol, self.half = map(list, zip(*factors, strict=True))
         none = layout.num_leaves + 1
         self.bucket_of_leaf = torch.full((none,), -1, device=residual.device)
         self.place_of_leaf = torch.zeros_like(self.bucket_of_leaf)
-        for i, (block, factor) in enumerate(zip(blocks, factors.blocks, strict=True)):
-            self.inverse_chol.append(_inverse(factor.chol))
-            residual_half = factor.half_residual.unsqueeze(-1)
-            self.half.append(torch.cat([residual_half, factor.half_features], dim=-1))
+        for i, block in enumerate(blocks):
             leaves = block.bucket.leaves
             self.bucket_of_leaf[leaves] = i
             place = torch.arange(len(leaves), device=residual.device)

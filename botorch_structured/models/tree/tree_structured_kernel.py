@@ -279,8 +279,8 @@ class WeightFeatures(Module):
                 variance = variance.repeat_interleave(
                     times, dim=-1, output_size=sum(counts)
                 )
-            parts.append(variance.sqrt())
-        return torch.cat(parts[1:] or parts, dim=-1)
+            parts.append(variance)
+        return torch.cat(parts[1:] or parts, dim=-1).sqrt()
 
     def undeclared_variance(self, codes: Tensor) -> Tensor:
         """Prior variance of the offsets of undeclared decision values.
@@ -375,10 +375,10 @@ class LeafHyperparameters(Module):
         # Shorter lengthscales for one column make a search evaluate more than the two
         # ends, and with longer ones for four columns it does not evaluate all 16
         # corners.
-        seen = torch.ones(len(columns_of_path or "1"), len(columns), dtype=torch.bool)
-        for row, positions in zip(seen, columns_of_path or (), strict=False):
-            row[:] = False
-            row[positions] = True
+        every = columns_of_path or [list(range(len(columns)))]
+        pairs = _integers([(p, c) for p, mine in enumerate(every) for c in mine])
+        seen = torch.zeros(len(every), len(columns), dtype=torch.bool)
+        seen[tuple(pairs.view(-1, 2).mT)] = True
         scale = (seen * seen.sum(-1, keepdim=True)).amax(0).clamp_min(1).double()
         self.register_buffer("dimension_scale", scale, persistent=False)
         if sharing == "independent":
