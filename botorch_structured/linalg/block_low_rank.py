@@ -244,8 +244,8 @@ class Factorisation(NamedTuple):
         logs = torch.cat([r.diagonal(dim1=-1, dim2=-2).flatten() for r in roots]).log()
         # r'K^-1 r as a sum of squares at the posterior mean of the weights: r'A^-1 r -
         # u'mu is equal, but loses digits by cancellation when the noise is small
-        rest = [block.half[..., 0].flatten() for block in self.blocks]
-        rest = torch.cat([*rest, self.weight_mean])
+        halves = [block.half[..., 0].flatten() for block in self.blocks]
+        rest = torch.cat([*halves, self.weight_mean])
         value = torch.sub(logs.sum(), rest.dot(rest), alpha=0.5)
         return value - 0.5 * num_rows * math.log(2.0 * math.pi)
 
@@ -265,7 +265,9 @@ class Factorisation(NamedTuple):
             left = torch.cat([alpha, spread], dim=-1)
             precision = inverse.mT @ inverse
             g = torch.baddbmm(precision, left, both.mT, beta=-0.5, alpha=0.5)
-            found.append((g, alpha * mean[which].unsqueeze(-2) - spread, -alpha))
+            found.append(
+                (g, alpha * mean[which].unsqueeze(-2) - spread, -alpha[..., 0])
+            )
         return found
 
 

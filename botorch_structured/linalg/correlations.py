@@ -65,7 +65,7 @@ def squared_distance(a: Tensor, b: Tensor) -> Tensor:
     """
     squares = a.square().sum(-1, keepdim=True)
     others = squares if a is b else b.square().sum(-1, keepdim=True)
-    squared = (squares + others.mT - 2.0 * a @ b.mT).clamp_min(0.0)
+    squared = torch.sub(squares + others.mT, a @ b.mT, alpha=2.0).clamp_min(0.0)
     if a is b:  # zero in spite of rounding
         same = torch.eye(a.shape[-2], dtype=torch.bool, device=a.device)
         squared = squared.masked_fill(same, 0.0)
@@ -98,8 +98,8 @@ class Correlation:
 
 
 def _matern52(squared: Tensor) -> Tensor:
-    u = squared.clamp_min(_TINY).sqrt() * _SQRT5
-    return (1.0 + u + u.square() / 3.0) * torch.exp(-u)
+    u = squared.clamp_min(_TINY).sqrt() * -_SQRT5
+    return torch.addcmul(1.0 - u, u, u, value=1.0 / 3.0) * u.exp()
 
 
 def _matern52_curvature(squared: Tensor) -> tuple[Tensor, Tensor]:

@@ -166,7 +166,6 @@ def _in_one(parts: Sequence[Tensor]) -> Tensor:
 
 def _cuda_graph(function: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
     """A function as a CUDA graph, see ``DeviceObjective``."""
-    # a capture that fails would leave the device's random generator unusable
     mode = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
@@ -177,9 +176,16 @@ def _cuda_graph(function: Callable[[], Tensor]) -> tuple[Callable[[], None], Ten
             torch.cuda.set_sync_debug_mode(mode)
     if any("synchronizing CUDA operation" in str(w.message) for w in found):
         raise RuntimeError("the host waits for the device in an evaluation.")
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        result = function()
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+    try:
+        with torch.cuda.graph(graph):
+            result = function()
+    except RuntimeError:
+        # a failure leaves its stream, and a random generator that waits for its end
+        torch.cuda.set_stream(stream)
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            torch.zeros(1, device=stream.device)
+        raise
     return graph.replay, result
 
 

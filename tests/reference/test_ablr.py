@@ -117,4 +117,5 @@ def test_updates(case: dict[str, Any], device: torch.device) -> None:
     error = (predicted - expected).abs().max() / expected.abs().max()
     assert float(error) < 1e-7
     variance = (problem.test @ root).square().sum(-1)
-    assert relative_error(variance, case["pred_var_latent"]) < TOLERANCE
+    tolerance = TOLERANCE if device.type == "cpu" else 10.0 * TOLERANCE
+    assert relative_error(variance, case["pred_var_latent"]) < tolerance

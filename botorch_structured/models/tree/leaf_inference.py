@@ -41,6 +41,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
+from botorch_structured._botorch_names import functorch_is_active
 from botorch_structured.linalg import block_evidence
 from botorch_structured.linalg.batch_kernel import BatchKernel, same_points
 from botorch_structured.linalg.block_low_rank import (
@@ -256,45 +257,30 @@ def leaf_blocks(kernel: LeafKernel, X: Tensor, structure: Structure) -> list[Lea
 # -- evidence ---------------------------------------------------------------------
 
 
-class _ArrayEvidence(torch.autograd.Function):
-    """``linalg.block_evidence.log_evidence``, with its derivatives."""
+class _WithSlopes(torch.autograd.Function):
+    """A value whose first derivatives are known."""
+
+    generate_vmap_rule = True
 
     @staticmethod
-    def forward(
-        ctx: Any, blocks: list[WeightedBlock], V: int, residual: Tensor, *_: Tensor
-    ) -> Tensor:
-        arrays = [
-            block_evidence.Block(
-                block.covariance.detach().numpy(),
-                block.features.detach().numpy(),
-                block.bucket.index.numpy(),
-                block.weights.numpy(),
-            )
-            for block in blocks
-        ]
-        value, ctx.found = block_evidence.log_evidence(
-            arrays, residual.detach().numpy(), V
-        )
-        ctx.index = [block.bucket.index for block in blocks]
-        ctx.num_rows = len(residual)
-        return residual.new_tensor(value)
+    def forward(value: Tensor, *slopes_and_parts: Tensor) -> Tensor:
+        return value.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs[1 : 1 + len(inputs) // 2])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        (grad,) = grad_outputs
-        # padding is written into one more row
-        d_residual, d_blocks = grad.new_zeros(ctx.num_rows + 1), []
-        for index, d in zip(ctx.index, ctx.found, strict=True):
-            d_residual[index] = torch.from_numpy(d.residual)
-            d_blocks += [torch.from_numpy(d.covariance), torch.from_numpy(d.features)]
-        return None, None, grad * d_residual[:-1], *(grad * d for d in d_blocks)
+        (grad,), slopes = grad_outputs, ctx.saved_tensors
+        return None, *[None] * len(slopes), *(grad * slope for slope in slopes)
 
 
 def log_evidence(
     kernel: LeafKernel, X: Tensor, structure: Structure, noise: Tensor, residual: Tensor
 ) -> Tensor:
-    """Log N(r; 0, K): a scalar, differentiable.
+    """Log N(r; 0, K): a scalar, differentiable once.
 
     On a CPU in double precision NumPy computes it with its first derivatives, which
     takes less time; elsewhere these are torch's operations.
@@ -310,20 +296,30 @@ def log_evidence(
         NotPSDError: If a block is not positive definite even with jitter.
     """
     blocks = [block.noisy(kernel, noise) for block in leaf_blocks(kernel, X, structure)]
-    if X.device.type == "cpu" and X.dtype == torch.float64:
-        tensors = [t for b in blocks for t in (b.covariance, b.features)]
-        return _ArrayEvidence.apply(blocks, kernel.num_weights, residual, *tensors)
+    parts = [
+        part
+        for b in blocks
+        for part in (b.covariance, b.features, pad_rows(residual, b.bucket))
+    ]
+    on_cpu = X.device.type == "cpu" and X.dtype == torch.float64
     with torch.no_grad():
-        factors = factorise(blocks, residual, kernel.num_weights)
-        value = factors.log_density(len(X))
-        slopes = factors.derivatives(blocks)
-    parts = []
-    for block, found in zip(blocks, slopes, strict=True):
-        given = block.covariance, block.features, pad_rows(residual, block.bucket)
-        for slope, part in zip(found, given, strict=True):
-            parts.append(slope.flatten().dot(part.flatten()))
-    linear = torch.stack(parts).sum()
-    return value + (linear - linear.detach())
+        if on_cpu and not functorch_is_active():
+            arrays = []
+            for b in blocks:
+                tensors = b.covariance, b.features, b.bucket.index, b.weights
+                arrays.append(
+                    block_evidence.Block(*(t.detach().numpy() for t in tensors))
+                )
+            r = residual.detach().numpy()
+            number, found = block_evidence.log_evidence(arrays, r, kernel.num_weights)
+            value = residual.new_tensor(number)
+            slopes = [torch.from_numpy(slope) for of in found for slope in of]
+        else:
+            factors = factorise(blocks, residual, kernel.num_weights)
+            value = factors.log_density(len(X))
+            slopes = [slope for of in factors.derivatives(blocks) for slope in of]
+    evidence: Tensor = _WithSlopes.apply(value, *slopes, *parts)
+    return evidence
 
 
 # -- prediction -------------------------------------------------------------------
