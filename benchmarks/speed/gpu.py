@@ -228,6 +228,7 @@ def many_parameters(device: str, count: int, data: Callable[[], Data]) -> Row:
         yield "graph", seconds(replay, device, 100)
         yield "gap", float((result - evaluate()).abs().max())
     here = evaluation(objective(tree_gp(given)))
+    yield "gap of values", abs(here()[0] - float(evaluate()[0]))
     yield "host", count * seconds(here, "cpu", 10)
 
 

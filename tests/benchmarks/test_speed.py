@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.speed import __main__ as command
+from benchmarks.speed import gpu
 from benchmarks.speed.contest import Contest, Row, Seconds, check_equal, measure
 
 
@@ -131,3 +132,12 @@ def test_the_pages_show_the_table() -> None:
     readme = (root / "README.md").read_text(encoding="utf-8")
     mine = [line for line in readme.splitlines() if line.startswith("| ")][1:]
     assert {tuple(c.strip() for c in line.split("|")[1:-1]) for line in mine} <= rows
+
+
+@pytest.mark.parametrize("name", gpu.QUICK)
+def test_rows_of_a_gpu(name: str) -> None:
+    """They run where there is none, and both sides have the same values."""
+    found = gpu.run(name, gpu.QUICK[name], "cpu")
+    assert "error" not in found, found
+    assert found["plain"] > 0 and found["host"] > 0
+    assert found.get("gap of values", 0.0) < 1e-9
