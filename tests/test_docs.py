@@ -32,7 +32,7 @@ CODE = {
     if (blocks := re.findall(r"^```python\n(.*?)^```", text, re.M | re.S))
 }
 # What a page needs besides the package.
-NEEDS = {"differences.md": "ax", "start/ax.md": "ax"}
+NEEDS = {n: "ax" for n in ("differences.md", "start/ax.md", "start/coming_from.md")}
 
 
 @pytest.mark.parametrize("page", CODE)

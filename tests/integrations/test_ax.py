@@ -551,3 +551,24 @@ def test_constraints_relative_to_a_baseline() -> None:
         for c, v in zip(points, values, strict=True)
     ]
     assert next_of(client) == asked(client, told, goal, ["c <= 1.35"], [first])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_which_analyses_of_ax_work(tmp_path: Path) -> None:
+    """As the page says: those of trials, and in a copy those of a model, too."""
+    client = make_client()
+    search(client, error, 8)
+    client.save_to_json_file(str(tmp_path / "client.json"))
+    copy = Client.load_from_json_file(str(tmp_path / "client.json"))
+    copy.configure_generation_strategy()
+    found = []
+    for one in (client, copy):
+        cards = [c for g in one.compute_analyses(display=False) for c in g.flatten()]
+        found.append({c.name for c in cards if type(c).__name__ != "ErrorAnalysisCard"})
+    assert {"GenerationStrategyGraph", "BaselineImprovementAnalysis"} <= found[0]
+    modelled = {"SensitivityAnalysisPlot", "CrossValidationPlot", "ArmEffectsPlot"}
+    assert not modelled & found[0] - {"CrossValidationPlot"} and modelled <= found[1]
+    mean = copy.predict([search(client, error, 1)[0]])[0]["error"][0]
+    assert 0.0 < mean < 2.0
+    with pytest.raises(Exception, match="adapter failed"):
+        client.predict([{"learner": "none", "fixed": "always", "share": 0.5}])

@@ -5,6 +5,7 @@ import pickle
 import signal
 import sys
 import warnings
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,12 @@ from sklearn.model_selection import (
 from sklearn.multiclass import OneVsRestClassifier
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import Pipeline, make_pipeline
-from sklearn.preprocessing import MaxAbsScaler, MinMaxScaler, StandardScaler
+from sklearn.preprocessing import (
+    FunctionTransformer,
+    MaxAbsScaler,
+    MinMaxScaler,
+    StandardScaler,
+)
 from sklearn.svm import SVC
 from sklearn.tree import DecisionTreeClassifier
 from sklearn.utils.estimator_checks import parametrize_with_checks
@@ -278,6 +284,16 @@ def test_the_scale_of_a_kernel_is_what_it_is_on_the_data(
         np.testing.assert_allclose(same, words, rtol=1e-6, atol=1e-8)
 
 
+def test_the_scale_of_a_nested_kernel() -> None:
+    inner = Pipeline([("scale", MaxAbsScaler()), ("ovr", OneVsRestClassifier(SVC()))])
+    outer = Pipeline([("shift", FunctionTransformer(np.log1p)), ("model", inner)])
+    name = "model__ovr__estimator__gamma"
+    fitted = search(outer, {name: (1e-4, 1e1, "log")}, 1).fit(X, y)
+    Z = np.log1p(X) / np.log1p(X).max(0)
+    (first,) = fitted.cv_results_["params"]
+    assert first[name] == pytest.approx(1.0 / (4 * Z.var()), rel=1e-12)
+
+
 def test_the_scale_of_a_kernel_depends_on_the_steps_of_the_candidate() -> None:
     scalers = [StandardScaler(), "passthrough"]
     svc = SVC()
@@ -294,11 +310,30 @@ def test_the_scale_of_a_kernel_depends_on_the_steps_of_the_candidate() -> None:
     assert first == {"select__k": 2, "model__gamma": pytest.approx(0.5)}
 
 
+class Unscaled(ClassifierMixin, BaseEstimator):
+    """Its kernel is none of scikit-learn's."""
+
+    def __init__(self, inner: Any = None) -> None:
+        self.inner = OtherKernel() if inner is None else inner
+
+    def fit(self, X: Any, y: Any) -> Unscaled:
+        self.classes_ = np.unique(y)
+        return self
+
+    def predict(self, X: Any) -> Any:
+        return np.zeros(len(X))
+
+
+class OtherKernel(BaseEstimator):
+    def __init__(self, gamma: Any = "scale") -> None:
+        self.gamma = gamma
+
+
 @pytest.mark.parametrize(
     ("estimator", "space"),
     [
         (SVC(), {"gamma": (1.0, 10.0, "log")}),  # it is 0.06
-        (OneVsRestClassifier(SVC()), {"estimator__gamma": (1e-4, 1e1, "log")}),
+        (Unscaled(), {"inner__gamma": (1e-4, 1e1, "log")}),
     ],
 )
 def test_where_the_scale_of_a_kernel_is_not_found_it_is_drawn(
@@ -468,6 +503,14 @@ def test_what_was_found_before_an_interruption_is_kept(after: int) -> None:
         assert pickle.loads(pickle.dumps(stopped.study_)).trials
     else:
         assert not hasattr(stopped, "cv_results_")
+
+
+@pytest.mark.filterwarnings("ignore:.*fits failed out of a total")
+def test_learners_that_always_fail_are_left() -> None:
+    space = [{"kind": [kind], "x": (0.0, 1.0)} for kind in ("left", "right", "bad")]
+    fitted = search(Peak(fail="bad"), space, 40, cv=2).fit(X, y)
+    tried = Counter(config["kind"] for config in fitted.cv_results_["params"])
+    assert tried["bad"] <= 4 and tried["right"] >= 8  # a bad one that works
 
 
 class Dying(Peak):
