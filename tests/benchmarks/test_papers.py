@@ -8,10 +8,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from benchmarks.papers import assael, wang
+from benchmarks.papers import runs as paper_runs
 from benchmarks.papers.items import RESULTS, Claim, Item, lower, main, verdict
 from benchmarks.papers.pictures import save
+from benchmarks.papers.runs import PLANS
+from benchmarks.suite.peers.smac import LiveSMAC
+from benchmarks.summary import load
+from botorch_structured.test_functions import JenattonTree
 
 pytestmark = pytest.mark.skipif(not RESULTS.exists(), reason="runs are not in an sdist")
 DOCS = Path(__file__).parents[2] / "docs"
@@ -118,3 +124,53 @@ def test_a_script_fails_where_its_page_is_wrong(
     shown = capsys.readouterr()
     assert "Verdict: reproduces" in shown.out
     assert "Figure 2: stated 'partly', found 'reproduces'" in shown.err
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A table of 200 rows, under the name of one of the papers'."""
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((200, 3))
+    path = tmp_path_factory.mktemp("tables") / "tables.npz"
+    np.savez(path, **{"pima X": X, "pima y": (X[:, 0] > X[:, 1]).astype(int)})
+    return path
+
+
+@pytest.mark.parametrize("plan", ["levesque", "networks", "figure-2", "section-4.3"])
+def test_runs_can_be_made(plan: str, file: Path, tmp_path: Path) -> None:
+    """A suggestion of most methods, without an error."""
+    pytest.importorskip("sklearn")
+    slow = {"SMAC", "CMA", "smac", "arc", "GP-matern", "GP-matern-ls", "GP-laplace"}
+    methods = sorted({m for p in PLANS[plan] for m in p.methods} - slow)
+    problems = ["pima", "pima-shared", "pima-duplicated", "4", "4-shared"]
+    problems += ["4-quadratic"]
+    budget = {"levesque": 10, "networks": 6}.get(plan, 5)
+    paper_runs.main(
+        [plan, "--tables", str(file), "--seeds", "1", "--budget", str(budget)]
+        + ["--out", str(tmp_path), "--processes", "0", "--problems", *problems]
+        + ["--methods", *methods]
+    )
+    runs = load(tmp_path)
+    assert {r.method for r in runs} == set(methods)
+    assert all(r.errors == 0 and len(r.values) == budget for r in runs)
+    for run in runs if plan == "levesque" else ():
+        assert run.truths is not None
+        new = run.values < np.minimum.accumulate(np.r_[np.inf, run.values[:-1]])
+        assert (np.isfinite(run.truths) == new).all()  # where it is the best so far
+
+
+def test_smac_keeps_its_facade() -> None:
+    """It is told of each value once, and its design is the start."""
+    pytest.importorskip("smac")
+    problem, smac = JenattonTree(4), LiveSMAC(12)
+    X = smac.starts(problem, 0)
+    assert len(X) == 3
+    state = None
+    for k in range(3):
+        Y = -problem(X).unsqueeze(-1)
+        x, state = smac(problem, X, Y, k, state)
+        assert smac._live is not None and smac._live.told == len(X)
+        X = torch.cat([X, x[None]])
+    assert state == {"seed": 0, "starts": 3}
+    again, _ = LiveSMAC(12)(problem, X[:5], -problem(X[:5]).unsqueeze(-1), 5, state)
+    assert again.shape == (problem.dim,)
