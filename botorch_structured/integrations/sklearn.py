@@ -59,6 +59,9 @@ _TRIES = 3  # as many as `suggest` makes where all failed
 _ALL_FAILED = re.compile(r"All the (\d+) fits failed")
 _NO_NUMBER = "scoring must return a number"
 _SEVERAL = (list, tuple, set, Mapping)  # of metrics
+# What decides the rows that a log keeps, and what of a text of it does not.
+_SAME = ("estimator", "scoring", "cv", "error_score", "return_train_score")
+_ADDRESS = re.compile(r" at 0x\w+")
 # Settings that failed, in a warning.
 _SHOWN = 3
 
@@ -228,7 +231,7 @@ class StructuredSearchCV(BaseSearchCV):
         if starts is None:
             starts = space.decode(self._own_starts(space, seed))
         names = self.scoring if isinstance(self.scoring, _SEVERAL) else ["score"]
-        names = [self.refit] if self.refit in [*names] else names
+        names = [self.refit] if isinstance(self.refit, str) else names
         goals = dict.fromkeys(names, "maximize")
         study = self.study_ = Study(
             space, goals, log=self.log, seed=seed, starts=starts
@@ -236,7 +239,12 @@ class StructuredSearchCV(BaseSearchCV):
         q = begun = max(1, len(study.starts))
         if self.log is not None:
             q = jobs  # a kill does not lose all starts
-            data = joblib.hash(self._data[:2])
+            same = [
+                f"{key}={_ADDRESS.sub('', repr(value))}"
+                for key, value in self.get_params().items()
+                if key.partition("__")[0] in _SAME
+            ]
+            data = joblib.hash((*self._data[:2], same))
             self._history.begin_with(study.trials, data)
         while (missing := n_iter - len(study.trials)) > 0:
             q = min(q, missing)
@@ -539,13 +547,14 @@ class _History:
 
         Args:
             trials: What the log has.
-            data: Tells the data from others.
+            data: Tells data and arguments from others.
         """
         self._num_evaluated = len(trials)
         for trial in trials:
             if trial.metadata.get("data") != data:
                 raise ValueError(
-                    "log: expected that of a search with the same data, got another."
+                    "log: expected that of a search with the same data and the same "
+                    f"{', '.join(_SAME)}, got another."
                 )
             if folds := trial.metadata["folds"]:
                 self._earlier[trial.number] = trial.config, folds
@@ -628,11 +637,6 @@ class _History:
         for i in range(self._num_evaluated):
             if i in self._earlier:
                 config, rows = self._earlier[i]
-                if len(rows) != n_splits:
-                    raise ValueError(
-                        f"log: expected candidates of {n_splits} folds, as cv says, "
-                        f"got one of {len(rows)}."
-                    )
             elif i in self._failed:
                 config, text = self._failed[i]
                 rows = n_splits * [{**failed, "fit_error": text}]

@@ -160,8 +160,9 @@ class StudyLog:
         self, path: str | os.PathLike[str], settings: Mapping[str, Any], new_seed: int
     ) -> None:
         self.path = Path(path)
-        if self.path.is_dir():
-            raise ValueError(f"log: expected a file, got {self.path}, a folder.")
+        if self.path.exists() and not self.path.is_file():  # /dev/full has no end
+            kind = "a folder" if self.path.is_dir() else "a device"
+            raise ValueError(f"log: expected a file, got {self.path}, {kind}.")
         self.path.parent.mkdir(parents=True, exist_ok=True)
         # Unlike "a+b", "r+b" can cut a line off; unlike "w", it keeps what is there. A
         # buffer would write again, and elsewhere, what the disk had no room for.

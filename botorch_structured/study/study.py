@@ -43,7 +43,13 @@ from botorch_structured.study.points import (
     suggest_with,
     used_up,
 )
-from botorch_structured.study.trials import Goals, NotFinite, Trial, read_metadata
+from botorch_structured.study.trials import (
+    Goals,
+    NotFinite,
+    Trial,
+    detached,
+    read_metadata,
+)
 from botorch_structured.suggest import Surrogates, fit_surrogates, suggest
 from botorch_structured.suggest.suggestion import hold, make_criterion
 
@@ -240,12 +246,12 @@ class Study:
     @property
     def starts(self) -> list[dict[str, Any]]:
         """The configurations to begin with, those that are known by now, too."""
-        return self._decode(self._all_starts())
+        return [*map(detached, self._decode(self._all_starts()))]
 
     @property
     def pending(self) -> list[dict[str, Any]]:
         """The configurations that were asked for and not told yet."""
-        return [dict(asked.config) for asked in self._pending.values()]
+        return [detached(asked.config) for asked in [*self._pending.values()]]
 
     @property
     def model(self) -> Model | None:
@@ -267,7 +273,7 @@ class Study:
         good = self._good()
         trial = good[int(self._goals.train_Y(good).argmax())]
         assert trial.value is not None
-        return dict(trial.config), trial.value
+        return detached(trial.config), trial.value
 
     @property
     def pareto(self) -> list[tuple[dict[str, Any], dict[str, float]]]:
@@ -278,7 +284,7 @@ class Study:
         first.
         """
         front = self._front(self._goals.feasible(self._trials))
-        return [(dict(t.config), dict(t.values)) for t in front]
+        return [(detached(t.config), dict(t.values)) for t in front]
 
     def ask(
         self,
@@ -319,7 +325,7 @@ class Study:
                 self._log.append({"asked": asked, "x": points, "fitted": fitted})
             self._pending |= new
             self._again = [key for key in self._again if key not in again]
-            return [dict(self._pending[key].config) for key in (*again, *new)]
+            return [detached(self._pending[key].config) for key in (*again, *new)]
 
     def tell(
         self,
@@ -522,7 +528,7 @@ class Study:
     ) -> Trial:
         started, error = time.perf_counter(), None
         try:
-            value = evaluate(dict(config))
+            value = evaluate(detached(config))
         except catch as reason:
             value, error = None, f"{type(reason).__name__}: {reason}"
         else:

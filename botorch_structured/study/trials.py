@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["Constraint", "Goals", "NotFinite", "Trial", "read_metadata"]
+__all__ = ["Constraint", "Goals", "NotFinite", "Trial", "detached", "read_metadata"]
 
 import json
 import math
@@ -57,8 +57,8 @@ class Trial:
         return f"Trial({', '.join(parts)})"
 
     def copy(self) -> Trial:
-        """One of its own; choices are the same objects."""
-        config, values, sem = map(dict, (self.config, self.values, self.sem))
+        """One of its own; see `detached`."""
+        config, values, sem = detached(self.config), dict(self.values), dict(self.sem)
         metadata = deepcopy(self.metadata)
         return replace(self, config=config, values=values, sem=sem, metadata=metadata)
 
@@ -71,6 +71,16 @@ class Trial:
     def value(self) -> float | None:
         """That of the first objective; None where the evaluation failed."""
         return next(iter(self.values.values()), None)
+
+
+def detached(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration to give away: lists and dictionaries among choices are copies.
+
+    Other choices, such as estimators, are the same objects.
+    """
+    return {
+        k: deepcopy(v) if isinstance(v, (list, dict)) else v for k, v in config.items()
+    }
 
 
 class Constraint(NamedTuple):
@@ -226,6 +236,7 @@ class Goals:
 
     def feasible(self, trials: Sequence[Trial]) -> list[Trial]:
         """The trials that have values and keep the constraints."""
+        trials = [*trials]  # another thread may tell more
         keep = (self.train_C(trials) <= 0.0).all(-1).tolist()
         return [t for t, good in zip(trials, keep, strict=True) if t.values and good]
 

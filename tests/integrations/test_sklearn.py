@@ -540,11 +540,6 @@ def test_neither_dead_processes_nor_bad_scores_end_a_search(n_jobs: int) -> None
 
 def test_a_log_goes_on(tmp_path: Path) -> None:
     """In another process, say: nothing is fitted again but one good candidate."""
-    whole = search(Peak(fail="right"), n_iter=9, log=tmp_path / "whole.jsonl")
-    with pytest.warns(FitFailedWarning) as said:
-        whole.fit(X, y)
-    lines = (tmp_path / "whole.jsonl").read_bytes().splitlines(keepends=True)
-    pickle.loads(pickle.dumps(whole))
     fits: list[int] = []
 
     class Counted(Peak):
@@ -552,6 +547,11 @@ def test_a_log_goes_on(tmp_path: Path) -> None:
             fits.append(1)
             return super().fit(X, y)
 
+    whole = search(Counted(fail="right"), n_iter=9, log=tmp_path / "whole.jsonl")
+    with pytest.warns(FitFailedWarning) as said:
+        whole.fit(X, y)
+    lines = (tmp_path / "whole.jsonl").read_bytes().splitlines(keepends=True)
+    pickle.loads(pickle.dumps(whole.study_))
     for told in (0, 1, 6, 9):
         path, n, stop = tmp_path / f"{told}.jsonl", 0, 0
         for i, line in enumerate(lines):
@@ -572,13 +572,16 @@ def test_a_log_goes_on(tmp_path: Path) -> None:
         assert again.best_params_ == whole.best_params_
     for message, other in (
         ("log: expected that of a search with the same data", {"X": X + 1}),
-        ("log: expected candidates of 2 folds, as cv says, got one of 3", {"cv": 2}),
+        ("the same estimator, scoring, cv, error_score", {"cv": 2}),
+        ("the same estimator, scoring, cv, error_score", {"scoring": "accuracy"}),
+        ("the same estimator, scoring, cv, error_score", {"estimator": Peak(noise=1)}),
         ("random_state: expected one with a log", {"random_state": None}),
         ("space: expected", {"space": {"kind": ["left"], "x": (0.0, 1.0)}}),
     ):
         data = other.pop("X", X)
+        given = {"estimator": Counted(fail="right"), "n_iter": 12, "log": path}
         with pytest.raises(ValueError, match=message):
-            search(**{"n_iter": 12, "log": path, **other}).fit(data, y)
+            search(**given | other).fit(data, y)
 
 
 def test_fit_parameters_reach_the_steps_before_a_kernel() -> None:

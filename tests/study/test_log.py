@@ -208,6 +208,9 @@ def test_other_files_are_left_alone(tmp_path: Path, content: str) -> None:
     with pytest.raises(ValueError, match="notes.txt line 1: expected"):
         Study(SPACE, log=path)
     assert path.read_text() == content
+    if os.path.exists("/dev/full"):  # which has no end
+        with pytest.raises(ValueError, match="log: expected a file, got .*, a device"):
+            Study(SPACE, log="/dev/full")
     with pytest.raises(ValueError, match="log: expected a file, got .*, a folder"):
         Study(SPACE, log=tmp_path)
 

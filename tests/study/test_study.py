@@ -573,6 +573,24 @@ def test_stopped_by_hand_while_it_is_told(monkeypatch: pytest.MonkeyPatch) -> No
     assert torch.equal(points(study), explicit_loop(0, 4))
 
 
+def test_lists_among_choices_are_copies() -> None:
+    """An objective that changes them would change the space."""
+    study = Study({"sizes": [[1, 2], {"a": 3}], "x": (0.0, 1.0)}, seed=0)
+
+    def evaluate(config: dict[str, Any]) -> float:
+        config["sizes"].clear()
+        return float(config.pop("x"))
+
+    study.optimize(evaluate, 4, progress=False)
+    study.starts[0]["sizes"].clear()
+    study.best[0]["sizes"].clear()
+    study.trials[0].config["sizes"].clear()
+    study.ask()[0]["sizes"].clear()
+    study.pending[0]["sizes"].clear()
+    kept = [c["sizes"] for c in (*(t.config for t in study.trials), *study.pending)]
+    assert all(sizes in ([1, 2], {"a": 3}) for sizes in kept) and len(kept) == 5
+
+
 def test_trials_cannot_be_changed_and_are_a_table() -> None:
     study = Study(SPACE, {"error": "minimize", "cost": "maximize"}, seed=0)
     configs = SPACE.decode(SPACE.starts(2, seed=0))

@@ -90,3 +90,14 @@ def test_what_it_shows() -> None:
     assert repr(good) == shown
     bad = Trial(4, {"a": 1}, error="ValueError: no")
     assert repr(bad) == "Trial(4, 'failed', config={'a': 1}, error='ValueError: no')"
+
+
+def test_trials_that_another_thread_tells_meanwhile() -> None:
+    trials = [Trial(0, {}, {"value": 1.0})]
+
+    class Late(Goals):
+        def train_C(self, some: Any) -> Any:
+            trials.append(Trial(1, {}, {"value": 0.0}))
+            return super().train_C(some)
+
+    assert Late("minimize").feasible(trials) == trials[:1]
