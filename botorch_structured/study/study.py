@@ -697,7 +697,8 @@ class Study:
                     new = self._asked_for(
                         [tuple(x) for x in points if len(x) == self.space.dim]
                     )
-                    if list(new) != keys:
+                    # stopped by hand when this was written, it was asked again
+                    if list(new) != [k for k in keys if k not in self._pending]:
                         raise ValueError(
                             f"x: expected {keys}, as asked says, got {points}."
                         )

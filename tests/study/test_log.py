@@ -18,6 +18,7 @@ from ConfigSpace import Categorical, ConfigurationSpace, EqualsCondition, Float,
 
 from botorch_structured import Study
 from botorch_structured.spaces import SearchSpace
+from botorch_structured.study.log import StudyLog
 
 try:
     import resource
@@ -319,6 +320,26 @@ def test_a_disk_with_room_for_half_a_line(tmp_path: Path) -> None:
     study.tell(config, None)  # a shorter line than the one that failed
     del study
     assert [t.value for t in Study(SPACE, log=path).trials] == [None]
+
+
+def test_stopped_by_hand_when_the_line_was_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The question is in the log, and asked again."""
+    path, append = tmp_path / "log.jsonl", StudyLog.append
+    study = Study(SPACE, log=path, seed=0)
+
+    def late(*args: Any) -> None:
+        append(*args)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(StudyLog, "append", late)
+        study.ask(2)
+    configs = study.ask(2)
+    study.tell(configs[0], 1.0)
+    again = Study(SPACE, log=path)
+    assert again.pending == configs[1:] and [t.value for t in again.trials] == [1.0]
 
 
 def test_threads_share_a_study(tmp_path: Path) -> None:
