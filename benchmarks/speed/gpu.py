@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import math
 import os
 import statistics
 import time
@@ -409,15 +410,25 @@ def run(name: str, row: Callable[[str], Row], device: str) -> dict[str, Any]:
     return {"row": name, "device": where, **found, "spent": spent}
 
 
+def _shown(spent: float | None) -> str:
+    if spent is None:
+        return ""
+    if spent >= 1.0:
+        return f"{spent:.2g} s"
+    digits = max(0, 1 - math.floor(math.log10(1e3 * spent)))
+    return f"{1e3 * spent:.{digits}f} ms"
+
+
 def table(path: Path) -> str:
     """The Markdown table of a file."""
-    header = ["", "one thread", "GPU, plainly", "GPU, as fits do", "kernels"]
+    header = ["", "one thread", "GPU, one by one", "GPU, a graph", "kernels"]
     lines = []
     for text in path.read_text(encoding="utf-8").splitlines():
         found = json.loads(text)
-        times = [found.get(key) for key in ("host", "plain", "graph")]
-        cells = ["" if t is None else f"{1e3 * t:,.2g} ms" for t in times]
-        lines.append([found["row"], *cells, str(found.get("kernels", ""))])
+        graph = found.get("graph") if found.get("is a graph", True) else None
+        times = [found.get("host"), found.get("plain"), graph]
+        kernels = found.get("kernels") or ""
+        lines.append([found["row"], *map(_shown, times), str(kernels)])
     return markdown_table(header, lines)
 
 

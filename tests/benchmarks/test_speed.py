@@ -126,7 +126,9 @@ def test_the_pages_show_the_table() -> None:
         (name, c) for name, row in command.ROWS.items() for c in row.cases
     }
     table = command.report(file)
-    assert table in (root / "docs" / "speed.md").read_text(encoding="utf-8")
+    page = (root / "docs" / "speed.md").read_text(encoding="utf-8")
+    assert table in page
+    assert gpu.table(file.with_name("gpu.jsonl")) in page
     shown = [line.split("|")[1:-1] for line in table.splitlines()[2:]]
     rows = {tuple(cell.strip() for cell in line) for line in shown}
     readme = (root / "README.md").read_text(encoding="utf-8")

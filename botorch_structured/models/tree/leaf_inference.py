@@ -441,9 +441,9 @@ class LeafPredictor:
         shrunk = features.new_zeros(num_rows, self.num_weights + 1)
         for i, block in enumerate(self.blocks):
             places = torch.arange(len(block.bucket.leaves), device=leaf.device)
-            every = torch.arange(num_rows, device=leaf.device).expand(len(places), -1)
+            every = LeafRows(*(p.expand(len(places), *p.shape) for p in rows))
             mine = leaf == block.bucket.leaves.unsqueeze(-1)  # B x t
-            k = self._covariance(kernel, i, places, taken(rows, every))
+            k = self._covariance(kernel, i, places, every)
             k = k * mine.unsqueeze(-1).to(features)
             w = k @ self.inverse_chol[i].mT
             both = w @ self.half[i]
