@@ -69,7 +69,7 @@ PLANS: dict[str, list[Plan]] = {
         _synthetic("tree tree-nonlinear", jenatton_methods.QUADRATIC),
     ],
     "networks": [
-        _networks(f"{_SIMPLE} tree-nonlinear arc smac", shared=True),
+        _networks(f"{_SIMPLE} tree-nonlinear marginal arc smac", shared=True),
         _networks("tree independent", shared=False),
     ],
     "levesque": [

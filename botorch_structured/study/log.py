@@ -188,8 +188,7 @@ class StudyLog:
             elif tail and not is_cut:
                 _parse(tail, self.where(data.count(b"\n") + 1))
             self._file.truncate(end)
-            #: As this study left the file, in bytes.
-            self.size = end
+            self._size = end
             if not end:
                 self.seed = new_seed if settings["seed"] is None else settings["seed"]
                 self.append({"study": _VERSION, **settings, "seed": self.seed})
@@ -249,8 +248,7 @@ class StudyLog:
     def append(self, *entries: Mapping[str, Any]) -> None:
         """Put lines on the disk.
 
-        What something else has added to the file stays there. Of a signal by hand
-        ``size`` says whether the lines are there.
+        What something else has added to the file stays there.
 
         Raises:
             ValueError: Another study has opened the file since, or another process; or
@@ -266,26 +264,23 @@ class StudyLog:
         end = self._file.seek(0, os.SEEK_END)
         own = os.fstat(self._file.fileno())
         there = self.path.exists() and os.path.samestat(own, self.path.stat())
-        if end < self.size or not there:
+        if end < self._size or not there:
             raise ValueError(
                 f"log: expected {self.path} as this study left it, got another file, a "
                 "shorter one, or none. Put it back, and tell again."
             )
-        if end > self.size:
+        if end > self._size:
             self._file.seek(end - 1)
             lines = lines if self._file.read(1) == b"\n" else b"\n" + lines
-        written, before = 0, self.size
         try:
+            written = 0
             while written < len(lines):
                 written += self._file.write(lines[written:])
-            self.size = end + written
             os.fsync(self._file.fileno())
-        except BaseException as error:
-            # stopped by hand, what was written stays
-            if isinstance(error, Exception) or self.size == before:
-                self._file.truncate(end)
-                self.size = before
+        except BaseException:  # also a signal by hand
+            self._file.truncate(end)
             raise
+        self._size = end + len(lines)
 
     def close(self) -> None:
         """Let go of the file."""

@@ -409,19 +409,15 @@ class Study:
             keys = self._encode(configs, "config")
             told = [self._read(*row) for row in zip(*columns.values(), strict=True)]
             native = self._decode([self._point(key) for key in keys])
-            size = -1 if self._log is None else self._log.size
-            try:
-                if self._log is not None:
-                    entries = [
-                        {"told": writable(config), "values": None}
-                        | {k: v for k, v in row.items() if v != {}}
-                        for config, row in zip(native, told, strict=True)
-                    ]
-                    self._log.append(*entries)
-            finally:  # also where it was stopped by hand after it was written
-                if self._log is None or self._log.size > size:
-                    for key, config, row in zip(keys, native, told, strict=True):
-                        self._record(key, config, row)
+            if self._log is not None:
+                entries = [
+                    {"told": writable(config), "values": None}
+                    | {k: v for k, v in row.items() if v != {}}
+                    for config, row in zip(native, told, strict=True)
+                ]
+                self._log.append(*entries)
+            for key, config, row in zip(keys, native, told, strict=True):
+                self._record(key, config, row)
 
     def optimize(
         self,
