@@ -83,7 +83,7 @@ def _matrices(seed: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
 def _draw_matrices() -> Any:
     X, of = _matrices(_SEEDS[0])
     order = X[:, 0].argsort(stable=True)
-    figure = panels(list(of), "", "", 2.0, columns=5)
+    figure = panels(list(of), "", "", 1.6, columns=5)
     for ax, K in zip(figure.axes, of.values(), strict=True):
         ax.imshow(K[order][:, order], vmin=0.0, vmax=1.0, cmap="Blues")
         ax.set_axis_off()

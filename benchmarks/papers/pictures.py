@@ -41,9 +41,11 @@ def lines(
     **style: Any,
 ) -> None:
     """Curves in panel ``k``: label -> (x, y), with colours by ``order``."""
-    colours = dict(zip(order or of, COLOURS, strict=False))
+    names = list(order or of)
     for label, (x, y) in of.items():
-        figure.axes[k].plot(x, y, color=colours[label], label=label, **style)
+        i = names.index(label)
+        look = {"color": COLOURS[i], "linestyle": "-" if i < 4 else "--", **style}
+        figure.axes[k].plot(x, y, label=label, **look)
 
 
 def curves(
@@ -61,12 +63,12 @@ def curves(
 
 
 def save(figure: Any, path: Path) -> None:
-    """A small file: at most 64 colours."""
+    """A small file: at most 128 colours."""
     from PIL import Image
 
     whole = io.BytesIO()
     figure.savefig(whole, dpi=90)
-    Image.open(whole).convert("RGB").quantize(64).save(path, optimize=True)
+    Image.open(whole).convert("RGB").quantize(128).save(path, optimize=True)
 
 
 def finished(figure: Any) -> Any:
