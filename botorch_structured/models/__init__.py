@@ -4,8 +4,9 @@
   something in common: levels, shared columns (Jenatton et al. 2017).
 * ``ConditionalGP``: evaluations on one branch say nothing about another
   (Levesque et al. 2017).
-* ``OldStudiesMean``: a prior mean of these two, from old studies of the same space (it
-  is no model, but learnt from data like one).
+* ``OldStudiesMean``: what old studies of the same space have taught (it is no model, but
+  learnt from data like one), also a prior mean of these two.
+* ``TransferGP``: what these and the outcomes of a young study say.
 * ``TreedGP``: the objective is flat in one region and rough in another: regions are
   found from the data, each with a GP of its own (Assael et al. 2014).
 * ``MultiTaskABLR``: a warm start from the evaluations of old searches, linear in their
@@ -29,6 +30,7 @@ __all__ = [
     "MultiTaskABLR",
     "OldStudiesMean",
     "SampledGP",
+    "TransferGP",
     "TreeStructuredGP",
     "TreedGP",
 ]
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from botorch_structured.models.sampled.sampled_gp import SampledGP
     from botorch_structured.models.tree.conditional_gp import ConditionalGP
     from botorch_structured.models.tree.old_studies import OldStudiesMean
+    from botorch_structured.models.tree.transfer_gp import TransferGP
     from botorch_structured.models.tree.tree_structured_gp import TreeStructuredGP
     from botorch_structured.models.treed.treed_gp import TreedGP
 
@@ -53,6 +56,7 @@ _MODULES = {
     "MultiTaskABLR": "ablr.multi_task_ablr",
     "OldStudiesMean": "tree.old_studies",
     "SampledGP": "sampled.sampled_gp",
+    "TransferGP": "tree.transfer_gp",
     "TreeStructuredGP": "tree.tree_structured_gp",
     "TreedGP": "treed.treed_gp",
 }

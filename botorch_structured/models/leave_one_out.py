@@ -61,7 +61,9 @@ def leave_one_out_log_density(model: SingleTaskGP) -> Tensor:
         return 0.5 * (precision.log() - squared - math.log(2.0 * math.pi))
 
 
-def leave_one_out_weights(models: Sequence[SingleTaskGP]) -> Tensor:
+def leave_one_out_weights(
+    models: Sequence[SingleTaskGP], odds: Sequence[float] | None = None
+) -> Tensor:
     r"""Weights of models of the same data: softmax of the summed log densities.
 
     "Pseudo-BMA" in [Yao2018stacking]_. With few data the weights are alike, with many
@@ -69,6 +71,7 @@ def leave_one_out_weights(models: Sequence[SingleTaskGP]) -> Tensor:
 
     Args:
         models: ``K`` fitted GPs of the same outcomes under the same transform.
+        odds: ``K`` positive numbers, the weights without data. Default: the same.
 
     Returns:
         ``K`` weights with sum 1.
@@ -93,4 +96,5 @@ def leave_one_out_weights(models: Sequence[SingleTaskGP]) -> Tensor:
     if len(models) == 1:
         return first.new_ones(1)
     densities = [leave_one_out_log_density(model).sum() for model in models]
-    return torch.stack(densities).softmax(0)
+    log_odds = torch.as_tensor(odds or [1.0] * len(models)).to(first).log()
+    return (torch.stack(densities) + log_odds).softmax(0)

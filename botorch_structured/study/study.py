@@ -22,6 +22,7 @@ from botorch.utils.multi_objective.pareto import is_non_dominated
 from torch import Tensor
 from tqdm import tqdm
 
+from botorch_structured.models import OldStudiesMean
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.spaces.arguments import (
     brief,
@@ -32,6 +33,7 @@ from botorch_structured.spaces.arguments import (
     warn,
 )
 from botorch_structured.spaces.search_space import KINDS
+from botorch_structured.study.earlier import read_earlier
 from botorch_structured.study.given import read_csv, read_fixed, read_space
 from botorch_structured.study.log import StudyLog, describe, writable
 from botorch_structured.study.points import (
@@ -120,8 +122,8 @@ class Study:
         log: A file to write everything to, one JSON object a line, each on the disk
             before the study goes on; missing folders are made. If it exists, the study
             goes on where it was: configurations that were asked for and not told come
-            first. What is given as ``model``, ``acquisition`` or ``starts`` is not in
-            it: give it again.
+            first. What is given as ``model``, ``acquisition``, ``starts`` or
+            ``earlier`` is not in it: give it again.
         seed: The same seed and the same calls give the same configurations. Default:
             drawn once, see ``.seed``; that of the log, if it exists.
         model: ``(space, X, Y) -> model``: a function that returns a fitted model of
@@ -140,6 +142,14 @@ class Study:
             of these get no start: ``[mine, *Study(space).starts]`` has both.
         costs: Whether to maximise the improvement per expected cost, which is learnt
             from ``tell(..., cost=...)``. Costs are recorded in any case.
+        earlier: Old studies, from which this one begins, in place of the starts: a
+            `Study`, the path of a log or of a CSV table, a data frame, an Optuna study,
+            an Ax client or experiment, a fitted search of scikit-learn or its
+            ``cv_results_``, ``(X, Y)``, or a list of these. Tables have a column with
+            the name of the objective, and ``study`` where there are several.
+            Parameters are matched by name; a warning says what does not match. Of the
+            outcomes ranks count: scales may differ. Or what
+            `OldStudiesMean.from_studies` has learnt. For one objective.
 
     Raises:
         ValueError: An argument is not what it should be, another process works with the
@@ -164,6 +174,7 @@ class Study:
         acquisition: AcquisitionMaker | None = None,
         starts: Starts | None = None,
         costs: bool = False,
+        earlier: Any = None,
     ) -> None:
         self.space = read_space(space)
         self._goals = Goals(objectives, constraints)
@@ -203,6 +214,13 @@ class Study:
         self._make_starts = None if isinstance(starts, str) else starts
         if self._make_starts is not None and not callable(starts):
             self._starts = self._encode(starts, "starts")
+        if earlier is not None and (own or len(self.objectives) > 1):
+            raise ValueError(
+                "earlier: expected one objective, and no model or acquisition function "
+                f"of your own, got {list(self.objectives) if not own else 'one'}."
+            )
+        ((name, direction), *_) = self.objectives.items()
+        self._earlier = read_earlier(self.space, earlier, name, direction == "minimize")
         seed = check_seed(seed)
         drawn = int(torch.randint(2**31, ())) if seed is None else seed
         #: Decides starts and suggestions.
@@ -619,6 +637,8 @@ class Study:
             value, the best ``"mean"`` that is predicted on it and its ``"deviation"``
             (these three of the first objective), and its ``"share"`` of the criterion:
             of its largest value on each path, among a thousand random points and more.
+            With old studies, ``"earlier"``: the weight of the model that knows them,
+            from 0 (they mislead) to 1.
 
         Raises:
             ValueError: It is no configuration of the space, the study has a model or an
@@ -632,14 +652,21 @@ class Study:
         n = len(self._trials)
         data, seed = self._data(n), later_seed(self.seed, n)
         fitted = self._fitted.get(n) or fit_surrogates(
-            self.space, start_from=self._start_from(n), seed=seed, **data
+            self.space,
+            start_from=self._start_from(n),
+            seed=seed,
+            earlier=self._learnt(),
+            **data,
         )
         X, C, x = data["train_X"], data["train_C"], self._tensor([self._point(key)])
         busy = [asked.point for k, asked in self._pending.items() if k != key]
         known = torch.cat([X, self._tensor(busy)])
         criterion, _ = make_criterion(self.space, fitted, known, n, train_C=C)
         goals, models = self.objectives, fitted.objectives
-        return believed(self.space, goals, models, criterion, x, X, self._trials)
+        found = believed(self.space, goals, models, criterion, x, X, self._trials)
+        if self._earlier is not None:
+            found["earlier"] = float(models[0].weights[-1])
+        return found
 
     def close(self) -> None:
         """Let go of the log: what is told from now on is in memory only."""
@@ -857,9 +884,23 @@ class Study:
                 raise ValueError(f"starts: {error}") from None
         return self._starts
 
+    def _learnt(self) -> OldStudiesMean | None:
+        """What earlier studies have taught; learnt when it is first needed."""
+        if isinstance(self._earlier, list):
+            self._earlier = OldStudiesMean.from_studies(self._earlier, self.space)
+        return self._earlier
+
     def _next_starts(self, busy: Sequence[Point]) -> list[Point]:
-        """The starts that nothing is known of, nor, by default, of their paths."""
+        """The starts that nothing is known of, nor, by default, of their paths.
+
+        With earlier studies: what suits most of them, until something has worked.
+        """
         known = [*self._points, *busy]
+        if self._make_starts is None and (old := self._learnt()) is not None:
+            if any(trial.values for trial in self._trials):
+                return []
+            configs = self.space.decode(old.starts(old.num_starts))
+            return [x for x in self._encode(configs, "starts") if x not in known]
         if self._make_starts is not None:
             return [start for start in self._all_starts() if start not in known]
         paths = set(self._paths(known))
@@ -876,7 +917,9 @@ class Study:
         """Points after the starts."""
         n = len(self._trials)
         train_Y = self._goals.train_Y(self._trials)
-        if int(train_Y.isfinite().all(-1).sum()) < 2:
+        old = self._learnt()
+        needed = 2 if old is None else 1
+        if int(train_Y.isfinite().all(-1).sum()) < needed:
             return self._draw(q, busy, held)
         options: dict[str, Any] = {
             "q": q,
@@ -896,7 +939,7 @@ class Study:
             with warnings.catch_warnings():
                 # outcomes that are all alike are nobody's mistake
                 warnings.simplefilter("ignore", InputDataWarning)
-                suggestion = suggest(self.space, **options)
+                suggestion = suggest(self.space, earlier=old, **options)
             found, fitted = suggestion.X, suggestion.surrogates
             near = {k: m for k, m in self._fitted.items() if _same_ten(k, n)}
             self._fitted = near | {n: fitted}
@@ -932,6 +975,7 @@ class Study:
                     self.space,
                     start_from=start,
                     seed=later_seed(self.seed, k),
+                    earlier=self._learnt(),
                     **self._data(k),
                 )
             last = self._fitted[k]

@@ -31,6 +31,8 @@ from botorch_structured.acquisition import (
     InteriorPrior,
 )
 from botorch_structured.acquisition.mixtures import Mixtures
+from botorch_structured.models import OldStudiesMean
+from botorch_structured.models.fast_inference import FastSingleTaskGP
 from botorch_structured.models.outcome_scale import AnyScaleStandardize
 from botorch_structured.models.tree.leaf_model import LeafModel
 from botorch_structured.models.tree.noise import has_steps
@@ -78,7 +80,7 @@ class Suggestion(NamedTuple):
     """
 
     X: Tensor
-    models: list[LeafModel]
+    models: list[FastSingleTaskGP]
     weights: Tensor
     surrogates: Surrogates
 
@@ -101,6 +103,7 @@ def suggest(
     train_cost: Tensor | None = None,
     ref_point: Tensor | Sequence[float] | None = None,
     fixed_features: Mapping[int, float] | None = None,
+    earlier: OldStudiesMean | Sequence[tuple[Tensor, Tensor]] | None = None,
     **kwargs: Any,
 ) -> Suggestion:
     r"""Points of a space to evaluate next.
@@ -146,6 +149,10 @@ def suggest(
             range (BoTorch's ``infer_reference_point``, of all points).
         fixed_features: Column -> its value wherever the column is active; a fixed
             decision leaves the paths on which it has that value, or is inactive.
+        earlier: Old studies of the space: what `OldStudiesMean.from_studies` has learnt
+            once, or its argument, ``(X, Y)`` of each. A `TransferGP` is averaged with
+            the other models; alone up to five evaluations. Begin with
+            ``earlier.starts(1)`` then. For one objective.
         kwargs: Further arguments of the models of objectives, such as
             ``outcome_transform``, or ``train_Yvar`` (``n x m``).
 
@@ -177,6 +184,7 @@ def suggest(
         pending = X_pending.detach().to(train_X)
     start = _read_start(start_from)
     reference = _read_reference(ref_point, train_Y)
+    old = read_earlier(space, earlier, train_Y.shape[-1])
     held = read_fixed(
         space.tree,
         space.bounds,
@@ -190,7 +198,7 @@ def suggest(
     with seeded_if(seed, train_X.device), warnings.catch_warnings():
         warnings.simplefilter("ignore", NumericalWarning)
         surrogates = fit_checked(
-            space, train_X, train_Y, start, train_C, train_cost, **kwargs
+            space, train_X, train_Y, start, train_C, train_cost, old=old, **kwargs
         )
         known = torch.cat([train_X, pending])
         targets = [some.models[0].train_targets for some in surrogates.objectives]
@@ -240,6 +248,27 @@ def _read_start(start_from: Any) -> Surrogates | None:
     models = check_models(start_from)
     weights = torch.ones(len(models)) / max(len(models), 1)
     return Surrogates([Mixture(list(models), weights)], [])
+
+
+def read_earlier(
+    space: SearchSpace, earlier: Any, num_objectives: int = 1
+) -> OldStudiesMean | None:
+    """What old studies have taught, see `suggest`.
+
+    Raises:
+        ValueError: There are several objectives, or it is of another space.
+    """
+    if earlier is None:
+        return None
+    if num_objectives > 1:
+        raise ValueError(f"earlier: expected one objective, got {num_objectives}.")
+    if not isinstance(earlier, OldStudiesMean):
+        earlier = OldStudiesMean.from_studies(earlier, space)
+    if earlier.space != space:
+        raise ValueError(
+            f"earlier: expected studies of this space, {space}, got {earlier.space}."
+        )
+    return earlier
 
 
 def _read_reference(ref_point: Any, train_Y: Tensor) -> Tensor | None:
@@ -320,10 +349,10 @@ def _other_branches(
         return []
     others = []
     for code, value in enumerate(tree.decision_values[column]):
-        found = worth[branch[:n] == code]
-        tried = code != last and len(found) > 0
-        if tried and (len(found) < _TRIES or found.max() > -math.inf):
-            others.append((len(found), -float(found.max()), value))
+        found = worth[branch[:n] == code].tolist()
+        best = max(found, default=0.0)
+        if code != last and (len(found) < _TRIES or best > -math.inf):
+            others.append((len(found), -best, value))
     return [{column: value} for _, _, value in sorted(others)]
 
 
@@ -514,7 +543,7 @@ def _given_means(mixture: Mixture, X: Tensor) -> Mixture:
     """
     if not len(X):
         return mixture
-    models: list[LeafModel] = []
+    models: list[FastSingleTaskGP] = []
     for model in mixture.models:
         model.eval()
         with torch.no_grad():
@@ -528,7 +557,7 @@ def _given_means(mixture: Mixture, X: Tensor) -> Mixture:
     return mixture._replace(models=models)
 
 
-def _as_predicted(model: LeafModel, value: Tensor) -> Tensor:
+def _as_predicted(model: FastSingleTaskGP, value: Tensor) -> Tensor:
     """An outcome on the scale of predictions, on which bad tails stay compressed."""
     transform: Any = getattr(model, "outcome_transform", None)
     parts = transform.values() if hasattr(transform, "values") else [transform]
@@ -566,7 +595,7 @@ def _improvement(
     )
 
 
-def _means(model: LeafModel, X: Tensor) -> Tensor:
+def _means(model: FastSingleTaskGP, X: Tensor) -> Tensor:
     """``n`` posterior means at ``n x d`` points."""
     found = model.point_moments(X)
     if found is not None:

@@ -26,8 +26,14 @@ from botorch.models.transforms.outcome import ChainedOutcomeTransform
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
-from botorch_structured.models import ConditionalGP, TreeStructuredGP
+from botorch_structured.models import (
+    ConditionalGP,
+    OldStudiesMean,
+    TransferGP,
+    TreeStructuredGP,
+)
 from botorch_structured.models.contexts import seeded
+from botorch_structured.models.fast_inference import FastSingleTaskGP
 from botorch_structured.models.leave_one_out import leave_one_out_weights
 from botorch_structured.models.outcome_scale import AnyScaleStandardize
 from botorch_structured.models.tree.leaf_model import LeafModel
@@ -37,6 +43,10 @@ from botorch_structured.transforms import ClipTail
 
 # Observations above which one model is fitted: averaging is for few data.
 _MANY_ROWS = 200
+# With so few observations the model with old studies is alone, and it begins with so
+# many times the weight of each other one.
+_ALONE = 5
+_ODDS = 20.0
 # Known costs from which there is a model of them.
 _MIN_COSTS = 2
 
@@ -45,11 +55,11 @@ class Mixture(NamedTuple):
     """Models of one outcome.
 
     Attributes:
-        models: The fitted models.
+        models: The fitted models; with old studies, the last one is a ``TransferGP``.
         weights: The weight of each, with sum 1.
     """
 
-    models: list[LeafModel]
+    models: list[FastSingleTaskGP]
     weights: Tensor
 
 
@@ -122,6 +132,7 @@ def fit_surrogates(
     train_cost: Tensor | None = None,
     train_Yvar: Tensor | None = None,
     seed: int | None = None,
+    earlier: OldStudiesMean | None = None,
     **kwargs: Any,
 ) -> Surrogates:
     """All models behind `suggest`, fitted: what it does before it searches.
@@ -138,6 +149,7 @@ def fit_surrogates(
         train_cost: ``n x 1`` costs.
         train_Yvar: ``n x m`` variances of the objectives' noise.
         seed: That of the suggestion whose fits are repeated.
+        earlier: What old studies have taught, for one objective.
         kwargs: Further arguments of the models of objectives.
 
     Returns:
@@ -157,6 +169,7 @@ def fit_surrogates(
             train_C,
             train_cost,
             train_Yvar,
+            old=earlier,
             **kwargs,
         )
 
@@ -169,6 +182,7 @@ def fit_checked(
     train_C: Tensor | None = None,
     train_cost: Tensor | None = None,
     train_Yvar: Tensor | None = None,
+    old: OldStudiesMean | None = None,
     **kwargs: Any,
 ) -> Surrogates:
     """`fit_surrogates` of data that `check_data` has seen."""
@@ -179,20 +193,34 @@ def fit_checked(
     averaged = train_Y.shape[-1] == 1
 
     def mixture(
-        earlier: list[Mixture], k: int, X: Tensor, Y: Tensor, **options: Any
+        earlier: list[Mixture],
+        k: int,
+        X: Tensor,
+        Y: Tensor,
+        learnt: OldStudiesMean | None = None,
+        **options: Any,
     ) -> Mixture:
         # Variances are squares: those of larger numbers, such as the largest float that
         # some return for a failure, are infinite.
         most = torch.finfo(Y.dtype).max ** 0.4
         Y = torch.where(Y.isfinite(), Y.clamp(-most, most), Y)
         start = earlier[k].models if k < len(earlier) else ()
-        models = fit_models(space, X, Y, start, averaged, **options)
-        return Mixture(models, leave_one_out_weights(models))
+        start = [model for model in start if isinstance(model, LeafModel)]
+        models: list[FastSingleTaskGP] = []
+        if learnt is None or len(X) > _ALONE:
+            models += fit_models(space, X, Y, start, averaged, **options)
+        odds = [1.0] * len(models)
+        if learnt is not None:
+            tail = deepcopy(options.get("outcome_transform", _compressed_tail()))
+            models.append(TransferGP(X, Y, learnt, outcome_transform=tail))
+            odds.append(_ODDS)
+        return Mixture(models, leave_one_out_weights(models, odds))
 
     objectives = []
     for k, y in enumerate(train_Y.masked_fill(failed, -math.inf).split(1, dim=-1)):
         noise = {} if train_Yvar is None else {"train_Yvar": train_Yvar[:, k, None]}
-        objectives.append(mixture(last.objectives, k, train_X, y, **noise, **kwargs))
+        known = (last.objectives, k, train_X, y, old)
+        objectives.append(mixture(*known, **noise, **kwargs))
     constraints = []
     for k, c in enumerate(() if train_C is None else train_C.split(1, dim=-1)):
         known = ~c.isnan().squeeze(-1)

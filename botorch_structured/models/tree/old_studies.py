@@ -1,9 +1,9 @@
-r"""What old studies of the same space have taught, as the prior mean of a new model.
+r"""What old studies of the same space have taught: functions, first points, a mean.
 
 Choose ``OldStudiesMean`` where the same space was searched before for other data sets
-(or other customers, other versions): the first suggestions of the new study then use
-what worked there. ``MultiTaskABLR.new_task`` does the same without a tree, from up to a
-million old rows.
+(or other customers, other versions): ``suggest`` and ``Study`` take it as ``earlier``,
+``TransferGP`` is the model that makes the most of it, and any model takes it as its
+prior mean. ``MultiTaskABLR.new_task`` does the same without a tree.
 
 The outcomes of each old study are replaced by normal scores, so that scales, outliers
 and failures of single studies do not count. A Gaussian process with a common and an own
@@ -19,8 +19,17 @@ MAP estimates from some of the rows. The prior mean of a new study is ``h(x) =
 E[mu(x)]`` given all rows, up to the scale and the level of its outcomes.
 
 With inducing points Z the functions are linear in M features, ``phi(x) = L^-1 k(Z, x)``
-with ``L L' = k(Z, Z)``, and what these leave out of the variance is noise. Time is
-linear in the number of studies, cubic in the rows of each, and h is a sum of M kernels.
+with ``L L' = k(Z, Z)``, and what these leave out of the variance is noise. With G the
+features of a study's rows times the root of tau_delta, and a row of roots of omega, N
+its noise and ``A = I + G N^-1 G'``, the covariance S of its outcomes has
+
+.. math:: G S^{-1} G' = I - A^{-1}, \quad G S^{-1} y = A^{-1} G N^{-1} y,
+
+so time is linear in the rows. h is a sum of M kernels.
+
+What a new study may be besides h is what old ones were: ``f = h + sum_j z_j d_j`` and a
+rest, with standard normal z_j, where d_j are the principal components of the T functions
+delta_t / sqrt(T), and the rest has the kernel k times what the d_j leave of tau_delta.
 """
 
 from __future__ import annotations
@@ -64,6 +73,14 @@ _SLOPE = (1.0, 1.0)
 _POOL = 2_000
 _MOST_STARTS = 32
 _FEW_STARTS = 8
+# Of each old study, the best so many rows are in the pool, too.
+_BEST_ROWS = 20
+# Rows of an old study that are looked at together.
+_ROWS = 10_000
+# Principal components of the functions of old studies, and the least part of tau_delta
+# that the rest has.
+_MOST_COMPONENTS = 32
+_LEAST_REST = 0.15
 # Starts are less correlated than this under k.
 _ALIKE = 0.9
 _TIE = 1e-6
@@ -107,6 +124,7 @@ class OldStudiesMean(Mean):
     Attributes:
         raw_constant: c, ``batch_shape``.
         raw_slope: s, ``batch_shape``.
+        deviations: Weights of the kernels at Z in the d_j, ``M x J``.
         variances: tau_mu, tau_delta and sigma^2. Old studies are alike, and help, where
             the first is large.
 
@@ -118,39 +136,37 @@ class OldStudiesMean(Mean):
 
     points: Tensor
     weights: Tensor
+    deviations: Tensor
     inverse_lengthscale: Tensor
+    _rest: Tensor
     _starts: Tensor
     _variances: Tensor
 
     def __init__(
         self,
         space: SearchSpace,
-        points: Tensor,
-        weights: Tensor,
-        inverse_lengthscale: Tensor,
+        learnt: _Functions,
         starts: Tensor,
-        variances: tuple[float, float, float],
         batch_shape: torch.Size = torch.Size(),  # noqa: B008 (immutable)
     ) -> None:
         """See ``from_studies``.
 
         Args:
             space: The space.
-            points: ``M x d`` transformed and imputed points Z.
-            weights: ``M``, of the kernels at these in h.
-            inverse_lengthscale: ``d``.
+            learnt: The functions of the old studies.
             starts: ``k x d`` points of the space, best first.
-            variances: tau_mu, tau_delta and sigma^2.
             batch_shape: Batch shape of the model.
         """
         super().__init__()
         self.space, self.batch_shape = space, batch_shape
-        self._columns = _Columns(space)
-        self.register_buffer("points", points)
-        self.register_buffer("weights", weights)
-        self.register_buffer("inverse_lengthscale", inverse_lengthscale)
+        self.columns = learnt.columns
+        self.register_buffer("points", learnt.points)
+        self.register_buffer("weights", learnt.weights)
+        self.register_buffer("deviations", learnt.components)
+        self.register_buffer("inverse_lengthscale", learnt.inverse_lengthscale)
         self.register_buffer("_starts", starts)
-        self.register_buffer("_variances", points.new_tensor(variances))
+        self.register_buffer("_rest", learnt.points.new_tensor(learnt.rest))
+        self.register_buffer("_variances", learnt.points.new_tensor(learnt.variances))
         for name, value in (("raw_constant", 0.0), ("raw_slope", _SLOPE[0])):
             start = torch.full(batch_shape, value, dtype=torch.float64)
             self.register_parameter(name, torch.nn.Parameter(start))
@@ -166,12 +182,13 @@ class OldStudiesMean(Mean):
         batch_shape: torch.Size = torch.Size(),  # noqa: B008 (immutable)
         seed: int = 0,
     ) -> Self:
-        """Learn the mean from old studies; takes a few seconds.
+        """Learn from old studies: some seconds, minutes for a million rows.
 
         Args:
             studies: ``(X, Y)`` of each: ``n_t x d`` points of ``space`` and ``n_t x
-                1`` outcomes, larger ones are better, on any scale. Studies may have
-                different numbers of rows, at least two; 30 to 500 are usual.
+                1`` outcomes, larger ones are better, on any scale, ``-inf`` where an
+                evaluation failed. Studies may have different numbers of rows, at least
+                two; 30 to 500 are usual.
             space: The space that all studies are of.
             input_transform: That of the new model, if it is not
                 ``space.input_transform()``, which a model gets that is given the
@@ -202,24 +219,24 @@ class OldStudiesMean(Mean):
         generator = torch.Generator().manual_seed(seed)
         rows = [read(X) for X in given]
         learnt = _Functions(columns, rows, scores, max_points, generator)
-        pool = torch.cat([space.sample(_POOL, seed=seed), *given]).unique(dim=0)
+        best = [
+            X[y.topk(min(_BEST_ROWS, len(y))).indices]
+            for X, y in zip(given, scores, strict=True)
+        ]
+        pool = torch.cat([space.sample(_POOL, seed=seed), *best]).unique(dim=0)
         pool = pool[space.feasible(pool)]
-        starts = pool[learnt.complementary(read(pool))]
-        return cls(
-            space,
-            learnt.points,
-            learnt.weights,
-            learnt.inverse_lengthscale,
-            starts,
-            learnt.variances,
-            batch_shape,
-        )
+        return cls(space, learnt, pool[learnt.complementary(read(pool))], batch_shape)
 
     @property
     def variances(self) -> tuple[float, float, float]:
         """tau_mu, tau_delta and sigma^2."""
         common, own, noise = self._variances.tolist()
         return common, own, noise
+
+    @property
+    def num_starts(self) -> int:
+        """How many points `starts` has."""
+        return len(self._starts)
 
     def starts(self, n: int | None = None) -> Tensor:
         """Points to begin the new study with, in the place of ``space.starts``.
@@ -255,10 +272,30 @@ class OldStudiesMean(Mean):
         Returns:
             ``batch_shape x n``.
         """
-        k = self._columns.covariance(
-            self._columns.read(x), self.points, self.inverse_lengthscale
-        )
-        return k @ self.weights
+        return self._at_points(self.columns.read(x)) @ self.weights
+
+    def covariance(self, a: Tensor, b: Tensor) -> Tensor:
+        """The prior covariance of f - h for a new study, at transformed inputs.
+
+        Args:
+            a: ``batch_shape x n x d``.
+            b: ``batch_shape x m x d``.
+
+        Returns:
+            ``batch_shape x n x m``.
+        """
+        a, b = self.columns.read(a), self.columns.read(b)
+        D, E = (self._at_points(x) @ self.deviations for x in (a, b))
+        k = self.columns.covariance(a, b, self.inverse_lengthscale)
+        return D @ E.mT + self._rest * k
+
+    @property
+    def rest(self) -> float:
+        """The variance of what no old study explains."""
+        return float(self._rest)
+
+    def _at_points(self, read: Tensor) -> Tensor:
+        return self.columns.covariance(read, self.points, self.inverse_lengthscale)
 
     def forward(self, x: Tensor) -> Tensor:
         """Means, ``batch_shape x n``.
@@ -346,14 +383,25 @@ class _Columns:
         scaled = (x - self.shift.to(x)) / self.scale.to(x)
         return torch.where(self.tree.active_mask(x), scaled, _INACTIVE)
 
+    def slope(self, x: Tensor) -> Tensor:
+        """The derivatives of ``read``."""
+        return self.tree.active_mask(x) / self.scale.to(x)
+
     def covariance(self, a: Tensor, b: Tensor, inverse_lengthscale: Tensor) -> Tensor:
-        """The kernel at what ``read`` gives, ``batch_shape x n x d`` and ``m x d``."""
+        """The kernel at what ``read`` gives: ``b x n x d``, ``b x m x d`` -> ``b x n x m``."""
+        return MATERN52.value(self.squared_distance(a, b, inverse_lengthscale))
+
+    def squared_distance(
+        self, a: Tensor, b: Tensor, inverse_lengthscale: Tensor
+    ) -> Tensor:
+        """Scaled squared distances of what ``read`` gives, see ``covariance``."""
         own = inverse_lengthscale[self.ordered]
-        squared = squared_distance(a[..., self.ordered] * own, b[:, self.ordered] * own)
+        ordered = a[..., self.ordered] * own, b[..., self.ordered] * own
+        squared = squared_distance(*ordered)
         for c in self.unordered:
-            apart = (a[..., c, None] - b[:, c]).abs() > _SAME
+            apart = (a[..., c, None] - b[..., None, :, c]).abs() > _SAME
             squared = squared + inverse_lengthscale[c].square() * apart
-        return MATERN52.value(squared)
+        return squared
 
 
 class _Functions:
@@ -371,6 +419,8 @@ class _Functions:
         inverse_lengthscale: ``d``.
         weights: Of the kernels at Z in mu, ``M``.
         own_weights: The same in mu + delta_t, ``M x T``.
+        components: The same in the d_j, ``M x J``.
+        rest: What the d_j leave of tau_delta.
         variances: tau_mu, tau_delta and sigma^2.
     """
 
@@ -392,31 +442,54 @@ class _Functions:
         root = columns.covariance(points, points, inverse) + _JITTER * eye
         root = torch.linalg.cholesky(root)
 
+        def moments(X: Tensor, y: Tensor, mean: Tensor | None) -> tuple[Tensor, Tensor]:
+            """The root of A, and G N^-1 (y - F' mean)."""
+            A, Gy = torch.eye(len(points) + 1, dtype=points.dtype), 0.0
+            for x, of_x in zip(X.split(_ROWS), y.split(_ROWS), strict=True):
+                k = columns.covariance(points, x, inverse)
+                F = torch.linalg.solve_triangular(root, k, upper=False)  # M x n
+                noises = noise + (common + own) * (1.0 - F.square().sum(0)).clamp_min(0)
+                residual = of_x if mean is None else of_x - mean @ F
+                level = torch.full_like(F[:1], math.sqrt(_LEVEL_VARIANCE))
+                G = torch.cat([math.sqrt(own) * F, level])
+                A = A + (G / noises) @ G.mT
+                Gy = Gy + G @ (residual / noises)
+            return torch.linalg.cholesky(A), Gy
+
         information, projected = eye / common, torch.zeros_like(points[:, 0])
-        kept = []
         for X, y in zip(rows, scores, strict=True):
-            k = columns.covariance(points, X, inverse)
-            features = torch.linalg.solve_triangular(root, k, upper=False)  # M x n
-            lack = (1.0 - features.square().sum(0)).clamp_min(0.0)
-            covariance = own * features.mT @ features + _LEVEL_VARIANCE
-            covariance += torch.diag(noise + (common + own) * lack)
-            factor = torch.linalg.cholesky(covariance)
-            half = torch.linalg.solve_triangular(factor, features.mT, upper=False)
-            target = torch.linalg.solve_triangular(factor, y[:, None], upper=False)
-            information = information + half.mT @ half
-            projected = projected + (half.mT @ target).squeeze(-1)
-            kept.append((half, target.squeeze(-1)))
+            A, Gy = moments(X, y, None)
+            information = (
+                information + (eye - torch.cholesky_inverse(A)[:-1, :-1]) / own
+            )
+            solved = torch.cholesky_solve(Gy[:, None], A)[:-1, 0]
+            projected = projected + solved / math.sqrt(own)
         mean = torch.cholesky_solve(
             projected.unsqueeze(-1), torch.linalg.cholesky(information)
         ).squeeze(-1)
-        studies = torch.stack(
-            [mean + own * half.mT @ (target - half @ mean) for half, target in kept], -1
+        deviations = []
+        for X, y in zip(rows, scores, strict=True):
+            A, Gy = moments(X, y, mean)
+            solved = torch.cholesky_solve(Gy[:, None], A)[:-1, 0]
+            deviations.append(math.sqrt(own) * solved)
+        delta = torch.stack(deviations, -1)  # M x T
+        left, size, _ = torch.linalg.svd(
+            delta / math.sqrt(len(rows)), full_matrices=False
         )
-        both = torch.cat([mean.unsqueeze(-1), studies], dim=-1)
-        both = torch.linalg.solve_triangular(root.mT, both, upper=True)
+        components = (left * size)[:, :_MOST_COMPONENTS]
+
+        def weights(functions: Tensor) -> Tensor:
+            return torch.linalg.solve_triangular(root.mT, functions, upper=True)
+
         self.columns, self.points, self.inverse_lengthscale = columns, points, inverse
-        self.weights, self.own_weights = both[:, 0], both[:, 1:]
+        self.weights = weights(mean.unsqueeze(-1)).squeeze(-1)
+        self.own_weights = weights(mean.unsqueeze(-1) + delta)
+        self.components = weights(components)
         self.variances = common, own, noise
+        # the mean of the squares of the d_j at old points
+        at = columns.covariance(points, points, inverse) @ self.components
+        explained = float(at.square().sum(-1).mean())
+        self.rest = max(own - explained, _LEAST_REST * own)
 
     def complementary(self, pool: Tensor) -> Tensor:
         """Which points to begin with, see ``OldStudiesMean.starts``.

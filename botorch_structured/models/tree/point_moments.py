@@ -7,6 +7,7 @@ __all__ = [
     "MomentsNear",
     "is_mean_of_paths",
     "moments_near",
+    "outcome_scale_at_hand",
     "point_moments",
     "point_posterior",
 ]
@@ -131,12 +132,10 @@ def is_mean_of_paths(mean: Any) -> bool:
     )
 
 
-def _at_hand(
-    model: Any, X: Tensor, check: bool = True
-) -> tuple[LeafMoments, float, float] | None:
-    """Moments of transformed inputs and outcomes, and the scale and shift of these.
+def outcome_scale_at_hand(model: Any, X: Tensor) -> tuple[float, float] | None:
+    """The scale and shift of outcomes of a model, which is in evaluation mode then.
 
-    None where moments have no closed form, or the outcomes another scale.
+    None where outcomes have another scale.
     """
     outcome, targets = getattr(model, "outcome_transform", None), model.train_targets
     parts = [] if outcome is None else [outcome]
@@ -153,15 +152,25 @@ def _at_hand(
         return None
     if model.training:
         model.eval()
-    moments = model._moments()
-    if moments is None:
+    if not parts:
+        return 1.0, 0.0
+    return parts[0].stdvs.item(), parts[0].means.item()
+
+
+def _at_hand(
+    model: Any, X: Tensor, check: bool = True
+) -> tuple[LeafMoments, float, float] | None:
+    """Moments of transformed inputs and outcomes, and the scale and shift of these.
+
+    None where moments have no closed form, or the outcomes another scale.
+    """
+    outcome = outcome_scale_at_hand(model, X)
+    moments = None if outcome is None else model._moments()
+    if outcome is None or moments is None:
         return None
     if check:
         model._check_points(X)
-    scale, shift = 1.0, 0.0
-    if parts:
-        scale, shift = parts[0].stdvs.item(), parts[0].means.item()
-    return moments, scale, shift
+    return moments, *outcome
 
 
 def point_moments(

@@ -127,12 +127,12 @@ def test_the_dense_definition() -> None:
     y = torch.cat([normal_scores(Y.squeeze(-1)) for _, Y in studies])
     study = torch.arange(3).repeat_interleave(15)
     same = (study[:, None] == study).double()
-    read, inverse = mean._columns.read, mean.inverse_lengthscale
-    k = mean._columns.covariance(read(X), read(X), inverse)
+    read, inverse = mean.columns.read, mean.inverse_lengthscale
+    k = mean.columns.covariance(read(X), read(X), inverse)
     common, own, noise = mean.variances
     K = (common + own * same) * k + 0.25 * same + noise * torch.eye(45)
     test = transformed(points(7)[0])
-    cross = mean._columns.covariance(read(test), read(X), inverse)
+    cross = mean.columns.covariance(read(test), read(X), inverse)
     expected = common * cross @ torch.linalg.solve(K, y)
     torch.testing.assert_close(mean.basis(test), expected, rtol=1e-4, atol=1e-4)
 

@@ -1,0 +1,268 @@
+r"""A GP whose mean and covariance are what old studies of the same space were.
+
+Choose ``TransferGP`` where old studies are known and the new one is young. Give
+``suggest`` or ``Study`` the old studies as ``earlier`` instead, and they average it
+with models that know nothing of old studies, by how well each predicts: old studies
+that mislead lose their weight.
+
+With h, d_j and the rest r of ``old_studies``, the outcomes are
+
+.. math:: y(x) = a \, \Big(c + h(x) + \sum_j z_j d_j(x) + r(x)\Big) + \epsilon, \quad
+    z_j \sim N(0, 1), \quad c \sim N(0, \gamma)
+
+with ``eps`` of a small part of the noise of old studies. Nothing but the scale a is
+estimated. With K the covariance of y / a, its inverse gamma prior, n outcomes and
+``t = 1 / a``, the evidence is largest at
+
+.. math:: A t^2 - B t - (n + 1) = 0, \quad A = 1 + y' K^{-1} y, \quad B = h' K^{-1} y
+
+so that there is no fit. Empirical Bayes with the mean and the covariance of earlier
+functions is the idea of [Wang2024hyperbo]_.
+
+References:
+
+.. [Wang2024hyperbo]
+    Z. Wang, G. E. Dahl, K. Swersky, C. Lee, Z. Nado, J. Gilmer, J. Snoek and Z.
+    Ghahramani. Pre-trained Gaussian Processes for Bayesian Optimization. JMLR 25, 2024.
+"""
+
+from __future__ import annotations
+
+__all__ = ["TransferGP"]
+
+import copy
+import math
+from typing import Any, NamedTuple
+
+import torch
+from botorch.models.transforms.outcome import OutcomeTransform
+from botorch.utils.types import DEFAULT
+from botorch_structured._botorch_names import DefaultType
+from gpytorch.kernels import Kernel
+from gpytorch.likelihoods import GaussianLikelihood
+from torch import Tensor
+
+from botorch_structured.linalg.correlations import MATERN52
+from botorch_structured.models.fast_inference import FastSingleTaskGP
+from botorch_structured.models.tree.moments import Array, PointMoments
+from botorch_structured.models.tree.old_studies import OldStudiesMean
+from botorch_structured.models.tree.point_moments import (
+    ColumnScales,
+    MomentsNear,
+    outcome_scale_at_hand,
+)
+
+# Of the level c: any.
+_LEVEL_VARIANCE = 25.0
+# Of the noise of old studies, which is what ranks add, and its least value.
+_NOISE, _LEAST_NOISE = 0.03, 1e-6
+
+
+class _EarlierKernel(Kernel):
+    """a^2 times the covariance of a level and of ``OldStudiesMean.covariance``."""
+
+    def __init__(self, old: OldStudiesMean) -> None:
+        super().__init__()
+        self.old = old
+        self.register_buffer("scale", old.points.new_ones(()))
+
+    def forward(
+        self, x1: Tensor, x2: Tensor, diag: bool = False, **params: Any
+    ) -> Tensor:
+        k = self.scale.square() * (self.old.covariance(x1, x2) + _LEVEL_VARIANCE)
+        return k.diagonal(dim1=-2, dim2=-1) if diag else k
+
+
+class _Weights(NamedTuple):
+    """Moments by weights of the kernels at old and new points B, ``m`` in all.
+
+    Attributes:
+        points: B as the kernel reads them, ``m x d``.
+        mean: ``m``.
+        roots: The variance is a constant plus ``|k(x, B) first|^2`` less that with the
+            second, ``m x J`` and ``m x n``.
+        shifts: What the level adds to these: ``J`` and ``n`` numbers.
+        level: What it adds to the mean, and the constant.
+    """
+
+    points: Tensor
+    mean: Tensor
+    roots: tuple[Tensor, Tensor]
+    shift: Tensor
+    level: tuple[Tensor, Tensor]
+
+
+class TransferGP(FastSingleTaskGP):
+    """What old studies and the outcomes of a new one say; it needs no fit.
+
+    It is for one outcome without batches, on a CPU or a GPU, in double precision.
+
+    Args:
+        train_X: ``n x d`` points of the space of the old studies.
+        train_Y: ``n x 1`` outcomes, larger ones better, on any scale.
+        old: What ``OldStudiesMean.from_studies`` has learnt.
+        outcome_transform: Default: ``AnyScaleStandardize``.
+
+    Raises:
+        ValueError: For data that no model accepts, several outcomes, or batches.
+
+    Example:
+        >>> old = OldStudiesMean.from_studies([(X_1, Y_1), (X_2, Y_2)], space)
+        >>> X = old.starts(2)
+        >>> model = TransferGP(X, evaluate(X), old)
+        >>> acqf = LogExpectedImprovement(model, best_f=model.train_Y.max())
+        >>> x, _ = optimize_acqf_paths(acqf, space=space, X_avoid=X)
+    """
+
+    mean_module: OldStudiesMean
+    _fit_caches = ("_weights_cache",)
+    _data_caches = ("_weights_cache",)
+    _weights_cache: _Weights | None = None
+
+    def __init__(
+        self,
+        train_X: Tensor,
+        train_Y: Tensor,
+        old: OldStudiesMean,
+        outcome_transform: OutcomeTransform | DefaultType | None = DEFAULT,
+    ) -> None:
+        if not isinstance(old, OldStudiesMean):
+            raise ValueError(
+                f"old: expected an OldStudiesMean, got {type(old).__name__}."
+            )
+        shapes = [getattr(t, "shape", ()) for t in (train_X, train_Y)]
+        if [len(shape) for shape in shapes] != [2, 2] or shapes[1][-1] != 1:
+            raise ValueError(
+                "train_X, train_Y: expected n x d points and n x 1 outcomes, got "
+                f"{[tuple(shape) for shape in shapes]}."
+            )
+        mean = copy.deepcopy(old)
+        super().__init__(
+            train_X,
+            train_Y,
+            likelihood=GaussianLikelihood(),
+            covar_module=_EarlierKernel(mean),
+            mean_module=mean,
+            input_transform=old.space.input_transform(),
+            outcome_transform=outcome_transform,
+        )
+        self._set_scale()
+
+    def _set_scale(self) -> None:
+        """The scale with the largest evidence, and what follows from it."""
+        old, (X,), y = self.mean_module, self.train_inputs, self.train_targets
+        old.to(y)
+        noise = max(_NOISE * old.variances[2], _LEAST_NOISE)
+        with torch.no_grad():
+            x = self.transform_inputs(X)
+            K = old.covariance(x, x) + _LEVEL_VARIANCE + noise * torch.eye(len(x)).to(y)
+            both = torch.stack([y, old.basis(x)], -1)
+            A, B = (y @ torch.cholesky_solve(both, torch.linalg.cholesky(K))).tolist()
+        A += 1.0
+        a = 2.0 * A / (B + math.sqrt(B * B + 4.0 * A * (len(y) + 1)))
+        self.covar_module.scale.fill_(a)
+        old.initialize(raw_slope=a, raw_constant=0.0)
+        self.likelihood.noise_covar.raw_noise_constraint.lower_bound.fill_(0.0)
+        self.likelihood.initialize(noise=noise * a * a)
+        self.requires_grad_(False)
+
+    def point_moments(
+        self, X: Tensor, gradient: bool = False, path: bool = False
+    ) -> PointMoments | None:
+        """Moments of points, see ``LeafModel.point_moments``."""
+        scales = ColumnScales.of(self.input_transform, X.shape[-1])
+        outcome = outcome_scale_at_hand(self, X)
+        if path or scales is None or outcome is None:
+            return None
+        scale, shift = outcome
+        with torch.no_grad():
+            x = self.transform_inputs(X.detach())
+            mean, variance, *slopes = self._moments(x, gradient)
+        mean, variance = mean * scale + shift, variance * scale**2
+        if not gradient:
+            return PointMoments(mean, variance)
+        every = torch.arange(X.shape[-1]).expand(len(X), -1).numpy()
+        _, rate = scales.at(every)(X.detach().numpy()[:, None], slice(None))
+        rates = torch.as_tensor(rate.squeeze(1)) * torch.tensor(
+            [[[scale]], [[scale**2]]]
+        )
+        return PointMoments(mean, variance, *(torch.stack(slopes) * rates))
+
+    def moments_near(
+        self, X: Tensor, columns: Array, path: bool = False
+    ) -> MomentsNear | None:
+        """The same at rows of which some columns change, see ``LeafModel``."""
+        if path or outcome_scale_at_hand(self, X) is None:
+            return None
+        at = torch.from_numpy(columns)
+
+        def near(x: Array, rows: Array) -> tuple[Array, Array, Array, Array]:
+            n, w, _ = x.shape
+            index = at[rows][:, None].expand(n, w, -1)
+            points = (
+                X[rows][:, None].repeat(1, w, 1).scatter(-1, index, torch.from_numpy(x))
+            )
+            found = self.point_moments(points.flatten(0, 1), gradient=True)
+            mean, variance, *slopes = (p.unflatten(0, (n, w)) for p in found)
+            of_columns = (slope.gather(-1, index).numpy() for slope in slopes)
+            return mean.numpy(), variance.numpy(), *of_columns
+
+        return near
+
+    def _moments(self, x: Tensor, gradient: bool) -> tuple[Tensor, ...]:
+        """Means and variances at transformed inputs, ``n``, and ``n x d`` gradients."""
+        old, w = self.mean_module, self._weights()
+        columns, inverse = old.columns, old.inverse_lengthscale
+        read = columns.read(x)
+        squared = columns.squared_distance(read, w.points, inverse)
+        k = MATERN52.value(squared)
+        (first, second), (level, constant) = w.roots, w.level
+        explained, known = k @ first, k @ second + w.shift
+        mean = k @ w.mean + level
+        variance = constant + explained.square().sum(-1) - known.square().sum(-1)
+        least = 1e-10 * self.covar_module.scale.square()
+        if not gradient:
+            return mean, variance.clamp_min(least)
+        slope = -MATERN52.slope_and_curvature(squared)[0]
+        of_k = w.mean, 2.0 * (explained @ first.mT - known @ second.mT)
+        own = columns.ordered
+        factor = 2.0 * inverse[own].square() * columns.slope(x)[:, own]
+        slopes = []
+        for g in of_k:
+            g = g * slope
+            rise = torch.zeros_like(x)
+            rise[:, own] = factor * (
+                read[:, own] * g.sum(-1, keepdim=True) - g @ w.points[:, own]
+            )
+            slopes.append(rise)
+        slopes[1] = slopes[1] * (variance > least).unsqueeze(-1)
+        return mean, variance.clamp_min(least), *slopes
+
+    def _weights(self) -> _Weights:
+        if self._weights_cache is not None:
+            return self._weights_cache
+        old, a = self.mean_module, self.covar_module.scale
+        (x,), y = self.train_inputs, self.train_targets  # transformed, in eval mode
+        n = len(x)
+        K = self.covar_module.forward(x, x)
+        root = torch.linalg.cholesky(K + self.likelihood.noise * torch.eye(n).to(y))
+        alpha = torch.cholesky_solve((y - old(x)).unsqueeze(-1), root).squeeze(-1)
+        inverse = torch.linalg.solve_triangular(root, torch.eye(n).to(y), upper=False)
+        read = old.columns.read(x)
+        V = old.deviations
+        E = old.columns.covariance(read, old.points, old.inverse_lengthscale) @ V
+        # of covariances with the data by kernels at Z and at the data, ``(M + n) x n``
+        rest = old.rest * torch.eye(n).to(y)
+        to_data = a.square() * torch.cat([V @ E.mT, rest])
+        weights = a * old.weights
+        mean = to_data @ alpha
+        mean[: len(weights)] += weights
+        level = _LEVEL_VARIANCE * a.square()
+        self._weights_cache = _Weights(
+            torch.cat([old.points, read]),
+            mean,
+            (a * torch.cat([V, V.new_zeros(n, V.shape[-1])]), to_data @ inverse.mT),
+            level * inverse.sum(-1),
+            (level * alpha.sum(), level + a.square() * old.rest),
+        )
+        return self._weights_cache
