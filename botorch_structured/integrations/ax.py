@@ -12,6 +12,7 @@ from __future__ import annotations
 
 __all__ = ["StructuredNode", "structured_generation_strategy"]
 
+import json
 import math
 import re
 import warnings
@@ -26,6 +27,7 @@ from botorch_structured.models import (
     ConditionalGP,
     MonotoneGP,
     MultiTaskABLR,
+    OldStudiesMean,
     TreedGP,
     TreeStructuredGP,
 )
@@ -35,6 +37,7 @@ from botorch_structured.spaces.columns import CategoricalColumn
 from botorch_structured.spaces.other_spaces import check_aligned
 from botorch_structured.spaces.search_space import KINDS
 from botorch_structured.study import Study
+from botorch_structured.study.earlier import OldStudy, learn, read_studies
 
 try:
     import pandas as pd
@@ -78,6 +81,7 @@ def structured_generation_strategy(
     aligned: Iterable[Iterable[str]] = (),
     starts: str | Sequence[_Config] | None = None,
     initialize_with_center: bool | None = None,
+    earlier: Any = None,
 ) -> GenerationStrategy:
     r"""A generation strategy of Ax that searches with this package.
 
@@ -124,7 +128,9 @@ def structured_generation_strategy(
             configurations, in Ax's names: paths that have none of these get no start.
         initialize_with_center: Whether the first trial of an experiment is the centre
             of the space, where it is feasible and no parameter is held. Default: if no
-            ``starts`` are given.
+            ``starts`` and nothing ``earlier`` are given.
+        earlier: Old studies to begin from: clients or experiments of Ax, or what else a
+            `Study` takes. They are saved with the client. For one objective.
 
     Raises:
         ValueError: An argument is not what it should be. When trials are generated: the
@@ -143,7 +149,7 @@ def structured_generation_strategy(
         ...         client.complete_trial(trial, raw_data={"error": evaluate(config)})
         >>> client.get_best_parameterization()
     """
-    node = StructuredNode(seed, aligned, starts, initialize_with_center)
+    node = StructuredNode(seed, aligned, starts, initialize_with_center, earlier)
     return GenerationStrategy(nodes=[node], name="Structured")
 
 
@@ -155,6 +161,7 @@ class StructuredNode(ExternalGenerationNode):
         aligned: As there.
         starts: As there.
         initialize_with_center: As there.
+        earlier: As there.
     """
 
     def __init__(
@@ -163,6 +170,7 @@ class StructuredNode(ExternalGenerationNode):
         aligned: Iterable[Iterable[str]] = (),
         starts: str | Sequence[_Config] | None = None,
         initialize_with_center: bool | None = None,
+        earlier: Any = None,
     ) -> None:
         seed = check_seed(seed)
         if not isinstance(starts, (list, tuple)) and starts not in (None, *KINDS):
@@ -179,13 +187,21 @@ class StructuredNode(ExternalGenerationNode):
         self.aligned = aligned
         self.starts = starts
         if initialize_with_center is None:
-            initialize_with_center = starts is None
+            initialize_with_center = starts is None and earlier is None
         if not isinstance(initialize_with_center, bool):
             raise ValueError(
                 "initialize_with_center: expected True, False or None, got "
                 f"{brief(initialize_with_center)}."
             )
         self.initialize_with_center = initialize_with_center
+        if isinstance(earlier, Mapping) and "studies" in earlier:  # from a file
+            self.earlier = earlier
+        else:
+            old = [] if earlier is None else read_studies(earlier)
+            if not all(isinstance(study, OldStudy) for study in old):
+                raise ValueError("earlier: expected configurations, got (X, Y).")
+            self.earlier = json.loads(json.dumps({"studies": old}))
+        self._learnt: OldStudiesMean | None = None
         self._fixed: _Config = {}
         self._search: _SearchState | None = None
 
@@ -201,8 +217,11 @@ class StructuredNode(ExternalGenerationNode):
         if self.initialize_with_center and not (self._fixed or pending_parameters):
             if (center := self._search.center()) is not None:
                 return center
+        old = self.earlier["studies"]
+        if old and (self._learnt is None or self._learnt.space != self._search.space):
+            self._learnt = self._search.learn(old)
         return self._search.suggest(
-            self.seed, pending_parameters, self.starts, self._fixed
+            self.seed, pending_parameters, self.starts, self._fixed, self._learnt
         )
 
     def _gen(self, *args: Any, **kwargs: Any) -> GeneratorRun:
@@ -235,8 +254,8 @@ class _SearchState:
         self._backfill = self._ax_space.backfill_values()
         self._first = {name: group[0] for group in aligned for name in group}
         self._groups = {group[0]: group for group in aligned}
-        self._space = SearchSpace.from_ax(self._ax_space, aligned)
-        columns = self._space.columns
+        self.space = SearchSpace.from_ax(self._ax_space, aligned)
+        columns = self.space.columns
         choices = {c.name for c in columns if isinstance(c, CategoricalColumn)}
         # ranges that Ax rounds, and the space has as choices
         ranges = self._ax_space.range_parameters
@@ -261,12 +280,21 @@ class _SearchState:
         self._pending: list[_Config] = []
         self._read_trials(rows, sems, sums)
 
+    def learn(self, earlier: Sequence[Any]) -> OldStudiesMean:
+        """What old studies, lists of configurations and of values, have taught."""
+        studies = [
+            OldStudy([self._read(config) for config in configs], values)
+            for configs, values in earlier
+        ]
+        return learn(self.space, studies)
+
     def suggest(
         self,
         seed: int,
         pending: Sequence[_Config],
         starts: str | Sequence[_Config] | None,
         fixed: _Config,
+        earlier: OldStudiesMean | None = None,
     ) -> TParameterization:
         """A configuration to evaluate, in Ax's names.
 
@@ -275,6 +303,7 @@ class _SearchState:
             pending: Those that Ax says are pending; they count unless they are trials.
             starts: Those of the study, in Ax's names.
             fixed: Parameters to be held, in Ax's names.
+            earlier: What old studies have taught.
         """
         trials = self._experiment.trials.values()
         known = [arm.parameters for trial in trials for arm in trial.arms]
@@ -282,7 +311,12 @@ class _SearchState:
         if starts is not None and not isinstance(starts, str):
             starts = [self._read(config) for config in starts]
         study = Study(
-            self._space, self._objectives, self._constraints, seed=seed, starts=starts
+            self.space,
+            self._objectives,
+            self._constraints,
+            seed=seed,
+            starts=starts,
+            earlier=earlier,
         )
         configs, values, sems = (
             zip(*self._told, strict=True) if self._told else 3 * [()]
@@ -324,7 +358,7 @@ class _SearchState:
                 raise ValueError(f"fixed_parameters: expected {wanted}.")
         held = {self._first.get(name, name): value for name, value in fixed.items()}
         # the others have one value everywhere
-        return {name: v for name, v in held.items() if name in self._space.names}
+        return {name: v for name, v in held.items() if name in self.space.names}
 
     def _read(self, parameters: _Config) -> _Config:
         """Ax's parameters as a configuration of the space."""
@@ -405,7 +439,7 @@ class _SearchState:
     def _is_inside(self, config: _Config) -> bool:
         """Whether a configuration is one of the space."""
         try:
-            return bool(self._space.feasible(self._space.encode([config])))
+            return bool(self.space.feasible(self.space.encode([config])))
         except ValueError:
             return False
 
@@ -454,7 +488,7 @@ def _rows(data: Data, small: Collection[str]) -> tuple[_Rows, _Rows]:
 
 
 def _node_to_dict(node: StructuredNode) -> dict[str, Any]:
-    names = ("seed", "aligned", "starts", "initialize_with_center")
+    names = ("seed", "aligned", "starts", "initialize_with_center", "earlier")
     return {"__type": "StructuredNode", **{k: getattr(node, k) for k in names}}
 
 

@@ -120,6 +120,10 @@ class StructuredSearchCV(BaseSearchCV):
         log: A file to write each candidate to, on the disk before the search goes on.
             If it exists, ``fit`` with the same arguments and data goes on where it was.
             It needs a ``random_state``, and the same folds each time.
+        earlier: Old searches to begin from, of the same parameters for other data: a
+            fitted search, its ``cv_results_`` (a dictionary or a frame), what else a
+            `Study` takes, or a list of these. There are no other starts then, unless
+            they are given.
 
     A search that is interrupted, by hand or by an error, has ``study_``,
     ``cv_results_``, ``best_params_`` and ``best_score_`` of what was evaluated.
@@ -163,6 +167,7 @@ class StructuredSearchCV(BaseSearchCV):
         return_train_score: bool = False,
         param_distributions: Any = None,
         log: str | os.PathLike[str] | None = None,
+        earlier: Any = None,
     ) -> None:
         super().__init__(
             estimator=estimator,
@@ -180,6 +185,7 @@ class StructuredSearchCV(BaseSearchCV):
         self.random_state = random_state
         self.starts = starts
         self.param_distributions = param_distributions
+        self.earlier = earlier
         self.log = log
 
     def fit(self, X: Any, y: Any = None, **params: Any) -> StructuredSearchCV:
@@ -197,6 +203,7 @@ class StructuredSearchCV(BaseSearchCV):
         copied: StructuredSearchCV = super().__sklearn_clone__()
         own = self.space, self.param_distributions, self.starts
         copied.space, copied.param_distributions, copied.starts = copy.deepcopy(own)
+        copied.earlier = self.earlier  # a copy of a fitted search is not fitted
         return copied
 
     def _run_search(self, evaluate_candidates: Callable[..., _Results]) -> None:
@@ -228,15 +235,17 @@ class StructuredSearchCV(BaseSearchCV):
 
     def _search(self, n_iter: int, seed: int, jobs: int) -> None:
         space, starts = _read_space(self.space, self.param_distributions), self.starts
-        if starts is None:
+        if starts is None and self.earlier is None:
             starts = space.decode(self._own_starts(space, seed))
         names = self.scoring if isinstance(self.scoring, _SEVERAL) else ["score"]
         names = [self.refit] if isinstance(self.refit, str) else names
         goals = dict.fromkeys(names, "maximize")
         study = self.study_ = Study(
-            space, goals, log=self.log, seed=seed, starts=starts
+            space, goals, log=self.log, seed=seed, starts=starts, earlier=self.earlier
         )
         q = begun = max(1, len(study.starts))
+        if starts is None:  # old studies know more than many starts at once
+            q = begun = max(1, jobs // 2)
         if self.log is not None:
             q = jobs  # a kill does not lose all starts
             same = [
@@ -273,7 +282,9 @@ class StructuredSearchCV(BaseSearchCV):
             if metrics and metrics != study.objectives:
                 # A function has other names, known once a candidate did not fail.
                 failed = [trial.config for trial in study.trials]
-                study = Study(study.space, metrics, seed=seed, starts=starts)
+                study = Study(
+                    space, metrics, seed=seed, starts=starts, earlier=study.earlier
+                )
                 study.tell_many(failed, [None] * len(failed))
                 self.study_ = study
             study.tell_many(configs, scores)

@@ -4,8 +4,8 @@
   something in common: levels, shared columns (Jenatton et al. 2017).
 * ``ConditionalGP``: evaluations on one branch say nothing about another
   (Levesque et al. 2017).
-* ``OldStudiesMean``: what old studies of the same space have taught (it is no model, but
-  learnt from data like one), also a prior mean of these two.
+* ``OldStudiesMean``: what old studies of the same space have taught, also a prior mean
+  of these two (it is no model, but learnt from data like one).
 * ``TransferGP``: what these and the outcomes of a young study say.
 * ``TreedGP``: the objective is flat in one region and rough in another: regions are
   found from the data, each with a GP of its own (Assael et al. 2014).

@@ -9,7 +9,7 @@ left out. One warning says how often.
 
 from __future__ import annotations
 
-__all__ = ["Evaluations", "read_earlier"]
+__all__ = ["OldStudy", "learn", "read_earlier", "read_studies"]
 
 import json
 import math
@@ -17,7 +17,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,8 +27,18 @@ from botorch_structured.spaces import SearchSpace
 from botorch_structured.spaces.arguments import brief, warn
 from botorch_structured.spaces.columns import Constant, is_blank, takes
 
-#: Configurations of a study, each with its value, larger ones better; None: it failed.
-Evaluations = list[tuple[Mapping[str, Any], float | None]]
+
+class OldStudy(NamedTuple):
+    """What was evaluated in a study.
+
+    Attributes:
+        configs: The configurations.
+        values: Their values, larger ones better; None where an evaluation failed.
+    """
+
+    configs: list[Mapping[str, Any]]
+    values: list[float | None]
+
 
 _STUDY = "study"  # the column of a table that names the study
 _EXPECTED = (
@@ -60,14 +70,12 @@ def read_earlier(
     """
     if earlier is None or isinstance(earlier, OldStudiesMean):
         return earlier
-    several = isinstance(earlier, list) and not _is_rows(earlier)
     matching = _Matching(space)
     found = []
-    for one in earlier if several else [earlier]:
-        for study in _studies(one, name, -1.0 if minimize else 1.0):
-            X, Y = study if isinstance(study, tuple) else matching(study)
-            if len(X) > 1:
-                found.append((X, Y))
+    for study in read_studies(earlier, name, minimize):
+        X, Y = matching(study) if isinstance(study, OldStudy) else study
+        if len(X) > 1:
+            found.append((X, Y))
     if not found:
         raise ValueError(
             "earlier: expected an old study with two or more evaluations of this "
@@ -78,14 +86,44 @@ def read_earlier(
     return found
 
 
+def learn(space: SearchSpace, earlier: Any) -> OldStudiesMean:
+    """What old studies have taught about a space, see `read_earlier`."""
+    found = read_earlier(space, earlier)
+    if isinstance(found, list):
+        return OldStudiesMean.from_studies(found, space)
+    assert found is not None
+    return found
+
+
+def read_studies(
+    earlier: Any, name: str = "value", minimize: bool = True
+) -> list[OldStudy | tuple[Tensor, Tensor]]:
+    """Old studies in their own words; those that are points stay so.
+
+    Args:
+        earlier: See `Study`, like all others.
+        name: As for `read_earlier`.
+        minimize: Likewise.
+    """
+    several = isinstance(earlier, list) and not _is_rows(earlier)
+    sign = -1.0 if minimize else 1.0
+    every = earlier if several else [earlier]
+    return [study for one in every for study in _studies(one, name, sign)]
+
+
 def _is_rows(several: list[Any]) -> bool:
-    return bool(several) and all(isinstance(row, Mapping) for row in several)
+    return bool(several) and all(
+        isinstance(row, Mapping) and not _has_scores(row) for row in several
+    )
 
 
 def _studies(
     one: Any, name: str, sign: float
-) -> Iterator[Evaluations | tuple[Tensor, Tensor]]:
+) -> Iterator[OldStudy | tuple[Tensor, Tensor]]:
     """The studies of one element of ``earlier``."""
+    if isinstance(one, OldStudy):
+        yield one
+        return
     if isinstance(one, (str, os.PathLike)):
         path = Path(one)
         if not path.is_file():
@@ -119,17 +157,16 @@ def _first(objectives: Mapping[str, str]) -> float:
     return -1.0 if next(iter(objectives.values())) == "minimize" else 1.0
 
 
-def _of_trials(
-    pairs: Iterable[tuple[Mapping[str, Any], Any]], sign: float
-) -> Evaluations:
-    found: Evaluations = []
+def _of_trials(pairs: Iterable[tuple[Mapping[str, Any], Any]], sign: float) -> OldStudy:
+    found = OldStudy([], [])
     for config, value in pairs:
         number = math.nan if is_blank(value) else float(value)
-        found.append((config, sign * number if math.isfinite(number) else None))
+        found.configs.append(config)
+        found.values.append(sign * number if math.isfinite(number) else None)
     return found
 
 
-def _of_log(path: Path) -> Evaluations:
+def _of_log(path: Path) -> OldStudy:
     """A log of a `Study`; nobody needs to hold it, and its last line may be cut."""
     lines = path.read_bytes().split(b"\n")
     try:
@@ -143,7 +180,7 @@ def _of_log(path: Path) -> Evaluations:
     )
 
 
-def _of_optuna(study: Any) -> Evaluations:
+def _of_optuna(study: Any) -> OldStudy:
     """Complete and failed trials; pruned and running ones are no outcomes."""
     sign = -1.0 if study.directions[0].name == "MINIMIZE" else 1.0
     states = {"COMPLETE": True, "FAIL": False}
@@ -155,7 +192,7 @@ def _of_optuna(study: Any) -> Evaluations:
     return _of_trials(pairs, sign)
 
 
-def _of_ax(one: Any) -> Evaluations:
+def _of_ax(one: Any) -> OldStudy:
     experiment = getattr(one, "_experiment", one)
     objective = experiment.optimization_config.objective
     table = experiment.lookup_data().df
@@ -171,7 +208,7 @@ def _has_scores(one: Any) -> bool:
     return {"params", "mean_test_score"} <= keys
 
 
-def _of_table(table: Any, name: str, sign: float) -> Iterator[Evaluations]:
+def _of_table(table: Any, name: str, sign: float) -> Iterator[OldStudy]:
     rows = table if isinstance(table, list) else table.to_dict("records")
     if not rows or name not in rows[0]:
         columns = list(rows[0]) if rows else []
@@ -210,10 +247,10 @@ class _Matching:
         self._unknown: Counter[str] = Counter()
         self._missing: Counter[str] = Counter()
 
-    def __call__(self, study: Evaluations) -> tuple[Tensor, Tensor]:
+    def __call__(self, study: OldStudy) -> tuple[Tensor, Tensor]:
         """``n x d`` points and ``n x 1`` outcomes, ``-inf`` where one failed."""
         points, values = [], []
-        for config, value in study:
+        for config, value in zip(*study, strict=True):
             self._seen += 1
             self._unknown.update(config.keys() - self._named.keys())
             known = {k: v for k, v in config.items() if k in self._named}

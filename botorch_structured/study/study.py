@@ -655,7 +655,7 @@ class Study:
             self.space,
             start_from=self._start_from(n),
             seed=seed,
-            earlier=self._learnt(),
+            earlier=self.earlier,
             **data,
         )
         X, C, x = data["train_X"], data["train_C"], self._tensor([self._point(key)])
@@ -875,6 +875,8 @@ class Study:
         if self._starts is None:
             if callable(self._make_starts):
                 X = self._make_starts(self.space, self.seed)
+            elif (old := self.earlier) is not None:
+                X = old.starts(old.num_starts)
             else:
                 kind, most = self._kind, MOST_STARTS
                 X = self.space.starts(kind=kind, seed=self.seed, at_most=most)
@@ -884,7 +886,8 @@ class Study:
                 raise ValueError(f"starts: {error}") from None
         return self._starts
 
-    def _learnt(self) -> OldStudiesMean | None:
+    @property
+    def earlier(self) -> OldStudiesMean | None:
         """What earlier studies have taught; learnt when it is first needed."""
         if isinstance(self._earlier, list):
             self._earlier = OldStudiesMean.from_studies(self._earlier, self.space)
@@ -896,11 +899,10 @@ class Study:
         With earlier studies: what suits most of them, until something has worked.
         """
         known = [*self._points, *busy]
-        if self._make_starts is None and (old := self._learnt()) is not None:
+        if self._make_starts is None and self._earlier is not None:
             if any(trial.values for trial in self._trials):
                 return []
-            configs = self.space.decode(old.starts(old.num_starts))
-            return [x for x in self._encode(configs, "starts") if x not in known]
+            return [x for x in self._all_starts() if x not in known]
         if self._make_starts is not None:
             return [start for start in self._all_starts() if start not in known]
         paths = set(self._paths(known))
@@ -917,7 +919,7 @@ class Study:
         """Points after the starts."""
         n = len(self._trials)
         train_Y = self._goals.train_Y(self._trials)
-        old = self._learnt()
+        old = self.earlier
         needed = 2 if old is None else 1
         if int(train_Y.isfinite().all(-1).sum()) < needed:
             return self._draw(q, busy, held)
@@ -975,7 +977,7 @@ class Study:
                     self.space,
                     start_from=start,
                     seed=later_seed(self.seed, k),
-                    earlier=self._learnt(),
+                    earlier=self.earlier,
                     **self._data(k),
                 )
             last = self._fitted[k]

@@ -218,9 +218,12 @@ def fit_checked(
 
     objectives = []
     for k, y in enumerate(train_Y.masked_fill(failed, -math.inf).split(1, dim=-1)):
-        noise = {} if train_Yvar is None else {"train_Yvar": train_Yvar[:, k, None]}
-        known = (last.objectives, k, train_X, y, old)
-        objectives.append(mixture(*known, **noise, **kwargs))
+        noise: dict[str, Any] = {}
+        if train_Yvar is not None:
+            noise["train_Yvar"] = train_Yvar[:, k, None]
+        objectives.append(
+            mixture(last.objectives, k, train_X, y, old, **noise, **kwargs)
+        )
     constraints = []
     for k, c in enumerate(() if train_C is None else train_C.split(1, dim=-1)):
         known = ~c.isnan().squeeze(-1)

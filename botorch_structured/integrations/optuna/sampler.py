@@ -52,6 +52,7 @@ from botorch_structured.integrations.optuna.trial_space import (
     held_where_possible,
     with_one_nan,
 )
+from botorch_structured.models import OldStudiesMean
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.spaces.arguments import check_seed, later_seed
 from botorch_structured.spaces.columns import (
@@ -61,6 +62,7 @@ from botorch_structured.spaces.columns import (
     is_equal,
 )
 from botorch_structured.study import Study
+from botorch_structured.study.earlier import OldStudy, learn, read_studies
 
 _logger = optuna.logging.get_logger("optuna.structured")
 
@@ -119,6 +121,11 @@ class StructuredSampler(BaseSampler):
         acquisition: In place of the default acquisition function, see `Study`.
         warn_independent_sampling: Whether to log a warning where a parameter was not in
             a suggested path, and is random therefore.
+        earlier: Old studies to begin from: Optuna's, such as ``[optuna.load_study(
+            study_name=name, storage=storage) for name in
+            optuna.get_all_study_names(storage) if name.startswith("boosting")]``, or
+            what else a `Study` takes. Which parameters belong to which values is learnt
+            from them, too, as far as ranges are the same. For one objective.
 
     Raises:
         ValueError: An argument is not what it should be; or, when a trial asks for it,
@@ -145,6 +152,7 @@ class StructuredSampler(BaseSampler):
         model: Callable[..., Any] | None = None,
         acquisition: Callable[..., Any] | None = None,
         warn_independent_sampling: bool = True,
+        earlier: Any = None,
     ) -> None:
         for name, function in (
             ("constraints_func", constraints_func),
@@ -177,6 +185,9 @@ class StructuredSampler(BaseSampler):
         if constraints_func is not None:  # pickles, unlike a closure
             self._constraints_func = partial(_constraints, constraints_func)
         self._warns = warn_independent_sampling
+        self._earlier = [] if earlier is None else _old_studies(earlier)
+        self._old_trials = [t for s in self._earlier for t in _trials_of(s)]
+        self._learnt: OldStudiesMean | None = None
         self._suggested: dict[tuple[str, int], SuggestedPath] = {}
         # Of studies, parameters that were warned of; None: trials that are left out;
         # no name: that points are repeated.
@@ -222,7 +233,7 @@ class StructuredSampler(BaseSampler):
         key = (study.study_name, trial.number)
         for _ in range(_ROUNDS):
             with _ONE_AT_A_TIME:
-                shared = SharedPaths(study, self._declared)
+                shared = SharedPaths(study, self._declared, self._old_trials)
                 trials = shared.trials
                 if (known := shared.read(trial.number)) and key not in self._suggested:
                     # the trial is taken up in another process
@@ -323,7 +334,7 @@ class StructuredSampler(BaseSampler):
     ) -> None:
         """Forget the suggestion, check parameters, and call ``constraints_func``."""
         self._suggested.pop((study.study_name, trial.number), None)
-        SharedPaths(study, self._declared).forget(trial.number)
+        SharedPaths(study, self._declared, self._old_trials).forget(trial.number)
         if self._declared is not None and state != TrialState.FAIL:
             # Optuna asks no sampler for those of a single value
             for name, distribution in trial.distributions.items():
@@ -399,7 +410,7 @@ class StructuredSampler(BaseSampler):
         that ended in the meantime, too."""
         began = time.monotonic()
         while True:
-            shared = SharedPaths(study, self._declared)
+            shared = SharedPaths(study, self._declared, self._old_trials)
             own = shared.read(number)
             waits = False
             for trial in shared.trials:  # those that have ended keep no suggestion
@@ -447,7 +458,7 @@ class StructuredSampler(BaseSampler):
             complete = other.state == TrialState.COMPLETE
             asked.append(Asked(path if expected else values, complete, expected))
             paths.append(path)
-        space = self._space(asked)
+        space = self._space([*self._asked_before(asked), *asked])
         if space is None:
             return SuggestedPath()
         explores = number < _EXPLORED or number % 2
@@ -475,6 +486,34 @@ class StructuredSampler(BaseSampler):
             return DeclaredSpace(self._declared, asked)
         shown = [one for one in asked if one.values]
         return None if all(one.expected for one in shown) else LearntSpace(shown)
+
+    def _asked_before(self, asked: Sequence[Asked]) -> list[Asked]:
+        """What trials of old studies asked for, if the new ones ask for the same.
+
+        Of a parameter that no new trial has asked for, the last old range counts.
+        """
+        now: dict[str, list[BaseDistribution]] = {}
+        for one in asked:
+            for name, (distribution, _) in one.values.items():
+                if distribution is not None:
+                    now.setdefault(name, []).append(distribution)
+        old = self._asked(self._old_trials)
+        last = {name: d for one in old for name, (d, _) in one.values.items()}
+        return [
+            one
+            for one in old
+            if all(d in now.get(n, [last[n]]) for n, (d, _) in one.values.items())
+        ]
+
+    def _learn(self, space: DeclaredSpace | LearntSpace) -> OldStudiesMean | None:
+        """What old studies have taught of the space, as it is now."""
+        if not self._earlier:
+            return None
+        if self._learnt is None or self._learnt.space != space.space:
+            self._learnt = learn(
+                space.space, [_in_words_of(space, study) for study in self._earlier]
+            )
+        return self._learnt
 
     def _told(
         self,
@@ -507,10 +546,49 @@ class StructuredSampler(BaseSampler):
             **self._arguments,
             seed=later_seed(self._seed, number),
             # in a learnt space `LearntSpace.untried` comes before
-            starts=None if self._declared is not None else [],
+            starts=None if self._declared is not None or self._earlier else [],
+            earlier=self._learn(space),
         )
         inner.tell_many(told, values)
         return inner, pending
+
+
+def _old_studies(earlier: Any) -> list[Any]:
+    """Old studies; those of Optuna stay what they are."""
+    several = earlier if isinstance(earlier, list) else [earlier]
+    if any(isinstance(study, optuna.Study) for study in several):
+        several = [
+            [s] if isinstance(s, optuna.Study) else read_studies(s) for s in several
+        ]
+        return [study for some in several for study in some]
+    return read_studies(earlier)
+
+
+def _trials_of(study: Any) -> Sequence[FrozenTrial]:
+    """The trials of a study of Optuna that have ended."""
+    if not isinstance(study, optuna.Study):
+        return []
+    return [t for t in study.get_trials(deepcopy=False) if t.state.is_finished()]
+
+
+def _in_words_of(space: DeclaredSpace | LearntSpace, study: Any) -> Any:
+    """An old study with entries of columns, where parameters are those of a space."""
+    if not isinstance(study, optuna.Study):
+        return study
+    (old,) = read_studies(study)
+    assert isinstance(old, OldStudy)
+    configs: list[Mapping[str, Any]] = []
+    for config in old.configs:
+        held = {name: space.held({name: value}) for name, value in config.items()}
+        # what is out of range stays, and is left out
+        configs.append(
+            {
+                k: v
+                for name, value in config.items()
+                for k, v in (held[name] or {name: value}).items()
+            }
+        )
+    return OldStudy(configs, old.values)
 
 
 def _as_declared(column: Column) -> tuple[BaseDistribution, Any]:
@@ -597,6 +675,7 @@ class SharedPaths:
     Args:
         study: The study.
         declared: The space, if it was declared.
+        old_trials: Trials of old studies, whose ranges may be suggested, too.
 
     Attributes:
         trials: The trials of the study. They are read after the suggestions, so that
@@ -605,8 +684,13 @@ class SharedPaths:
             no user attributes.
     """
 
-    def __init__(self, study: optuna.Study, declared: SearchSpace | None) -> None:
-        self._study = study
+    def __init__(
+        self,
+        study: optuna.Study,
+        declared: SearchSpace | None,
+        old_trials: Sequence[FrozenTrial] = (),
+    ) -> None:
+        self._study, self._old_trials = study, old_trials
         columns = () if declared is None else declared.columns
         self._columns: dict[str, Any] = {column.name: column for column in columns}
         self.exist = hasattr(study, "user_attrs")
@@ -675,7 +759,7 @@ class SharedPaths:
     def _distributions(self) -> dict[tuple[str, str], BaseDistribution]:
         """Those of trials, by name and text; without a text, the last of a name."""
         found = {}
-        for trial in self.trials:
+        for trial in (*self._old_trials, *self.trials):
             for name, distribution in trial.distributions.items():
                 found[name, ""] = found[name, repr(distribution)] = distribution
         return found

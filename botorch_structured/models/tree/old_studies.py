@@ -28,8 +28,8 @@ its noise and ``A = I + G N^-1 G'``, the covariance S of its outcomes has
 so time is linear in the rows. h is a sum of M kernels.
 
 What a new study may be besides h is what old ones were: ``f = h + sum_j z_j d_j`` and a
-rest, with standard normal z_j, where d_j are the principal components of the T functions
-delta_t / sqrt(T), and the rest has the kernel k times what the d_j leave of tau_delta.
+rest, with standard normal z_j, where d_j are the principal components of the functions
+delta_t / sqrt(T), and the rest has the kernel k times what these leave of tau_delta.
 """
 
 from __future__ import annotations
@@ -388,7 +388,7 @@ class _Columns:
         return self.tree.active_mask(x) / self.scale.to(x)
 
     def covariance(self, a: Tensor, b: Tensor, inverse_lengthscale: Tensor) -> Tensor:
-        """The kernel at what ``read`` gives: ``b x n x d``, ``b x m x d`` -> ``b x n x m``."""
+        """The kernel, ``b x n x m``, of ``b x n x d`` and ``b x m x d`` read points."""
         return MATERN52.value(self.squared_distance(a, b, inverse_lengthscale))
 
     def squared_distance(
@@ -444,7 +444,8 @@ class _Functions:
 
         def moments(X: Tensor, y: Tensor, mean: Tensor | None) -> tuple[Tensor, Tensor]:
             """The root of A, and G N^-1 (y - F' mean)."""
-            A, Gy = torch.eye(len(points) + 1, dtype=points.dtype), 0.0
+            A = torch.eye(len(points) + 1, dtype=points.dtype)
+            Gy = torch.zeros_like(A[0])
             for x, of_x in zip(X.split(_ROWS), y.split(_ROWS), strict=True):
                 k = columns.covariance(points, x, inverse)
                 F = torch.linalg.solve_triangular(root, k, upper=False)  # M x n

@@ -37,11 +37,11 @@ from typing import Any, NamedTuple
 import torch
 from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.utils.types import DEFAULT
-from botorch_structured._botorch_names import DefaultType
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import GaussianLikelihood
 from torch import Tensor
 
+from botorch_structured._botorch_names import DefaultType
 from botorch_structured.linalg.correlations import MATERN52
 from botorch_structured.models.fast_inference import FastSingleTaskGP
 from botorch_structured.models.tree.moments import Array, PointMoments
@@ -130,11 +130,11 @@ class TransferGP(FastSingleTaskGP):
             raise ValueError(
                 f"old: expected an OldStudiesMean, got {type(old).__name__}."
             )
-        shapes = [getattr(t, "shape", ()) for t in (train_X, train_Y)]
-        if [len(shape) for shape in shapes] != [2, 2] or shapes[1][-1] != 1:
+        shapes = [tuple(getattr(t, "shape", ())) for t in (train_X, train_Y)]
+        if [len(shape) for shape in shapes] != [2, 2] or train_Y.shape[-1] != 1:
             raise ValueError(
                 "train_X, train_Y: expected n x d points and n x 1 outcomes, got "
-                f"{[tuple(shape) for shape in shapes]}."
+                f"{shapes}."
             )
         mean = copy.deepcopy(old)
         super().__init__(
@@ -203,9 +203,12 @@ class TransferGP(FastSingleTaskGP):
                 X[rows][:, None].repeat(1, w, 1).scatter(-1, index, torch.from_numpy(x))
             )
             found = self.point_moments(points.flatten(0, 1), gradient=True)
-            mean, variance, *slopes = (p.unflatten(0, (n, w)) for p in found)
-            of_columns = (slope.gather(-1, index).numpy() for slope in slopes)
-            return mean.numpy(), variance.numpy(), *of_columns
+            assert found is not None
+            mean, variance, *slopes = (
+                part.unflatten(0, (n, w)) for part in found if part is not None
+            )
+            of_mean, of_variance = (s.gather(-1, index).numpy() for s in slopes)
+            return mean.numpy(), variance.numpy(), of_mean, of_variance
 
         return near
 
