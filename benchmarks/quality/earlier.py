@@ -8,9 +8,9 @@ Of each data set of a half an old study is known: 30 to 60 trials of Optuna's
 method knows as many as the number in its name says. All evaluations of the new study
 count, the first ones too; old ones do not.
 
-``without``: ``suggest`` from the starts of a `Study`. ``earlier-K``: the same with K old
-studies. ``shuffled-K``, ``reversed-K``, ``unrelated-K``: their outcomes are permuted,
-negated, or those of a quadratic function that has nothing to do with them. Peers:
+``without``: ``suggest`` from the starts of a `Study`. ``earlier-K``: the same with K
+old studies. ``shuffled-K``, ``reversed-K``, ``unrelated-K``: their outcomes are
+permuted, negated, or those of a quadratic function of other columns. Peers:
 ``portfolio-K`` evaluates `OldStudiesMean.starts`, ``rgpe-K`` is the ranking-weighted
 ensemble [Feurer2018rgpe]_ as in BoTorch's tutorial, ``copula-K`` the quantile-based
 Thompson sampling [Salinas2020quantile]_, ``warm-K`` is ``TPESampler()`` that was told
@@ -39,7 +39,6 @@ from zlib import crc32
 
 import numpy as np
 import torch
-from botorch.acquisition.analytic import LogExpectedImprovement
 from botorch.fit import fit_gpytorch_mll
 from botorch.models import SingleTaskGP
 from gpytorch.mlls import ExactMarginalLogLikelihood
@@ -231,7 +230,11 @@ class _Copula:
         torch.manual_seed(0)
         layers: list[Any] = []
         for width, wide in ((x.shape[1], 50), (50, 50), (50, 50)):
-            layers += [torch.nn.Linear(width, wide), torch.nn.ReLU(), torch.nn.Dropout(0.1)]
+            layers += [
+                torch.nn.Linear(width, wide),
+                torch.nn.ReLU(),
+                torch.nn.Dropout(0.1),
+            ]
         self.network = torch.nn.Sequential(*layers, torch.nn.Linear(50, 2))
         optimizer = torch.optim.Adam(self.network.parameters(), lr=0.01)
         for step in range(1_500):
@@ -332,14 +335,17 @@ def _corrupted(
     if how == "reversed":
         return [(X, -Y) for X, Y in studies]
     if how == "shuffled":
-        return [
-            (X, Y[torch.randperm(len(Y), generator=generator)]) for X, Y in studies
-        ]
+        return [(X, Y[torch.randperm(len(Y), generator=generator)]) for X, Y in studies]
     if how == "unrelated":
         low, high = space.bounds
         center, weight = torch.rand(2, space.dim, generator=generator).double()
         return [
-            (X, -(weight * ((X - low) / (high - low).clamp_min(1e-9) - center) ** 2).sum(-1, keepdim=True))
+            (
+                X,
+                -(
+                    weight * ((X - low) / (high - low).clamp_min(1e-9) - center) ** 2
+                ).sum(-1, keepdim=True),
+            )
             for X, _ in studies
         ]
     return studies
@@ -402,8 +408,8 @@ def report(runs: Sequence[Run], reference: str) -> str:
         shown = [n for n in _SHOWN if n <= length]
         traces = {m: np.stack([f[m][:length] for f in full]) for m in methods}
         lines += [
-            f"{kind or 'all'}: {len(full)} runs; mean scaled regret; mean rank; better : "
-            f"worse than {reference}, Wilcoxon p",
+            f"{kind or 'all'}: {len(full)} runs; mean scaled regret; mean rank; "
+            f"better : worse than {reference}, Wilcoxon p",
             "| evaluations | " + " | ".join(map(str, shown)) + " |",
             "|---|" + "---|" * len(shown),
         ]
@@ -429,7 +435,9 @@ def _methods(names: Sequence[str], old: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in names:
         kind, _, number = name.partition("-")
-        found[name] = METHODS["study"] if name == "without" else Transfer(kind, int(number), old)
+        found[name] = (
+            METHODS["study"] if name == "without" else Transfer(kind, int(number), old)
+        )
     return found
 
 

@@ -1,0 +1,151 @@
+"""TransferGP: its formulas, that it needs no fit, and that optimisers can use it."""
+
+import pickle
+
+import pytest
+import torch
+from botorch.acquisition import LogExpectedImprovement
+from old_problems import SPACE, make_studies, outcome, points, transformed
+from torch import Tensor
+
+from botorch_structured.models import OldStudiesMean, TransferGP
+from botorch_structured.models.leave_one_out import leave_one_out_weights
+from botorch_structured.models.tree import transfer_gp
+from botorch_structured.optim import optimize_acqf_paths
+from botorch_structured.transforms import ClipTail
+
+
+@pytest.fixture(scope="module")
+def old() -> OldStudiesMean:
+    return OldStudiesMean.from_studies(make_studies(6), SPACE)
+
+
+@pytest.mark.parametrize("n", [1, 2, 9])
+def test_moments_are_those_of_the_definition(old: OldStudiesMean, n: int) -> None:
+    X, Y = points(n)
+    model = TransferGP(X, Y, old)
+    test = SPACE.sample(20, seed=7)
+    x, z, y = transformed(X), transformed(test), model.train_targets
+    a, noise = model.covar_module.scale, model.likelihood.noise
+
+    def covariance(p: Tensor, q: Tensor) -> Tensor:
+        return a**2 * (old.covariance(p, q) + transfer_gp._LEVEL_VARIANCE)
+
+    K = covariance(x, x) + noise * torch.eye(n)
+    weights = torch.linalg.solve(K, covariance(x, z))
+    mean = a * old.basis(z) + weights.mT @ (y - a * old.basis(x))
+    variance = covariance(z, z).diagonal() - (covariance(x, z) * weights).sum(0)
+    scale, shift = model.outcome_transform.stdvs, model.outcome_transform.means
+    found = model.point_moments(test)
+    assert found is not None
+    torch.testing.assert_close(found.mean, (mean * scale + shift).flatten())
+    torch.testing.assert_close(
+        found.variance, (variance * scale**2).flatten(), rtol=1e-6, atol=1e-9
+    )
+    posterior = model.posterior(test.unsqueeze(-2))
+    torch.testing.assert_close(posterior.mean.flatten(), found.mean)
+
+
+def test_gradients_are_those_of_autograd(old: OldStudiesMean) -> None:
+    model = TransferGP(*points(9), old)
+    X = SPACE.sample(20, seed=7).requires_grad_(True)
+    found = model.point_moments(X, gradient=True)
+    assert found is not None
+    posterior = model.posterior(X.unsqueeze(-2))
+    for part, slope in (
+        (posterior.mean, found.mean_gradient),
+        (posterior.variance, found.variance_gradient),
+    ):
+        (expected,) = torch.autograd.grad(part.sum(), X, retain_graph=True)
+        torch.testing.assert_close(slope, expected, rtol=1e-6, atol=1e-7)
+    columns = torch.tensor([1, 3]).expand(20, -1).numpy()
+    near = model.moments_near(X.detach(), columns)
+    assert near is not None
+    values = X.detach()[:, None, [1, 3]].numpy()
+    mean, _, of_mean, _ = near(values, torch.arange(20).numpy())
+    torch.testing.assert_close(torch.from_numpy(mean[:, 0]), found.mean)
+    slopes = found.mean_gradient
+    assert slopes is not None
+    torch.testing.assert_close(torch.from_numpy(of_mean[:, 0]), slopes[:, [1, 3]])
+
+
+def test_the_scale_has_the_largest_evidence(old: OldStudiesMean) -> None:
+    """With one more outcome of variance a^2, the prior of a."""
+    X, Y = points(9)
+    model = TransferGP(X, Y, old)
+    x, y, a = transformed(X), model.train_targets, model.covar_module.scale
+    K = old.covariance(x, x) + transfer_gp._LEVEL_VARIANCE
+    K = K + model.likelihood.noise / a**2 * torch.eye(9)
+
+    def evidence(scale: Tensor) -> Tensor:
+        residual = y / scale - old.basis(x)
+        square = residual @ torch.linalg.solve(K, residual) + scale**-2
+        return -0.5 * square - 10 * scale.log()
+
+    trial = a.clone().requires_grad_(True)
+    (slope,) = torch.autograd.grad(evidence(trial), trial)
+    assert slope.abs() < 1e-6
+    assert evidence(a) > max(evidence(0.9 * a), evidence(1.1 * a))
+
+
+def test_it_knows_a_new_study_from_few_points(old: OldStudiesMean) -> None:
+    X, Y = points(4)
+    model = TransferGP(X, 1e6 * Y - 3e7, old)
+    test, truth = points(200, seed=8)
+    found = model.point_moments(test)
+    assert found is not None
+    assert torch.stack([found.mean, truth[:, 0]]).corrcoef()[0, 1] > 0.9
+
+
+def test_old_studies_that_mislead_lose_their_weight(old: OldStudiesMean) -> None:
+    wrong = OldStudiesMean.from_studies([(X, -Y) for X, Y in make_studies(6)], SPACE)
+    X, Y = points(12)
+    right, misled = TransferGP(X, Y, old), TransferGP(X, Y, wrong)
+    assert leave_one_out_weights([right, misled])[0] > 0.99
+    odds = [1.0, 1e30]  # what is known before counts, too
+    assert leave_one_out_weights([right, misled], odds)[0] < 0.5
+
+
+def test_in_a_loop(old: OldStudiesMean) -> None:
+    X = old.starts(1)
+    Y = outcome(X)[:, None]
+    for _ in range(5):
+        Y_failed = Y.clone()
+        model = TransferGP(X, Y_failed, old, outcome_transform=ClipTail(tail="log"))
+        acqf = LogExpectedImprovement(model, best_f=Y.max())
+        x = optimize_acqf_paths(acqf, space=SPACE, X_avoid=X)[0]
+        X, Y = torch.cat([X, x]), torch.cat([Y, outcome(x)[:, None]])
+    assert Y.max() > -0.15  # of random points the best of 200 is worse
+
+
+def test_copies_and_fantasies(old: OldStudiesMean) -> None:
+    X, Y = points(6)
+    model, test = TransferGP(X, Y, old), SPACE.sample(5, seed=1)
+    before = model.point_moments(test)
+    again = pickle.loads(pickle.dumps(model)).point_moments(test)
+    assert before is not None and again is not None
+    torch.testing.assert_close(again.mean, before.mean)
+    other = TransferGP(X, Y * 2.0 + 1.0, old)
+    other.load_state_dict(model.state_dict())
+    torch.testing.assert_close(other.covar_module.scale, model.covar_module.scale)
+    inner = model.transform_inputs(test)
+    with torch.no_grad():
+        means = model(inner.unsqueeze(-2)).mean.flatten()
+    after = model.get_fantasy_model(inner, means).point_moments(test)
+    assert after is not None
+    torch.testing.assert_close(after.mean, before.mean, rtol=1e-4, atol=1e-4)
+    assert (after.variance < before.variance).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"old": None}, "old: expected an OldStudiesMean, got NoneType"),
+        ({"train_Y": torch.zeros(3, 2).double()}, "train_X, train_Y: expected n x d"),
+        ({"train_X": torch.zeros(2, 3, 5).double()}, "train_X, train_Y: expected"),
+    ],
+)
+def test_errors(old: OldStudiesMean, change: dict[str, object], message: str) -> None:
+    X, Y = points(3)
+    with pytest.raises(ValueError, match=message):
+        TransferGP(**{"train_X": X, "train_Y": Y, "old": old, **change})

@@ -1,0 +1,325 @@
+"""Old studies at every door: their forms, spaces that differ, and what they bring."""
+
+import json
+import math
+import pickle
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from torch import Tensor
+
+from botorch_structured import Study
+from botorch_structured.models import OldStudiesMean, TransferGP
+from botorch_structured.spaces import SearchSpace
+from botorch_structured.study.earlier import learn, read_earlier
+from botorch_structured.suggest import suggest
+
+DICTIONARIES = [
+    {"learner": ["svm"], "C": (1e-3, 1e3, "log"), "scale": [True, False]},
+    {"learner": ["near"], "k": (1, 50), "scale": [True, False]},
+]
+SPACE = SearchSpace.from_dictionaries(DICTIONARIES)
+
+
+def error(config: Mapping[str, Any], shift: float = 0.0) -> float:
+    """Best with svm, C = 10^(1 + shift), scaled."""
+    level = 0.0 if config["scale"] else 0.1
+    if config["learner"] == "svm":
+        return level + 0.1 * (math.log10(config["C"]) - 1.0 - shift) ** 2
+    return level + 0.5 + (config["k"] / 50.0 - 0.3) ** 2
+
+
+def told(seed: int, log: Path | None = None, **kwargs: Any) -> Study:
+    study = Study(DICTIONARIES, seed=seed, log=log, **kwargs)
+    sign = -1.0 if "maximize" in study.objectives.values() else 1.0
+    configs = SPACE.decode(SPACE.sample(20, seed=seed))
+    values = [sign * 10.0**seed * error(c, 0.2 * seed) for c in configs]
+    study.tell_many(configs, [None, *values[1:]])
+    return study
+
+
+STUDIES = [told(0), told(1), told(2, objectives="maximize")]
+
+
+@pytest.fixture(scope="module")
+def old() -> OldStudiesMean:
+    return learn(SPACE, STUDIES)
+
+
+def table(studies: list[Study]) -> list[dict[str, Any]]:
+    rows = []
+    for number, study in enumerate(studies):
+        for trial in study.trials:
+            value = trial.value if trial.values else math.nan
+            rows.append({"study": number, **trial.config, "value": value})
+    return rows
+
+
+def forms(path: Path) -> dict[str, Any]:
+    two = STUDIES[:2]
+    logged = [told(k, log=path / f"{k}.jsonl") for k in (0, 1)]
+    del logged
+    pd.DataFrame(table(two)).to_csv(path / "old.csv", index=False)
+    X = [torch.tensor(s._points).double() for s in two]
+    values = [[math.nan if t.value is None else t.value for t in s.trials] for s in two]
+    Y = [torch.tensor(v).double()[:, None] for v in values]
+    searches = [
+        {"params": [t.config for t in s.trials], "mean_test_score": [-y for y in v]}
+        for s, v in zip(two, values, strict=True)
+    ]
+    return {
+        "studies": two,
+        "logs": [path / "0.jsonl", str(path / "1.jsonl")],
+        "csv": path / "old.csv",
+        "frame": pd.DataFrame(table(two)),
+        "rows": table(two),
+        "points": list(zip(X, Y, strict=True)),
+        "searches": searches,
+        "frames of searches": [pd.DataFrame(search) for search in searches],
+    }
+
+
+def test_all_forms_say_the_same(tmp_path: Path) -> None:
+    first = None
+    for name, form in forms(tmp_path).items():
+        found = read_earlier(SPACE, form)
+        assert isinstance(found, list) and len(found) == 2, name
+        first = first or found
+        for (X, Y), (its_X, its_Y) in zip(found, first, strict=True):
+            torch.testing.assert_close(X, its_X, msg=name)
+            torch.testing.assert_close(Y, its_Y, msg=name)
+    assert first is not None
+    assert first[0][1][0] == -math.inf and first[0][1][1:].isfinite().all()
+
+
+def test_larger_outcomes_are_better_where_a_study_says_so() -> None:
+    found = read_earlier(SPACE, STUDIES)
+    assert isinstance(found, list)
+    (_, Y), (_, its_Y) = found[1], found[2]
+    assert Y[1:].max() < 0.0 and its_Y[1:].max() < 0.0
+
+
+def test_studies_of_other_spaces_are_matched_by_names_and_values() -> None:
+    rows = [
+        {"learner": "svm", "C": 1.0, "scale": True, "value": 1.0},
+        {"learner": "svm", "C": 1e5, "scale": True, "value": 1.0},  # out of range
+        {"learner": "tree", "depth": 3, "scale": True, "value": 1.0},
+        {"learner": "near", "k": 5, "value": 2.0},  # no "scale" then
+        {"learner": "near", "k": 7, "C": 1e5, "scale": False, "value": 3.0},
+    ]
+    with pytest.warns(UserWarning) as caught:
+        found = read_earlier(SPACE, rows)
+    assert isinstance(found, list) and len(caught) == 1
+    ((X, Y),) = found
+    configs = SPACE.decode(X)
+    assert [c.get("k") for c in configs] == [None, 5, 7] and Y.tolist()[0] == [-1.0]
+    message = str(caught[0].message)
+    assert "2 of 5 evaluations are left out" in message and "'C': 100000.0" in message
+    assert "['depth']" in message and "'scale' counts as its middle in 1" in message
+
+
+@pytest.mark.parametrize("what", [3, "nowhere.csv", [[1, 2]], {"a": 1}])
+def test_what_is_no_study_is_refused_before_any_work(what: Any) -> None:
+    with pytest.raises(ValueError, match="earlier: expected"):
+        Study(DICTIONARIES, earlier=what)
+
+
+def test_errors(old: OldStudiesMean, tmp_path: Path) -> None:
+    (wrong := tmp_path / "other.jsonl").write_text('{"a": 1}\n')
+    with pytest.raises(ValueError, match="earlier: expected the log of a Study"):
+        read_earlier(SPACE, wrong)
+    with pytest.raises(ValueError, match="earlier: expected a column 'value', got"):
+        read_earlier(SPACE, [{"learner": "svm", "loss": 1.0}])
+    one = [{"learner": "svm", "C": 1.0, "scale": True, "value": 1.0}]
+    with pytest.raises(ValueError, match="study with two or more evaluations"):
+        read_earlier(SPACE, one)
+    with pytest.raises(ValueError, match="earlier: expected one objective"):
+        Study(DICTIONARIES, {"a": "minimize", "b": "minimize"}, earlier=old)
+    with pytest.raises(ValueError, match="earlier: expected one objective, and no"):
+        Study(DICTIONARIES, earlier=old, model=lambda *_: None)
+    X = SPACE.sample(4, seed=0)
+    with pytest.raises(ValueError, match="earlier: expected one objective, got 2"):
+        suggest(SPACE, X, torch.rand(4, 2).double(), earlier=old)
+    other = SearchSpace.from_dictionaries({"x": (0.0, 1.0)})
+    X = other.sample(4, seed=0)
+    with pytest.raises(ValueError, match="earlier: expected studies of this space"):
+        suggest(other, X, X, earlier=old)
+
+
+def run(study: Study, n: int) -> list[float]:
+    for _ in range(n):
+        (config,) = study.ask()
+        study.tell(config, error(config, 0.3))
+    return [trial.value for trial in study.trials if trial.value is not None]
+
+
+def test_a_study_begins_where_others_ended(old: OldStudiesMean) -> None:
+    study = Study(DICTIONARIES, seed=3, earlier=STUDIES)
+    values = run(study, 7)
+    assert values[0] < 0.05 and min(values) < 0.01
+    assert study.trials[0].config in study.starts
+    assert any(isinstance(model, TransferGP) for model in study.models)
+    found = study.explain(study.trials[0].config)
+    assert 0.0 <= found["earlier"] <= 1.0
+    assert "earlier" not in told(0).explain(STUDIES[0].trials[0].config)
+    # learnt before, it is the same
+    assert run(Study(DICTIONARIES, seed=3, earlier=old), 3) == values[:3]
+    assert run(pickle.loads(pickle.dumps(study)), 1) == run(study, 1)
+
+
+def test_several_at_once_and_failures(old: OldStudiesMean) -> None:
+    study = Study(DICTIONARIES, seed=3, earlier=old)
+    first = study.ask(3)
+    assert first == study.starts[:3]
+    study.tell_many(first, [None] * 3)
+    (config,) = study.ask()  # nothing has worked: the next one of the portfolio
+    assert config == study.starts[3]
+    study.tell(config, error(config))
+    assert study.ask()[0] not in study.starts[:4]
+
+
+def test_a_log_goes_on(old: OldStudiesMean, tmp_path: Path) -> None:
+    log = tmp_path / "new.jsonl"
+    run(Study(DICTIONARIES, seed=3, earlier=old, log=log), 3)
+    study = Study(DICTIONARIES, earlier=old, log=log)
+    assert study.ask() == run_and_ask(Study(DICTIONARIES, seed=3, earlier=old), 3)
+
+
+def run_and_ask(study: Study, n: int) -> list[dict[str, Any]]:
+    run(study, n)
+    return study.ask()
+
+
+def test_old_studies_that_mislead_are_given_up() -> None:
+    wrong = []
+    for X, Y in read_points():
+        wrong.append((X, -Y))
+    study = Study(DICTIONARIES, "maximize", seed=3, earlier=wrong)
+    for _ in range(14):
+        (config,) = study.ask()
+        study.tell(config, -error(config, 0.3))
+    assert study.explain(study.best[0])["earlier"] < 0.05
+    assert study.best[1] > -0.05
+
+
+def read_points() -> list[tuple[Tensor, Tensor]]:
+    found = read_earlier(SPACE, STUDIES)
+    assert isinstance(found, list)
+    return found
+
+
+# -- other doors: the same lines with and without `earlier` ------------------------
+
+
+@pytest.mark.parametrize("with_old", [False, True])
+def test_optuna(with_old: bool) -> None:
+    optuna = pytest.importorskip("optuna")
+    from botorch_structured.integrations.optuna import StructuredSampler
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+    def objective(trial: Any, shift: float = 0.3, high: float = 1e3) -> float:
+        learner = trial.suggest_categorical("learner", ["svm", "near"])
+        config = {
+            "learner": learner,
+            "scale": trial.suggest_float("s", 0, 1, step=1) < 1,
+        }
+        if learner == "svm":
+            config["C"] = trial.suggest_float("C", 1e-3, high, log=True)
+        else:
+            config["k"] = trial.suggest_int("k", 1, 50)
+        if trial.number == 1:
+            raise optuna.TrialPruned
+        if trial.number == 2:
+            raise RuntimeError
+        return error(config, shift)
+
+    old = []
+    for seed, high in ((0, 1e3), (1, 1e3), (2, 1e4)):  # the last one has another range
+        sampler = optuna.samplers.RandomSampler(seed=seed)
+        old.append(optuna.create_study(sampler=sampler))
+        old[-1].optimize(
+            lambda trial, high=high: objective(trial, 0.0, high), 20, catch=RuntimeError
+        )
+    sampler = StructuredSampler(seed=0, earlier=old if with_old else None)
+    study = optuna.create_study(sampler=sampler)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        study.optimize(objective, 6, catch=RuntimeError)
+    first = study.trials[0].value
+    assert first is not None and (first < 0.05) is with_old
+    assert study.trials[4].distributions.keys() == study.trials[4].params.keys()
+
+
+@pytest.mark.parametrize("with_old", [False, True])
+def test_scikit_learn(with_old: bool) -> None:
+    from sklearn.base import BaseEstimator, clone
+
+    from botorch_structured.integrations.sklearn import StructuredSearchCV
+
+    class Fixed(BaseEstimator):  # type: ignore[misc]
+        def __init__(self, C: float = 1.0, scale: bool = True, shift: float = 0.0):
+            self.C, self.scale, self.shift = C, scale, shift
+
+        def fit(self, X: Any, y: Any) -> "Fixed":
+            return self
+
+        def score(self, X: Any, y: Any) -> float:
+            config = {"learner": "svm", "C": self.C, "scale": self.scale}
+            return -error(config, self.shift)
+
+    space = {"C": (1e-3, 1e3, "log"), "scale": [True, False]}
+    data = [[k] for k in range(10)], [0, 1] * 5
+    old = [
+        StructuredSearchCV(Fixed(shift=s), space, n_iter=8, cv=2, random_state=k)
+        for k, s in enumerate((0.0, 0.2))
+    ]
+    earlier = [search.fit(*data) for search in old] if with_old else None
+    search = clone(
+        StructuredSearchCV(
+            Fixed(shift=0.3), space, n_iter=3, cv=2, random_state=5, earlier=earlier
+        )
+    )
+    scores = search.fit(*data).cv_results_["mean_test_score"]
+    assert bool(scores[0] > -0.05) is with_old
+
+
+@pytest.mark.parametrize("with_old", [False, True])
+def test_ax(with_old: bool, tmp_path: Path) -> None:
+    ax = pytest.importorskip("ax")
+    from botorch_structured.integrations.ax import structured_generation_strategy
+
+    values = []
+
+    def searched(shift: float, n: int, seed: int, earlier: Any = None) -> Any:
+        values.clear()
+        client = ax.Client(random_seed=0)
+        client.configure_experiment(
+            [
+                ax.RangeParameterConfig("C", (1e-3, 1e3), "float", scaling="log"),
+                ax.ChoiceParameterConfig("scale", [True, False], "bool"),
+            ]
+        )
+        client.configure_optimization(objective="-error")
+        client.set_generation_strategy(
+            structured_generation_strategy(seed=seed, earlier=earlier)
+        )
+        for _ in range(n):
+            for k, config in client.get_next_trials(max_trials=1).items():
+                values.append(error({"learner": "svm", **config}, shift))
+                client.complete_trial(k, raw_data={"error": values[-1]})
+        return client
+
+    old = [searched(0.0, 7, 0), searched(0.1, 7, 1)] if with_old else None
+    client = searched(0.3, 3, 5, old)
+    assert (values[0] < 0.05) is with_old
+    if with_old:
+        client.save_to_json_file(str(tmp_path / "client.json"))
+        again = ax.Client.load_from_json_file(str(tmp_path / "client.json"))
+        assert again.get_next_trials(1) == client.get_next_trials(1)
+        assert json.loads((tmp_path / "client.json").read_text())
