@@ -447,7 +447,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--half", choices=["develop", "report"], default="develop")
     parser.add_argument("--kinds", nargs="+", choices=_KINDS, default=list(_KINDS))
     parser.add_argument("--data", type=Path, default=yahpo.DATA)
-    parser.add_argument("--methods", nargs="+", default=["without", "earlier-10"])
+    parser.add_argument("--methods", nargs="+", help="default: without, earlier-10")
     parser.add_argument("--tasks", type=int, help="only the first so many of each kind")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--first-seed", type=int, default=0)
@@ -460,7 +460,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if options.report:
         runs = [one for path in options.report for one in load(path)]
-        if options.methods != parser.get_default("methods"):
+        if options.methods:
             runs = [one for one in runs if one.method in options.methods]
         print(report(runs, options.reference))
         return
@@ -474,7 +474,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for name in [*named][: options.tasks]:
             problems[name] = partial(named[name], data=options.data)
     run(
-        _methods(options.methods, old),
+        _methods(options.methods or ["without", "earlier-10"], old),
         problems,
         seeds=range(options.first_seed, options.first_seed + options.seeds),
         budget=options.budget,

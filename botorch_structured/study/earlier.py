@@ -82,7 +82,7 @@ def read_earlier(
             f"space, got none. {matching.report()}".rstrip()
         )
     if report := matching.report():
-        warn(f"earlier: {report}")
+        warn(f"Old studies are not all of this space. {report}")
     return found
 
 
@@ -131,7 +131,9 @@ def _studies(
         if path.suffix == ".jsonl":
             yield _of_log(path)
             return
-        one = _pandas().read_csv(path)
+        import pandas as pd  # an extra
+
+        one = pd.read_csv(path)
     if isinstance(one, tuple) and len(one) == 2 and isinstance(one[0], Tensor):
         X, Y = one
         yield X, sign * Y.where(Y.isfinite(), -sign * math.inf)
@@ -219,16 +221,6 @@ def _of_table(table: Any, name: str, sign: float) -> Iterator[OldStudy]:
         studies.setdefault(row.get(_STUDY), []).append((config, row[name]))
     for pairs in studies.values():
         yield _of_trials(pairs, sign)
-
-
-def _pandas() -> Any:
-    try:
-        import pandas as pd
-    except ImportError as error:
-        raise ImportError(
-            "earlier: tables need pandas: python -m pip install pandas"
-        ) from error
-    return pd
 
 
 class _Matching:

@@ -46,6 +46,7 @@ from botorch.models.transforms.input import InputTransform
 from gpytorch.means import Mean
 from gpytorch.priors import NormalPrior
 from torch import Tensor
+from tqdm import tqdm
 
 from botorch_structured.linalg.correlations import MATERN52, squared_distance
 from botorch_structured.linalg.hyperparameter import reads
@@ -75,8 +76,8 @@ _MOST_STARTS = 32
 _FEW_STARTS = 8
 # Of each old study, the best so many rows are in the pool, too.
 _BEST_ROWS = 20
-# Rows of an old study that are looked at together.
-_ROWS = 10_000
+# Rows of an old study that are looked at together, and from which on progress is shown.
+_ROWS, _MANY_ROWS = 10_000, 50_000
 # Principal components of the functions of old studies, and the least part of tau_delta
 # that the rest has.
 _MOST_COMPONENTS = 32
@@ -457,8 +458,10 @@ class _Functions:
                 Gy = Gy + G @ (residual / noises)
             return torch.linalg.cholesky(A), Gy
 
+        pairs = list(zip(rows, scores, strict=True))
+        few = sum(map(len, rows)) < _MANY_ROWS
         information, projected = eye / common, torch.zeros_like(points[:, 0])
-        for X, y in zip(rows, scores, strict=True):
+        for X, y in tqdm(pairs, "old studies", disable=few):
             A, Gy = moments(X, y, None)
             information = (
                 information + (eye - torch.cholesky_inverse(A)[:-1, :-1]) / own
@@ -469,7 +472,7 @@ class _Functions:
             projected.unsqueeze(-1), torch.linalg.cholesky(information)
         ).squeeze(-1)
         deviations = []
-        for X, y in zip(rows, scores, strict=True):
+        for X, y in tqdm(pairs, "their deviations", disable=few):
             A, Gy = moments(X, y, mean)
             solved = torch.cholesky_solve(Gy[:, None], A)[:-1, 0]
             deviations.append(math.sqrt(own) * solved)
