@@ -14,6 +14,7 @@ NEEDS = {
     "ax_saved": ("ax", True),
     "configspace_learners": ("ConfigSpace", False),
     "optuna_journal": ("optuna", True),
+    "ray_cluster": ("ray", True),
     "sklearn_pipeline": ("sklearn", False),
     "study_network": ("pandas", True),
 }
@@ -37,6 +38,8 @@ def test_an_example(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         found = runpy.run_path(str(path), run_name="__main__")
     if name == "optuna_journal":
         assert len(found["study"].trials) == 12
+    if name == "ray_cluster":
+        assert len(found["study"].trials) == 8
     if name == "study_network":
         assert len(found["study"].trials) == 6
     if name == "ax_saved":
