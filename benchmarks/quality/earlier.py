@@ -51,6 +51,7 @@ from benchmarks.suite.optima import improve
 from benchmarks.suite.ours import METHODS
 from benchmarks.suite.peers.common import walk
 from benchmarks.summary import Run, load
+from botorch_structured._botorch_names import log_ei_helper
 from botorch_structured.models.tree.old_studies import OldStudiesMean, normal_scores
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.suggest import suggest
@@ -213,9 +214,7 @@ class _RGPE:
         def value(points: Tensor) -> Tensor:
             mean, variance = moments(points)
             sigma = variance.clamp_min(1e-12).sqrt()
-            from botorch.acquisition.analytic import _log_ei_helper
-
-            return _log_ei_helper((mean - incumbent) / sigma) + sigma.log()
+            return log_ei_helper((mean - incumbent) / sigma) + sigma.log()
 
         return _maximise(space, value, X, seed)
 
