@@ -130,7 +130,7 @@ def structured_generation_strategy(
             of the space, where it is feasible and no parameter is held. Default: if no
             ``starts`` and nothing ``earlier`` are given.
         earlier: Old studies to begin from: clients or experiments of Ax, or what else a
-            `Study` takes. They are saved with the client. For one objective.
+            `Study` takes but tables. They are saved with the client. For one objective.
 
     Raises:
         ValueError: An argument is not what it should be. When trials are generated: the
@@ -197,11 +197,11 @@ class StructuredNode(ExternalGenerationNode):
         if isinstance(earlier, Mapping) and "studies" in earlier:  # from a file
             self.earlier = earlier
         else:
-            old = [] if earlier is None else read_studies(earlier)
-            if not all(isinstance(study, OldStudy) for study in old):
-                raise ValueError("earlier: expected configurations, got (X, Y).")
-            self.earlier = json.loads(json.dumps({"studies": old}))
+            old = [] if earlier is None else read_studies(earlier, minimize=None)
+            text = json.dumps({"studies": old}, default=_plain)
+            self.earlier = json.loads(text)
         self._learnt: OldStudiesMean | None = None
+        self._learnt_of: SearchSpace | None = None
         self._fixed: _Config = {}
         self._search: _SearchState | None = None
 
@@ -218,8 +218,10 @@ class StructuredNode(ExternalGenerationNode):
             if (center := self._search.center()) is not None:
                 return center
         old = self.earlier["studies"]
-        if old and (self._learnt is None or self._learnt.space != self._search.space):
-            self._learnt = self._search.learn(old)
+        if old and self._learnt_of != self._search.space:
+            first = self._learnt_of is None
+            self._learnt_of = self._search.space
+            self._learnt = self._search.learn(old, first)
         return self._search.suggest(
             self.seed, pending_parameters, self.starts, self._fixed, self._learnt
         )
@@ -280,13 +282,13 @@ class _SearchState:
         self._pending: list[_Config] = []
         self._read_trials(rows, sems, sums)
 
-    def learn(self, earlier: Sequence[Any]) -> OldStudiesMean:
+    def learn(self, earlier: Sequence[Any], say: bool) -> OldStudiesMean | None:
         """What old studies, lists of configurations and of values, have taught."""
         studies = [
             OldStudy([self._read(config) for config in configs], values)
             for configs, values in earlier
         ]
-        return learn(self.space, studies)
+        return learn(self.space, studies, say)
 
     def suggest(
         self,
@@ -485,6 +487,11 @@ def _rows(data: Data, small: Collection[str]) -> tuple[_Rows, _Rows]:
         for (trial, arm, metric), number in zip(keys, numbers, strict=True):
             rows.setdefault((trial, arm), {})[metric] = float(number)
     return found
+
+
+def _plain(value: Any) -> Any:
+    """A number of NumPy as Python's; the text of what JSON does not have."""
+    return value.item() if hasattr(value, "item") else str(value)
 
 
 def _node_to_dict(node: StructuredNode) -> dict[str, Any]:

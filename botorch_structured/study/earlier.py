@@ -15,7 +15,7 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +26,7 @@ from botorch_structured.models import OldStudiesMean
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.spaces.arguments import brief, warn
 from botorch_structured.spaces.columns import Constant, is_blank, takes
+from botorch_structured.study.trials import Goals, Trial
 
 
 class OldStudy(NamedTuple):
@@ -40,7 +41,9 @@ class OldStudy(NamedTuple):
     values: list[float | None]
 
 
+_LOG = b'{"study"'  # how a log begins
 _STUDY = "study"  # the column of a table that names the study
+_TWO = "an old study with two or more evaluations of this space"
 _EXPECTED = (
     "a Study, the path of a log or of a CSV table, a data frame, an Optuna study, an "
     "Ax client or experiment, a fitted search of scikit-learn or its cv_results_, "
@@ -70,51 +73,68 @@ def read_earlier(
     """
     if earlier is None or isinstance(earlier, OldStudiesMean):
         return earlier
-    matching = _Matching(space)
-    found = []
-    for study in read_studies(earlier, name, minimize):
-        X, Y = matching(study) if isinstance(study, OldStudy) else study
-        if len(X) > 1:
-            found.append((X, Y))
-    if not found:
-        raise ValueError(
-            "earlier: expected an old study with two or more evaluations of this "
-            f"space, got none. {matching.report()}".rstrip()
-        )
-    if report := matching.report():
+    found, report = _match(space, read_studies(earlier, name, minimize))
+    if not found and earlier != []:
+        raise ValueError(f"earlier: expected {_TWO}, got none. {report}".rstrip())
+    if report:
         warn(f"Old studies are not all of this space. {report}")
-    return found
+    return found or None
 
 
-def learn(space: SearchSpace, earlier: Any) -> OldStudiesMean:
-    """What old studies have taught about a space, see `read_earlier`."""
-    found = read_earlier(space, earlier)
-    if isinstance(found, list):
-        return OldStudiesMean.from_studies(found, space)
-    assert found is not None
-    return found
+def _match(
+    space: SearchSpace, studies: Iterable[OldStudy | tuple[Tensor, Tensor]]
+) -> tuple[list[tuple[Tensor, Tensor]], str]:
+    """Studies with two or more evaluations of a space, and how they were matched."""
+    matching = _Matching(space)
+    each = [
+        s if isinstance(s, tuple) and not isinstance(s, OldStudy) else matching(s)
+        for s in studies
+    ]
+    found = [(X, Y) for X, Y in each if len(X) > 1]
+    parts = [matching.report()]
+    if short := len(each) - len(found):
+        parts.append(f"{short} of {len(each)} studies have fewer than two evaluations.")
+    return found, " ".join(filter(None, parts))
+
+
+def learn(
+    space: SearchSpace, studies: Iterable[OldStudy | tuple[Tensor, Tensor]], say: bool
+) -> OldStudiesMean | None:
+    """What old studies have taught about a space that is known late; or nothing.
+
+    Args:
+        space: The space.
+        studies: From `read_studies`.
+        say: Whether to warn of what does not match; nothing is raised, as evaluations
+            were made by then.
+    """
+    found, report = _match(space, studies)
+    if not found:
+        report = f"They are not used: expected {_TWO}, got none. {report}"
+    if report and say:
+        warn(f"Old studies are not all of this space. {report}")
+    return OldStudiesMean.from_studies(found, space) if found else None
 
 
 def read_studies(
-    earlier: Any, name: str = "value", minimize: bool = True
+    earlier: Any, name: str = "value", minimize: bool | None = True
 ) -> list[OldStudy | tuple[Tensor, Tensor]]:
     """Old studies in their own words; those that are points stay so.
 
     Args:
         earlier: See `Study`, like all others.
         name: As for `read_earlier`.
-        minimize: Likewise.
+        minimize: Likewise; None: it is not known, and tables are refused.
     """
     several = isinstance(earlier, list) and not _is_rows(earlier)
-    sign = -1.0 if minimize else 1.0
+    sign = math.nan if minimize is None else -1.0 if minimize else 1.0
     every = earlier if several else [earlier]
     return [study for one in every for study in _studies(one, name, sign)]
 
 
 def _is_rows(several: list[Any]) -> bool:
-    return bool(several) and all(
-        isinstance(row, Mapping) and not _has_scores(row) for row in several
-    )
+    rows = [row for row in several if isinstance(row, Mapping)]
+    return 0 < len(rows) == len(several) and not any(map(_has_scores, rows))
 
 
 def _studies(
@@ -128,97 +148,147 @@ def _studies(
         path = Path(one)
         if not path.is_file():
             raise ValueError(f"earlier: expected a file, got {path}.")
-        if path.suffix == ".jsonl":
-            yield _of_log(path)
+        with path.open("rb") as file:
+            is_log = file.read(len(_LOG)) == _LOG
+        if is_log:
+            yield _of_log(path, name)
             return
         import pandas as pd  # an extra
 
-        one = pd.read_csv(path)
+        # choices may be called "None" or "NA"
+        one = pd.read_csv(path, dtype=str, keep_default_na=False)
     if isinstance(one, tuple) and len(one) == 2 and isinstance(one[0], Tensor):
         X, Y = one
+        _check_sign(sign)
         yield X, sign * Y.where(Y.isfinite(), -sign * math.inf)
-    elif hasattr(one, "trials") and hasattr(one, "objectives"):
-        yield _of_trials(
-            ((t.config, t.value) for t in one.trials), _first(one.objectives)
-        )
+    elif hasattr(one, "trials") and hasattr(one, "_goals"):
+        yield _of_goals(one._goals, one.trials, name)
     elif hasattr(one, "trials") and hasattr(one, "directions"):
         yield _of_optuna(one)
     elif hasattr(one, "lookup_data") or hasattr(one, "_experiment"):
         yield _of_ax(one)
-    elif (table := getattr(one, "cv_results_", one)) is not one or _has_scores(one):
-        params, scores = table["params"], table["mean_test_score"]
-        yield _of_trials(zip(params, scores, strict=True), 1.0)
+    elif hasattr(one, "cv_results_") or _has_scores(one):
+        yield _of_search(one, name)
     elif hasattr(one, "to_dict") or (isinstance(one, list) and _is_rows(one)):
+        _check_sign(sign)
         yield from _of_table(one, name, sign)
     else:
         raise ValueError(f"earlier: expected {_EXPECTED}, got {brief(one)}.")
 
 
-def _first(objectives: Mapping[str, str]) -> float:
-    """The sign of the first objective."""
-    return -1.0 if next(iter(objectives.values())) == "minimize" else 1.0
+def _check_sign(sign: float) -> None:
+    if math.isnan(sign):
+        raise ValueError(
+            "earlier: expected studies that say whether smaller outcomes are better, "
+            "got a table, or (X, Y)."
+        )
 
 
 def _of_trials(pairs: Iterable[tuple[Mapping[str, Any], Any]], sign: float) -> OldStudy:
     found = OldStudy([], [])
     for config, value in pairs:
-        number = math.nan if is_blank(value) else float(value)
+        blank = is_blank(value) or str(value).strip().upper() in ("NA", "NAN")
+        try:
+            number = math.nan if blank else float(value)
+        except (TypeError, ValueError):
+            raise ValueError(
+                f"earlier: expected numbers as outcomes, got {brief(value)}."
+            ) from None
         found.configs.append(config)
         found.values.append(sign * number if math.isfinite(number) else None)
     return found
 
 
-def _of_log(path: Path) -> OldStudy:
+def _of_goals(goals: Goals, trials: Sequence[Trial], name: str) -> OldStudy:
+    """Trials of a `Study`; those that break its constraints are failures."""
+    named = goals.objectives
+    if name not in named:
+        _check_one(named)
+        (name,) = named
+    feasible = {trial.number for trial in goals.feasible(trials)}
+    sign = -1.0 if named[name] == "minimize" else 1.0
+    pairs = [
+        (t.config, t.values.get(name) if t.number in feasible else None) for t in trials
+    ]
+    return _of_trials(pairs, sign)
+
+
+def _check_one(objectives: Any) -> None:
+    if len(objectives) != 1:
+        raise ValueError(
+            f"earlier: expected old studies with one objective, got {list(objectives)}."
+        )
+
+
+def _of_log(path: Path, name: str) -> OldStudy:
     """A log of a `Study`; nobody needs to hold it, and its last line may be cut."""
-    lines = path.read_bytes().split(b"\n")
+    first, *lines = path.read_bytes().split(b"\n")[:-1]
     try:
-        header = json.loads(lines[0])
-        name, sign = next(iter(header["objectives"])), _first(header["objectives"])
-    except (ValueError, KeyError, TypeError, AttributeError):
+        header = json.loads(first)
+        goals = Goals(header["objectives"], header["constraints"])
+        told = [json.loads(line) for line in lines if line.startswith(b'{"told"')]
+        trials = [Trial(i, e["told"], e["values"] or {}) for i, e in enumerate(told)]
+    except (ValueError, KeyError, TypeError):
         raise ValueError(f"earlier: expected the log of a Study, got {path}.") from None
-    told = [json.loads(line) for line in lines[1:-1] if line.startswith(b'{"told"')]
-    return _of_trials(
-        ((entry["told"], (entry["values"] or {}).get(name)) for entry in told), sign
-    )
+    return _of_goals(goals, trials, name)
 
 
 def _of_optuna(study: Any) -> OldStudy:
     """Complete and failed trials; pruned and running ones are no outcomes."""
+    _check_one(study.directions)
     sign = -1.0 if study.directions[0].name == "MINIMIZE" else 1.0
-    states = {"COMPLETE": True, "FAIL": False}
-    pairs = [
-        (trial.params, trial.values[0] if states[trial.state.name] else None)
-        for trial in study.trials
-        if trial.state.name in states
-    ]
+    pairs = []
+    for trial in study.trials:
+        if trial.state.name in ("COMPLETE", "FAIL"):
+            broken = any(number > 0.0 for number in trial.constraints.values())
+            known = trial.values and not broken
+            pairs.append((trial.params, trial.values[0] if known else None))
     return _of_trials(pairs, sign)
 
 
 def _of_ax(one: Any) -> OldStudy:
     experiment = getattr(one, "_experiment", one)
-    objective = experiment.optimization_config.objective
-    table = experiment.lookup_data().df
-    table = table[table["metric_name"] == objective.metric_names[0]]
-    arms = experiment.arms_by_name
-    pairs = zip(table["arm_name"], table["mean"], strict=True)
-    sign = -1.0 if objective.minimize else 1.0
-    return _of_trials(((arms[arm].parameters, y) for arm, y in pairs), sign)
+    goal: Any = getattr(experiment, "optimization_config", None)
+    _check_one([] if goal is None else goal.objective.metric_names)
+    arms, table = experiment.arms_by_name, experiment.lookup_data().df
+    table = table[table["metric_name"] == goal.objective.metric_names[0]]
+    values = dict.fromkeys(
+        arm.name
+        for trial in experiment.trials.values()
+        if trial.status.is_failed
+        for arm in trial.arms
+    ) | dict(zip(table["arm_name"], table["mean"], strict=True))
+    sign = -1.0 if goal.objective.minimize else 1.0
+    return _of_trials(((arms[k].parameters, y) for k, y in values.items()), sign)
 
 
 def _has_scores(one: Any) -> bool:
     keys = set(one) if hasattr(one, "keys") else set()
-    return {"params", "mean_test_score"} <= keys
+    return "params" in keys and any(str(k).startswith("mean_test_") for k in keys)
+
+
+def _of_search(one: Any, name: str) -> OldStudy:
+    """A search of scikit-learn, or its results: larger scores are better."""
+    table = getattr(one, "cv_results_", one)
+    names = [name, "score", getattr(one, "refit", "")]
+    found = [k for n in names if (k := f"mean_test_{n}") in table]
+    if not found or not all(isinstance(config, Mapping) for config in table["params"]):
+        raise ValueError(
+            f"earlier: expected cv_results_ with dictionaries as params and "
+            f"mean_test_{name}, got {list(table)}."
+        )
+    return _of_trials(zip(table["params"], table[found[0]], strict=True), 1.0)
 
 
 def _of_table(table: Any, name: str, sign: float) -> Iterator[OldStudy]:
     rows = table if isinstance(table, list) else table.to_dict("records")
-    if not rows or name not in rows[0]:
+    if not any(name in row for row in rows):
         columns = list(rows[0]) if rows else []
         raise ValueError(f"earlier: expected a column {name!r}, got {columns}.")
     studies: dict[Any, list[tuple[Mapping[str, Any], Any]]] = {}
     for row in rows:
         config = {k: v for k, v in row.items() if k not in (name, _STUDY)}
-        studies.setdefault(row.get(_STUDY), []).append((config, row[name]))
+        studies.setdefault(row.get(_STUDY), []).append((config, row.get(name)))
     for pairs in studies.values():
         yield _of_trials(pairs, sign)
 
@@ -280,10 +350,12 @@ class _Matching:
         present = space._present(x[None], active)[0].tolist()
         names = [*space.names, *(c.name for c in space.constants)]
         here = {name for name, on in zip(names, present, strict=True) if on}
-        hidden = {n for n in here - given if space._shown(n) is None}
         missing = here - given - {c.name for c in space.constants}
+        decisions = {space.names[c] for c in space.tree.decision_columns}
         x = space.impute(x[None])
-        if here & refused or hidden or not bool(space.feasible(x)):
+        # a path that is not known, or a point of which nothing is, is no evidence
+        unknown = missing & decisions or not given & here & {*space.names} - decisions
+        if here & refused or unknown or not bool(space.feasible(x)):
             return None
         self._missing.update(space._shown(name) or name for name in missing)
         return x[0]
@@ -293,8 +365,8 @@ class _Matching:
         parts = []
         if self._left_out:
             parts.append(
-                f"{self._left_out} of {self._seen} evaluations are left out, whose "
-                f"values this space does not have, such as {brief(self._example)}."
+                f"{self._left_out} of {self._seen} evaluations are left out, which are "
+                f"none here, such as {brief(self._example)}."
             )
         if self._unknown:
             parts.append(f"Not parameters of this space: {sorted(self._unknown)}.")

@@ -889,9 +889,11 @@ class Study:
     @property
     def earlier(self) -> OldStudiesMean | None:
         """What earlier studies have taught; learnt when it is first needed."""
-        if isinstance(self._earlier, list):
-            self._earlier = OldStudiesMean.from_studies(self._earlier, self.space)
-        return self._earlier
+        with _LOCK:
+            if isinstance(self._earlier, list):
+                learnt = OldStudiesMean.from_studies(self._earlier, self.space)
+                self._earlier = learnt
+            return self._earlier
 
     def _next_starts(self, busy: Sequence[Point]) -> list[Point]:
         """The starts that nothing is known of, nor, by default, of their paths.

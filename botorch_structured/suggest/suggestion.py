@@ -31,7 +31,7 @@ from botorch_structured.acquisition import (
     InteriorPrior,
 )
 from botorch_structured.acquisition.mixtures import Mixtures
-from botorch_structured.models import OldStudiesMean
+from botorch_structured.models import OldStudiesMean, TransferGP
 from botorch_structured.models.fast_inference import FastSingleTaskGP
 from botorch_structured.models.outcome_scale import AnyScaleStandardize
 from botorch_structured.models.tree.leaf_model import LeafModel
@@ -185,6 +185,8 @@ def suggest(
     start = _read_start(start_from)
     reference = _read_reference(ref_point, train_Y)
     old = read_earlier(space, earlier, train_Y.shape[-1])
+    if old is not None and noise is not None:
+        raise ValueError("earlier: expected no variances of noise beside it.")
     held = read_fixed(
         space.tree,
         space.bounds,
@@ -245,7 +247,12 @@ def _read_start(start_from: Any) -> Surrogates | None:
         return start_from
     if isinstance(start_from, Suggestion):
         return start_from.surrogates
-    models = check_models(start_from)
+    others = (
+        [m for m in start_from if not isinstance(m, TransferGP)]
+        if isinstance(start_from, list)
+        else start_from
+    )
+    models = check_models(others)
     weights = torch.ones(len(models)) / max(len(models), 1)
     return Surrogates([Mixture(list(models), weights)], [])
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from botorch_structured import Study
 from botorch_structured.models import OldStudiesMean, TransferGP
 from botorch_structured.spaces import SearchSpace
-from botorch_structured.study.earlier import learn, read_earlier
+from botorch_structured.study.earlier import learn, read_earlier, read_studies
 from botorch_structured.suggest import suggest
 
 DICTIONARIES = [
@@ -48,7 +48,9 @@ STUDIES = [told(0), told(1), told(2, objectives="maximize")]
 
 @pytest.fixture(scope="module")
 def old() -> OldStudiesMean:
-    return learn(SPACE, STUDIES)
+    found = learn(SPACE, read_studies(STUDIES), say=True)
+    assert found is not None
+    return found
 
 
 def table(studies: list[Study]) -> list[dict[str, Any]]:
@@ -123,6 +125,63 @@ def test_studies_of_other_spaces_are_matched_by_names_and_values() -> None:
     assert "['depth']" in message and "'scale' counts as its middle in 1" in message
 
 
+def test_evaluations_of_no_known_path_are_no_evidence() -> None:
+    rows = [{"k": k, "scale": True, "value": 1.0} for k in (1, 10)]  # no learner
+    with pytest.raises(ValueError, match="got none. 2 of 2 evaluations are left out"):
+        read_earlier(SPACE, rows)
+    with pytest.raises(ValueError, match="got none"):
+        read_earlier(SPACE, [{"params_C": 1.0, "value": 1.0}] * 3)
+
+
+def test_what_broke_a_constraint_counts_as_failed(tmp_path: Path) -> None:
+    goals = {"objectives": {"value": "minimize"}, "constraints": ["size <= 1"]}
+    study = Study(DICTIONARIES, **goals, seed=0, log=tmp_path / "a.log")
+    configs = SPACE.decode(SPACE.sample(3, seed=0))
+    values = [{"value": float(k), "size": float(k)} for k in range(3)]
+    study.tell_many(configs, values)
+    for form in (study, tmp_path / "a.log"):
+        found = read_earlier(SPACE, form)
+        assert isinstance(found, list)
+        assert found[0][1].flatten().tolist() == [0.0, -1.0, -math.inf]
+
+
+def test_choices_with_names_of_nothing(tmp_path: Path) -> None:
+    space = SearchSpace.from_dictionaries({"a": ["l1", "None", "NA"], "x": (0.0, 1.0)})
+    (path := tmp_path / "a.csv").write_text(
+        "a,x,value\nNone,0.1,1\nNA,0.2,2\nl1,0.3,NA\n"
+    )
+    found = read_earlier(space, path)
+    assert isinstance(found, list)
+    assert [c["a"] for c in space.decode(found[0][0])] == ["None", "NA", "l1"]
+    assert found[0][1].flatten().tolist() == [-1.0, -2.0, -math.inf]
+
+
+def test_scores_of_several_metrics() -> None:
+    params = [t.config for t in STUDIES[0].trials]
+    table = {"params": params, "mean_test_f1": range(20), "mean_test_r2": [0.0] * 20}
+    found = read_earlier(SPACE, table, name="f1")
+    assert isinstance(found, list) and found[0][1].flatten().tolist() == [*range(20)]
+    with pytest.raises(ValueError, match="params and mean_test_value, got"):
+        read_earlier(SPACE, table)
+    with pytest.raises(ValueError, match="dictionaries as params"):
+        read_earlier(SPACE, {**table, "params": ["{}"] * 20}, name="f1")
+
+
+def test_several_objectives_need_a_name() -> None:
+    study = Study(DICTIONARIES, {"a": "minimize", "b": "maximize"}, seed=0)
+    configs = SPACE.decode(SPACE.sample(2, seed=0))
+    study.tell_many(configs, [{"a": k, "b": 2 * k} for k in (1, 2)])
+    found = read_earlier(SPACE, study, name="b")
+    assert isinstance(found, list) and found[0][1].flatten().tolist() == [2.0, 4.0]
+    with pytest.raises(ValueError, match="old studies with one objective"):
+        read_earlier(SPACE, study)
+
+
+def test_no_old_studies_are_none() -> None:
+    assert read_earlier(SPACE, []) is None
+    assert Study(DICTIONARIES, earlier=[]).earlier is None
+
+
 @pytest.mark.parametrize("what", [3, "nowhere.csv", [[1, 2]], {"a": 1}])
 def test_what_is_no_study_is_refused_before_any_work(what: Any) -> None:
     with pytest.raises(ValueError, match="earlier: expected"):
@@ -130,7 +189,7 @@ def test_what_is_no_study_is_refused_before_any_work(what: Any) -> None:
 
 
 def test_errors(old: OldStudiesMean, tmp_path: Path) -> None:
-    (wrong := tmp_path / "other.jsonl").write_text('{"a": 1}\n')
+    (wrong := tmp_path / "other.jsonl").write_text('{"study": 1}\n')
     with pytest.raises(ValueError, match="earlier: expected the log of a Study"):
         read_earlier(SPACE, wrong)
     with pytest.raises(ValueError, match="earlier: expected a column 'value', got"):
@@ -254,6 +313,40 @@ def test_optuna(with_old: bool) -> None:
     first = study.trials[0].value
     assert first is not None and (first < 0.05) is with_old
     assert study.trials[4].distributions.keys() == study.trials[4].params.keys()
+
+
+def test_optuna_where_choices_and_goals_are_others(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    optuna = pytest.importorskip("optuna")
+    from botorch_structured.integrations.optuna import StructuredSampler
+
+    def objective(trial: Any, choices: list[str], whole: bool = False) -> float:
+        name = trial.suggest_categorical("a", choices)
+        x = trial.suggest_int("x", 0, 1) if whole else trial.suggest_float("x", 0, 1)
+        return -((x - 0.8) ** 2) - 0.1 * (name != "b")
+
+    old = optuna.create_study(
+        direction="maximize", sampler=optuna.samplers.RandomSampler(seed=0)
+    )
+    old.optimize(lambda trial: objective(trial, ["a", "b"]), 15)
+    for choices, whole in ((["a", "b", "c"], False), (["b", "a"], True)):
+        sampler = StructuredSampler(seed=0, earlier=[old])
+        study = optuna.create_study(direction="maximize", sampler=sampler)
+        study.optimize(lambda trial, c=choices, w=whole: objective(trial, c, w), 4)
+        assert len(study.trials) == 4
+    table = old.trials_dataframe().rename(columns={"params_a": "a", "params_x": "x"})
+    sampler = StructuredSampler(
+        {"a": ["a", "b"], "x": (0.0, 1.0)}, seed=0, earlier=table[["a", "x", "value"]]
+    )
+    study = optuna.create_study(direction="maximize", sampler=sampler)
+    study.optimize(lambda trial: objective(trial, ["a", "b"]), 1)
+    assert study.best_value > -0.1  # of a table, this study says that larger is better
+    # nothing in common: the search goes on without
+    sampler = StructuredSampler(seed=0, earlier=[optuna.create_study()])
+    study = optuna.create_study(direction="maximize", sampler=sampler)
+    with pytest.warns(UserWarning, match="They are not used"):
+        study.optimize(lambda trial: objective(trial, ["a", "b"]), 4)
 
 
 @pytest.mark.parametrize("with_old", [False, True])

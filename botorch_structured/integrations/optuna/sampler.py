@@ -185,9 +185,15 @@ class StructuredSampler(BaseSampler):
         if constraints_func is not None:  # pickles, unlike a closure
             self._constraints_func = partial(_constraints, constraints_func)
         self._warns = warn_independent_sampling
-        self._earlier = [] if earlier is None else _old_studies(earlier)
+        self._earlier: list[Any] = [] if earlier is None else [earlier]
+        if isinstance(earlier, list):
+            is_optuna = [isinstance(study, optuna.Study) for study in earlier]
+            self._earlier = earlier if any(is_optuna) else [earlier]
+        for study in self._earlier:
+            read_studies(study)  # what is wrong is said now
         self._old_trials = [t for s in self._earlier for t in _trials_of(s)]
         self._learnt: OldStudiesMean | None = None
+        self._learnt_of: SearchSpace | None = None
         self._suggested: dict[tuple[str, int], SuggestedPath] = {}
         # Of studies, parameters that were warned of; None: trials that are left out;
         # no name: that points are repeated.
@@ -258,7 +264,12 @@ class StructuredSampler(BaseSampler):
     ) -> dict[str, BaseDistribution]:
         """The parameters of the path, as far as Optuna has seen them."""
         values = self._suggestion(study, trial).values
-        return {name: d for name, (d, _) in values.items() if d is not None}
+        found = {name: d for name, (d, _) in values.items() if d is not None}
+        if self._earlier:  # ranges of old studies may not be those of this one
+            trials = study.get_trials(deepcopy=False)
+            known = {name for t in trials for name in t.distributions}
+            found = {name: d for name, d in found.items() if name in known}
+        return found
 
     def sample_relative(
         self,
@@ -505,14 +516,19 @@ class StructuredSampler(BaseSampler):
             if all(d in now.get(n, [last[n]]) for n, (d, _) in one.values.items())
         ]
 
-    def _learn(self, space: DeclaredSpace | LearntSpace) -> OldStudiesMean | None:
+    def _learn(
+        self, study: optuna.Study, space: DeclaredSpace | LearntSpace
+    ) -> OldStudiesMean | None:
         """What old studies have taught of the space, as it is now."""
-        if not self._earlier:
-            return None
-        if self._learnt is None or self._learnt.space != space.space:
-            self._learnt = learn(
-                space.space, [_in_words_of(space, study) for study in self._earlier]
-            )
+        if self._earlier and self._learnt_of != space.space:
+            minimize = study.direction == optuna.study.StudyDirection.MINIMIZE
+            found = [
+                _in_words_of(space, one) if isinstance(old, optuna.Study) else one
+                for old in self._earlier
+                for one in read_studies(old, minimize=minimize)
+            ]
+            first, self._learnt_of = self._learnt_of is None, space.space
+            self._learnt = learn(space.space, found, first)
         return self._learnt
 
     def _told(
@@ -547,21 +563,10 @@ class StructuredSampler(BaseSampler):
             seed=later_seed(self._seed, number),
             # in a learnt space `LearntSpace.untried` comes before
             starts=None if self._declared is not None or self._earlier else [],
-            earlier=self._learn(space),
+            earlier=self._learn(study, space),
         )
         inner.tell_many(told, values)
         return inner, pending
-
-
-def _old_studies(earlier: Any) -> list[Any]:
-    """Old studies; those of Optuna stay what they are."""
-    several = earlier if isinstance(earlier, list) else [earlier]
-    if any(isinstance(study, optuna.Study) for study in several):
-        several = [
-            [s] if isinstance(s, optuna.Study) else read_studies(s) for s in several
-        ]
-        return [study for some in several for study in some]
-    return read_studies(earlier)
 
 
 def _trials_of(study: Any) -> Sequence[FrozenTrial]:
@@ -571,12 +576,8 @@ def _trials_of(study: Any) -> Sequence[FrozenTrial]:
     return [t for t in study.get_trials(deepcopy=False) if t.state.is_finished()]
 
 
-def _in_words_of(space: DeclaredSpace | LearntSpace, study: Any) -> Any:
+def _in_words_of(space: DeclaredSpace | LearntSpace, old: Any) -> OldStudy:
     """An old study with entries of columns, where parameters are those of a space."""
-    if not isinstance(study, optuna.Study):
-        return study
-    (old,) = read_studies(study)
-    assert isinstance(old, OldStudy)
     configs: list[Mapping[str, Any]] = []
     for config in old.configs:
         held = {name: space.held({name: value}) for name, value in config.items()}

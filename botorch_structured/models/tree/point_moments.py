@@ -154,6 +154,8 @@ def outcome_scale_at_hand(model: Any, X: Tensor) -> tuple[float, float] | None:
         model.eval()
     if not parts:
         return 1.0, 0.0
+    if parts[0].stdvs.numel() != 1:  # of several outcomes, or data sets
+        return None
     return parts[0].stdvs.item(), parts[0].means.item()
 
 

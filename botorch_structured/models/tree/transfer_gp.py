@@ -171,7 +171,7 @@ class TransferGP(FastSingleTaskGP):
     ) -> PointMoments | None:
         """Moments of points, see ``LeafModel.point_moments``."""
         scales = ColumnScales.of(self.input_transform, X.shape[-1])
-        outcome = outcome_scale_at_hand(self, X)
+        outcome = outcome_scale_at_hand(self, X) if self._is_plain(X) else None
         if path or scales is None or outcome is None:
             return None
         scale, shift = outcome
@@ -192,7 +192,7 @@ class TransferGP(FastSingleTaskGP):
         self, X: Tensor, columns: Array, path: bool = False
     ) -> MomentsNear | None:
         """The same at rows of which some columns change, see ``LeafModel``."""
-        if path or outcome_scale_at_hand(self, X) is None:
+        if path or not self._is_plain(X) or outcome_scale_at_hand(self, X) is None:
             return None
         at = torch.from_numpy(columns)
 
@@ -211,6 +211,10 @@ class TransferGP(FastSingleTaskGP):
             return mean.numpy(), variance.numpy(), of_mean, of_variance
 
         return near
+
+    def _is_plain(self, X: Tensor) -> bool:
+        """Whether there are no fantasies in batches, nor single precision."""
+        return self.train_targets.ndim == 1 and X.dtype == torch.float64
 
     def _moments(self, x: Tensor, gradient: bool) -> tuple[Tensor, ...]:
         """Means and variances at transformed inputs, ``n``, and ``n x d`` gradients."""

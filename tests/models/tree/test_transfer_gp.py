@@ -5,6 +5,7 @@ import pickle
 import pytest
 import torch
 from botorch.acquisition import LogExpectedImprovement
+from botorch.sampling.normal import SobolQMCNormalSampler
 from old_problems import SPACE, make_studies, outcome, points, transformed
 from torch import Tensor
 
@@ -135,6 +136,15 @@ def test_copies_and_fantasies(old: OldStudiesMean) -> None:
     assert after is not None
     torch.testing.assert_close(after.mean, before.mean, rtol=1e-4, atol=1e-4)
     assert (after.variance < before.variance).all()
+
+
+def test_where_moments_have_no_closed_form(old: OldStudiesMean) -> None:
+    X, Y = points(6)
+    assert TransferGP(X, Y, old).point_moments(X.float()) is None
+    sampler = SobolQMCNormalSampler(torch.Size([3]))
+    fantasies = TransferGP(X, Y, old).fantasize(SPACE.sample(2, seed=1), sampler)
+    assert fantasies.point_moments(X) is None
+    assert fantasies.posterior(X).mean.shape == (3, 6, 1)
 
 
 @pytest.mark.parametrize(
