@@ -225,6 +225,12 @@ WITHOUT_A_ROW = {
     "memory: a climb with more numbers asks for moments at each step": [
         "models.tree.moments._MAX_NEAR",
     ],
+    "memory: rows of old studies that are looked at together": [
+        "models.tree.old_studies._ROWS",
+    ],
+    "a bar of progress from so many rows on": [
+        "models.tree.old_studies._MANY_ROWS",
+    ],
     "the model: it decides on values, not only on time": [
         "models.ablr.feature_maps._ROWS_FOR_A_NETWORK",
         "models.ablr.feature_maps._ROWS_TO_BE_NARROW",
@@ -232,6 +238,7 @@ WITHOUT_A_ROW = {
         "models.tree.leaf_features._MAX_BLOCK_FEATURES",
         "models.tree.noise._FEW_ROWS",
         "models.tree.noise._MANY_REPEATS",
+        "models.tree.old_studies._BEST_ROWS",
         "models.tree.old_studies._FEW_STARTS",
         "models.tree.old_studies._FITTED_ROWS",
         "models.treed.growth._MODE_ROWS",

@@ -137,6 +137,12 @@ def outcome_scale_at_hand(model: Any, X: Tensor) -> tuple[float, float] | None:
 
     None where outcomes have another scale.
     """
+    parts = _linear_parts(model, X)
+    return None if parts is None else _scale_and_shift(parts)
+
+
+def _linear_parts(model: Any, X: Tensor) -> list[Any] | None:
+    """What untransforms outcomes, one ``Standardize`` at most; None for others."""
     outcome, targets = getattr(model, "outcome_transform", None), model.train_targets
     parts = [] if outcome is None else [outcome]
     if isinstance(outcome, ChainedOutcomeTransform):
@@ -152,11 +158,11 @@ def outcome_scale_at_hand(model: Any, X: Tensor) -> tuple[float, float] | None:
         return None
     if model.training:
         model.eval()
-    if not parts:
-        return 1.0, 0.0
-    if parts[0].stdvs.numel() != 1:  # of several outcomes, or data sets
-        return None
-    return parts[0].stdvs.item(), parts[0].means.item()
+    return parts
+
+
+def _scale_and_shift(parts: list[Any]) -> tuple[float, float]:
+    return (parts[0].stdvs.item(), parts[0].means.item()) if parts else (1.0, 0.0)
 
 
 def _at_hand(
@@ -166,13 +172,13 @@ def _at_hand(
 
     None where moments have no closed form, or the outcomes another scale.
     """
-    outcome = outcome_scale_at_hand(model, X)
-    moments = None if outcome is None else model._moments()
-    if outcome is None or moments is None:
+    parts = _linear_parts(model, X)
+    moments = None if parts is None else model._moments()
+    if parts is None or moments is None:
         return None
     if check:
         model._check_points(X)
-    return moments, *outcome
+    return moments, *_scale_and_shift(parts)
 
 
 def point_moments(
