@@ -16,10 +16,10 @@ from benchmarks.harness import Method, StatefulMethod
 from benchmarks.methods import INDEPENDENT, independent, paper, random
 from benchmarks.quality.jenatton import make
 from benchmarks.suite.peers.gaussian_processes import arc
+from benchmarks.suite.peers.papers import two_step
 from benchmarks.suite.peers.smac import LiveSMAC
-from botorch_structured.acquisition import PathLogExpectedImprovement
 from botorch_structured.models import TreeStructuredGP
-from botorch_structured.optim import optimize_acqf_paths, optimize_acqf_two_step
+from botorch_structured.optim import optimize_acqf_paths
 from botorch_structured.spaces import SearchSpace
 
 _ARC_STEPS = 75  # of L-BFGS-B
@@ -62,15 +62,7 @@ def nonlinear(problem: Any, X: Tensor, Y: Tensor, seed: int) -> Tensor:
         leaf_offset="fixed",
         leaf_kernel="matern",
     )
-    _fitted(model)
-    return optimize_acqf_two_step(
-        PathLogExpectedImprovement(model, best_f=Y.max()),
-        LogExpectedImprovement(model, best_f=Y.max()),
-        top_k=1,
-        fix_shared=True,
-        space=problem.space,
-        X_avoid=X,
-    )[0]
+    return two_step(problem, _fitted(model), X, Y)
 
 
 def gp_baseline(problem: Any, X: Tensor, Y: Tensor, seed: int) -> Tensor:

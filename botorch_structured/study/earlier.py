@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from botorch_structured.models import OldStudiesMean
+from botorch_structured.models.tree.old_studies import check_studies
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.spaces.arguments import brief, warn
 from botorch_structured.spaces.columns import Constant, is_blank, takes
@@ -76,6 +77,12 @@ def read_earlier(
     found, report = _match(space, read_studies(earlier, name, minimize))
     if not found and earlier != []:
         raise ValueError(f"earlier: expected {_TWO}, got none. {report}".rstrip())
+    if found:
+        try:
+            check_studies(found, space)
+        except ValueError as error:
+            message = str(error).removeprefix("studies: ")
+            raise ValueError(f"earlier: {message}") from None
     if report:
         warn(f"Old studies are not all of this space. {report}")
     return found or None

@@ -184,7 +184,7 @@ def suggest(
         pending = X_pending.detach().to(train_X)
     start = _read_start(start_from)
     reference = _read_reference(ref_point, train_Y)
-    old = read_earlier(space, earlier, train_Y.shape[-1])
+    old = _read_old(space, earlier, train_Y.shape[-1])
     if old is not None and noise is not None:
         raise ValueError("earlier: expected no variances of noise beside it.")
     held = read_fixed(
@@ -257,7 +257,7 @@ def _read_start(start_from: Any) -> Surrogates | None:
     return Surrogates([Mixture(list(models), weights)], [])
 
 
-def read_earlier(
+def _read_old(
     space: SearchSpace, earlier: Any, num_objectives: int = 1
 ) -> OldStudiesMean | None:
     """What old studies have taught, see `suggest`.

@@ -204,6 +204,8 @@ def test_errors(old: OldStudiesMean, tmp_path: Path) -> None:
     X = SPACE.sample(4, seed=0)
     with pytest.raises(ValueError, match="earlier: expected one objective, got 2"):
         suggest(SPACE, X, torch.rand(4, 2).double(), earlier=old)
+    with pytest.raises(ValueError, match="earlier: expected ``n x 4`` points"):
+        Study(DICTIONARIES, earlier=(torch.rand(4, 9).double(), X[:, :1]))
     other = SearchSpace.from_dictionaries({"x": (0.0, 1.0)})
     X = other.sample(4, seed=0)
     with pytest.raises(ValueError, match="earlier: expected studies of this space"):

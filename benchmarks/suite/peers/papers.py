@@ -6,7 +6,7 @@ of Matern or RBF by evidence, transforms and the optimiser are the same.
 
 from __future__ import annotations
 
-__all__ = ["independent", "marginal", "published"]
+__all__ = ["independent", "marginal", "published", "two_step"]
 
 from typing import Any
 
@@ -52,10 +52,8 @@ def marginal(problem: Any, X: Tensor, Y: Tensor, seed: int) -> Tensor:
     return optimize_acqf_paths(criterion, space=problem.space, X_avoid=X)[0]
 
 
-def published(problem: Any, X: Tensor, Y: Tensor, seed: int) -> Tensor:
-    """The paper's method: the same model, the path first, then a point on it."""
-    Y = finite(Y)
-    model = _fitted(problem, X, Y, _PUBLISHED)
+def two_step(problem: Any, model: Any, X: Tensor, Y: Tensor) -> Tensor:
+    """The paper's search: the path first, then a point on it."""
     return optimize_acqf_two_step(
         PathLogExpectedImprovement(model, best_f=Y.max()),
         LogExpectedImprovement(model, best_f=Y.max()),
@@ -64,3 +62,10 @@ def published(problem: Any, X: Tensor, Y: Tensor, seed: int) -> Tensor:
         space=problem.space,
         X_avoid=X,
     )[0]
+
+
+def published(problem: Any, X: Tensor, Y: Tensor, seed: int) -> Tensor:
+    """The paper's method: the same model, the path first, then a point on it."""
+    Y = finite(Y)
+    model = _fitted(problem, X, Y, _PUBLISHED)
+    return two_step(problem, model, X, Y)

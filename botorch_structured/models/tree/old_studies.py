@@ -34,7 +34,7 @@ delta_t / sqrt(T), and the rest has the kernel k times what these leave of tau_d
 
 from __future__ import annotations
 
-__all__ = ["OldStudiesMean", "normal_scores"]
+__all__ = ["OldStudiesMean", "check_studies", "normal_scores"]
 
 import math
 from collections.abc import Sequence
@@ -206,7 +206,7 @@ class OldStudiesMean(Mean):
                 not in the space.
         """
         max_points = check_count("max_points", max_points, least=1)
-        _check_studies(studies, space)
+        check_studies(studies, space)
         given = [X.detach().cpu().double() for X, _ in studies]
         scores = [normal_scores(Y.squeeze(-1)) for _, Y in studies]
         columns = _Columns(space)
@@ -318,7 +318,8 @@ def _set_slope(module: OldStudiesMean, value: Tensor) -> None:
     module.initialize(raw_slope=value.to(module.raw_slope).expand_as(module.raw_slope))
 
 
-def _check_studies(studies: Any, space: Any) -> None:
+def check_studies(studies: Any, space: Any) -> None:
+    """Raise a ``ValueError`` unless ``OldStudiesMean.from_studies`` can learn."""
     if not isinstance(space, SearchSpace):
         raise ValueError(f"space: expected a SearchSpace, got {type(space).__name__}.")
     if not isinstance(studies, Sequence) or not studies:

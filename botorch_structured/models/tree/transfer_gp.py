@@ -81,8 +81,8 @@ class _Weights(NamedTuple):
         mean: ``m``.
         roots: The variance is a constant plus ``|k(x, B) first|^2`` less that with the
             second, ``m x J`` and ``m x n``.
-        shifts: What the level adds to these: ``J`` and ``n`` numbers.
-        level: What it adds to the mean, and the constant.
+        shift: The part of the level in the second product, ``n``.
+        level: The part of the level in the mean, and the constant.
     """
 
     points: Tensor
@@ -95,7 +95,8 @@ class _Weights(NamedTuple):
 class TransferGP(FastSingleTaskGP):
     """What old studies and the outcomes of a new one say; it needs no fit.
 
-    It is for one outcome without batches, on a CPU or a GPU, in double precision.
+    It is for one outcome without batches. Moments in closed form, for searches without
+    autograd, are those of a CPU in double precision.
 
     Args:
         train_X: ``n x d`` points of the space of the old studies.
@@ -109,8 +110,9 @@ class TransferGP(FastSingleTaskGP):
     Example:
         >>> old = OldStudiesMean.from_studies([(X_1, Y_1), (X_2, Y_2)], space)
         >>> X = old.starts(2)
-        >>> model = TransferGP(X, evaluate(X), old)
-        >>> acqf = LogExpectedImprovement(model, best_f=model.train_Y.max())
+        >>> Y = evaluate(X)
+        >>> model = TransferGP(X, Y, old)
+        >>> acqf = LogExpectedImprovement(model, best_f=Y.max())
         >>> x, _ = optimize_acqf_paths(acqf, space=space, X_avoid=X)
     """
 
@@ -170,9 +172,11 @@ class TransferGP(FastSingleTaskGP):
         self, X: Tensor, gradient: bool = False, path: bool = False
     ) -> PointMoments | None:
         """Moments of points, see ``LeafModel.point_moments``."""
+        if path or not self._is_plain(X):
+            return None
         scales = ColumnScales.of(self.input_transform, X.shape[-1])
-        outcome = outcome_scale_at_hand(self, X) if self._is_plain(X) else None
-        if path or scales is None or outcome is None:
+        outcome = outcome_scale_at_hand(self, X)
+        if scales is None or outcome is None:
             return None
         scale, shift = outcome
         with torch.no_grad():
@@ -213,8 +217,9 @@ class TransferGP(FastSingleTaskGP):
         return near
 
     def _is_plain(self, X: Tensor) -> bool:
-        """Whether there are no fantasies in batches, nor single precision."""
-        return self.train_targets.ndim == 1 and X.dtype == torch.float64
+        """Whether there are no fantasies in batches, single precision or a GPU."""
+        plain = X.dtype == torch.float64 and X.device.type == "cpu"
+        return plain and self.train_targets.ndim == 1
 
     def _moments(self, x: Tensor, gradient: bool) -> tuple[Tensor, ...]:
         """Means and variances at transformed inputs, ``n``, and ``n x d`` gradients."""

@@ -7,6 +7,7 @@ import torch
 from botorch.acquisition import LogExpectedImprovement
 from botorch.sampling.normal import SobolQMCNormalSampler
 from old_problems import SPACE, make_studies, outcome, points, transformed
+from rehearsed_device import RehearsedDevice
 from torch import Tensor
 
 from botorch_structured.models import OldStudiesMean, TransferGP
@@ -111,8 +112,10 @@ def test_in_a_loop(old: OldStudiesMean) -> None:
     X = old.starts(1)
     Y = outcome(X)[:, None]
     for _ in range(5):
-        Y_failed = Y.clone()
-        model = TransferGP(X, Y_failed, old, outcome_transform=ClipTail(tail="log"))
+        told = Y.clone()
+        if len(told) > 2:
+            told[1] = -torch.inf  # a failure
+        model = TransferGP(X, told, old, outcome_transform=ClipTail(tail="log"))
         acqf = LogExpectedImprovement(model, best_f=Y.max())
         x = optimize_acqf_paths(acqf, space=SPACE, X_avoid=X)[0]
         X, Y = torch.cat([X, x]), torch.cat([Y, outcome(x)[:, None]])
@@ -145,6 +148,11 @@ def test_where_moments_have_no_closed_form(old: OldStudiesMean) -> None:
     fantasies = TransferGP(X, Y, old).fantasize(SPACE.sample(2, seed=1), sampler)
     assert fantasies.point_moments(X) is None
     assert fantasies.posterior(X).mean.shape == (3, 6, 1)
+    with RehearsedDevice():
+        model = TransferGP(X.to("meta"), Y.to("meta"), old)
+        assert model.point_moments(X.to("meta")) is None
+        mean = model.posterior(X.to("meta")).mean.cpu()
+    torch.testing.assert_close(mean, TransferGP(X, Y, old).posterior(X).mean)
 
 
 @pytest.mark.parametrize(
