@@ -8,7 +8,7 @@ Of each data set of a half an old study is known: 30 to 60 trials of Optuna's
 method knows as many as the number in its name says. All evaluations of the new study
 count, the first ones too; old ones do not.
 
-``without``: ``suggest`` from the starts of a `Study`. ``earlier-K``: the same with K
+``without``: ``suggest`` from the starts of a `Study`. ``earlier-K``: a `Study` with K
 old studies. ``shuffled-K``, ``reversed-K``, ``unrelated-K``: their outcomes are
 permuted, negated, or those of a quadratic function of other columns. Peers:
 ``portfolio-K`` evaluates `OldStudiesMean.starts`, ``rgpe-K`` is the ranking-weighted
@@ -54,7 +54,7 @@ from benchmarks.summary import Run, load
 from botorch_structured._botorch_names import log_ei_helper
 from botorch_structured.models.tree.old_studies import OldStudiesMean, normal_scores
 from botorch_structured.spaces import SearchSpace
-from botorch_structured.suggest import suggest
+from botorch_structured.study import Study
 
 _KINDS = {"yahpo": yahpo, "learners": yahpo_learners}
 _SHOWN = (1, 3, 5, 10, 15, 20, 30, 40, 60)
@@ -96,7 +96,7 @@ class Transfer:
 
 
 class _Earlier:
-    """`suggest` with ``earlier``."""
+    """A `Study` with ``earlier``."""
 
     def __init__(self, old: list[tuple[Tensor, Tensor]], space: SearchSpace) -> None:
         self.old = OldStudiesMean.from_studies(old, space)
@@ -105,7 +105,9 @@ class _Earlier:
         return self.old.starts(1)
 
     def __call__(self, space: SearchSpace, X: Tensor, Y: Tensor, seed: int) -> Tensor:
-        return suggest(space, X, Y, earlier=self.old).X
+        study = Study(space, "maximize", seed=seed, earlier=self.old)
+        study.tell_many(space.decode(X), Y.flatten().tolist())
+        return space.encode(study.ask(1))
 
 
 class _Portfolio(_Earlier):

@@ -54,6 +54,7 @@ from botorch_structured.study.trials import (
 )
 from botorch_structured.suggest import Surrogates, fit_surrogates, suggest
 from botorch_structured.suggest.suggestion import hold, make_criterion
+from botorch_structured.suggest.surrogates import old_studies_predict
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -142,7 +143,9 @@ class Study:
             of these get no start: ``[mine, *Study(space).starts]`` has both.
         costs: Whether to maximise the improvement per expected cost, which is learnt
             from ``tell(..., cost=...)``. Costs are recorded in any case.
-        earlier: Old studies, from which this one begins, in place of the starts: a
+        earlier: Old studies, from which this one begins. The first configuration suits
+            most of them, the second one is a start, and while a GP that knows nothing
+            of old studies predicts the first five outcomes better, starts go on. Give a
             `Study`, the path of a log or of a CSV table, a data frame, an Optuna study,
             an Ax client or experiment, a fitted search of scikit-learn or its
             ``cv_results_``, ``(X, Y)``, or a list of these. Tables have a column with
@@ -878,13 +881,19 @@ class Study:
             elif (old := self.earlier) is not None:
                 X = old.starts(old.num_starts)
             else:
-                kind, most = self._kind, MOST_STARTS
-                X = self.space.starts(kind=kind, seed=self.seed, at_most=most)
-            try:
-                self._starts = self._encode(self.space.decode(X), "starts")
-            except ValueError as error:
-                raise ValueError(f"starts: {error}") from None
+                X = self._own_starts()
+            self._starts = self._read_starts(X)
         return self._starts
+
+    def _own_starts(self) -> Tensor:
+        seed, most = self.seed, MOST_STARTS
+        return self.space.starts(kind=self._kind, seed=seed, at_most=most)
+
+    def _read_starts(self, X: Tensor) -> list[Point]:
+        try:
+            return self._encode(self.space.decode(X), "starts")
+        except ValueError as error:
+            raise ValueError(f"starts: {error}") from None
 
     @property
     def earlier(self) -> OldStudiesMean | None:
@@ -898,19 +907,22 @@ class Study:
     def _next_starts(self, busy: Sequence[Point]) -> list[Point]:
         """The starts that nothing is known of, nor, by default, of their paths.
 
-        With earlier studies: what suits most of them, until something has worked.
+        With earlier studies: what suits most of them, until something has worked, and
+        then those of the space, unless earlier studies have predicted outcomes.
         """
-        known = [*self._points, *busy]
-        if self._make_starts is None and self._earlier is not None:
-            if any(trial.values for trial in self._trials):
-                return []
-            return [x for x in self._all_starts() if x not in known]
-        if self._make_starts is not None:
+        known, old = [*self._points, *busy], self.earlier
+        begun = old is not None and any(trial.values for trial in self._trials)
+        if self._make_starts is not None or (old is not None and not begun):
             return [start for start in self._all_starts() if start not in known]
         paths = set(self._paths(known))
         if len(paths) >= min(self.space.tree.num_paths, MOST_STARTS):
             return []
         starts = self._all_starts()
+        if old is not None:
+            Y = self._goals.train_Y(self._trials)
+            if old_studies_predict(old, self._tensor(self._points), Y):
+                return []
+            starts = self._read_starts(self._own_starts())
         missing = max(len(starts) - len(paths), 0)
         pairs = zip(starts, self._paths(starts), strict=True)
         return [start for start, path in pairs if path not in paths][:missing]
@@ -922,8 +934,7 @@ class Study:
         n = len(self._trials)
         train_Y = self._goals.train_Y(self._trials)
         old = self.earlier
-        needed = 2 if old is None else 1
-        if int(train_Y.isfinite().all(-1).sum()) < needed:
+        if int(train_Y.isfinite().all(-1).sum()) < 2:
             return self._draw(q, busy, held)
         options: dict[str, Any] = {
             "q": q,

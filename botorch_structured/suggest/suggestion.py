@@ -151,8 +151,10 @@ def suggest(
             decision leaves the paths on which it has that value, or is inactive.
         earlier: Old studies of the space: what `OldStudiesMean.from_studies` has learnt
             once, or its argument, ``(X, Y)`` of each. A `TransferGP` is averaged with
-            the other models; alone up to five evaluations. Begin with
-            ``earlier.starts(1)`` then. For one objective.
+            the other models; up to five evaluations it is alone if it predicts these
+            better than a GP that knows nothing. Begin with ``earlier.starts(1)``, then
+            one of ``space.starts()``, which shows whether old studies mislead; if so,
+            with all of these (`Study` does so). For one objective.
         kwargs: Further arguments of the models of objectives, such as
             ``outcome_transform``, or ``train_Yvar`` (``n x m``).
 

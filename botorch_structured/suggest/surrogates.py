@@ -11,16 +11,19 @@ __all__ = [
     "fit_checked",
     "fit_models",
     "fit_surrogates",
+    "old_studies_predict",
     "seeded_if",
 ]
 
 import math
+import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from typing import Any, NamedTuple
 
 import torch
+from botorch.exceptions import InputDataWarning
 from botorch.fit import fit_gpytorch_mll
 from botorch.models.transforms.outcome import ChainedOutcomeTransform
 from gpytorch.mlls import ExactMarginalLogLikelihood
@@ -43,8 +46,8 @@ from botorch_structured.transforms import ClipTail
 
 # Observations above which one model is fitted: averaging is for few data.
 _MANY_ROWS = 200
-# With so few observations the model with old studies is alone, and it begins with so
-# many times the weight of each other one.
+# With so few observations the model with old studies is alone, if they predict these,
+# and it begins with so many times the weight of each other one.
 _ALONE = 5
 _ODDS = 20.0
 # Known costs from which there is a model of them.
@@ -207,7 +210,7 @@ def fit_checked(
         start = earlier[k].models if k < len(earlier) else ()
         start = [model for model in start if isinstance(model, LeafModel)]
         models: list[FastSingleTaskGP] = []
-        if learnt is None or len(X) > _ALONE:
+        if learnt is None or not _alone(learnt, X, Y):
             models += fit_models(space, X, Y, start, averaged, **options)
         odds = [1.0] * len(models)
         if learnt is not None:
@@ -240,6 +243,35 @@ def fit_checked(
             logs = train_cost[known].log()
             cost = _fitted(TreeStructuredGP, space, train_X[known], logs, last.cost)
     return Surrogates(objectives, constraints, cost)
+
+
+def old_studies_predict(old: OldStudiesMean, train_X: Tensor, train_Y: Tensor) -> bool:
+    """Whether old studies predict the first outcomes of a new one.
+
+    Args:
+        old: What they have taught.
+        train_X: ``n x d`` points.
+        train_Y: ``n x 1`` outcomes, ``-inf`` where an evaluation failed.
+
+    Returns:
+        Whether the first five are more likely under `TransferGP` than under a GP that
+        knows nothing of them; False up to one that did not fail.
+    """
+    X, Y = train_X[:_ALONE], train_Y[:_ALONE]
+    if int(Y.isfinite().sum()) < 2:
+        return False
+    tail = _compressed_tail()
+    with warnings.catch_warnings():
+        # outcomes that are all alike are nobody's mistake
+        warnings.simplefilter("ignore", InputDataWarning)
+        model = TransferGP(X, Y, old, outcome_transform=tail)
+    return model.log_odds() > 0.0
+
+
+def _alone(old: OldStudiesMean, X: Tensor, Y: Tensor) -> bool:
+    """Whether the model that knows old studies is the only one."""
+    few = len(X) <= _ALONE
+    return few and (len(X) == 1 or old_studies_predict(old, X, Y))
 
 
 def seeded_if(seed: int | None, device: torch.device) -> AbstractContextManager[None]:

@@ -18,6 +18,7 @@ from botorch_structured.models import OldStudiesMean, TransferGP
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.study.earlier import learn, read_earlier, read_studies
 from botorch_structured.suggest import suggest
+from botorch_structured.suggest.surrogates import old_studies_predict
 
 DICTIONARIES = [
     {"learner": ["svm"], "C": (1e-3, 1e3, "log"), "scale": [True, False]},
@@ -266,6 +267,48 @@ def test_old_studies_that_mislead_are_given_up() -> None:
         study.tell(config, -error(config, 0.3))
     assert study.explain(study.best[0])["earlier"] < 0.05
     assert study.best[1] > -0.05
+
+
+FOUR = [{"branch": [name], "x": (0.0, 1.0)} for name in "abcd"]
+
+
+def visited(sign: float) -> tuple[list[str], Study]:
+    """Branches of ten trials, a the best, where old studies say so (or the worst)."""
+
+    def value(config: Mapping[str, Any]) -> float:
+        return float("abcd".index(config["branch"])) + (config["x"] - 0.4) ** 2
+
+    studies = []
+    for seed in range(3):
+        studies.append(Study(FOUR, seed=seed))
+        configs = studies[-1].space.decode(studies[-1].space.sample(25, seed=seed))
+        studies[-1].tell_many(configs, [sign * value(c) for c in configs])
+    study = Study(FOUR, seed=3, earlier=studies)
+    study.optimize(value, 10, progress=False)
+    return [trial.config["branch"] for trial in study.trials], study
+
+
+def test_starts_are_for_old_studies_that_mislead() -> None:
+    right, _ = visited(1.0)
+    assert right[0] == "a" and right[1] != "a"  # a start, to see whether they mislead
+    assert right[2:7] == ["a"] * 5
+    wrong, study = visited(-1.0)
+    assert wrong[0] == "d" and {*wrong[:5]} == {*"abcd"}
+    assert study.best[0]["branch"] == "a" and len(study.models) == 3
+
+
+def test_old_studies_are_not_alone_once_they_mislead(old: OldStudiesMean) -> None:
+    X = SPACE.sample(4, seed=1)
+    Y = -torch.tensor([[error(c, 0.3)] for c in SPACE.decode(X)]).double()
+    kinds = [
+        {type(m) for m in suggest(SPACE, X, y, earlier=old, seed=0).models}
+        for y in (Y, -Y)
+    ]
+    assert kinds[0] == {TransferGP} and TransferGP in kinds[1] and len(kinds[1]) == 3
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not old_studies_predict(old, X, 0.0 * Y)  # all alike
+        assert not old_studies_predict(old, X[:1], Y[:1])
 
 
 def read_points() -> list[tuple[Tensor, Tensor]]:

@@ -19,6 +19,13 @@ estimated. With K the covariance of y / a, its inverse gamma prior, n outcomes a
 so that there is no fit. Empirical Bayes with the mean and the covariance of earlier
 functions is the idea of [Wang2024hyperbo]_.
 
+Whether old studies help at all, ``log_odds`` says: the evidence over that of a GP with
+the same kernel k and mean 0, each with the whole noise of old studies and with t
+integrated out,
+
+.. math:: \log p(y) = \log \int t^{n + 1} e^{-A t^2 / 2 + B t} dt
+    - \tfrac12 \log |K| - \tfrac12 h' K^{-1} h + const.
+
 References:
 
 .. [Wang2024hyperbo]
@@ -71,6 +78,24 @@ class _EarlierKernel(Kernel):
     ) -> Tensor:
         k = self.scale.square() * (self.old.covariance(x1, x2) + _LEVEL_VARIANCE)
         return k.diagonal(dim1=-2, dim2=-1) if diag else k
+
+
+def _evidence(K: Tensor, noise: float, y: Tensor, h: Tensor) -> tuple[float, float]:
+    """The scale with the largest evidence; its logarithm with t integrated out.
+
+    The integral is Laplace's in log t. Constants that only depend on n are left out.
+    """
+    n = len(y)
+    K = K + _LEVEL_VARIANCE + noise * torch.eye(n).to(y)
+    root, both = torch.linalg.cholesky(K), torch.stack([y, h], -1)
+    (A, B), (_, C) = (both.mT @ torch.cholesky_solve(both, root)).tolist()
+    A += 1.0
+    first, second = (
+        (B + math.sqrt(B * B + 4.0 * A * m)) / (2.0 * A) for m in (n + 1, n + 2)
+    )
+    value = (n + 2) * math.log(second) - 0.5 * A * second**2 + B * second
+    value -= 0.5 * (math.log(A * second**2 + n + 2) + C)
+    return 1.0 / first, value - float(root.diagonal().log().sum())
 
 
 class _Weights(NamedTuple):
@@ -157,16 +182,25 @@ class TransferGP(FastSingleTaskGP):
         noise = max(_NOISE * old.variances[2], _LEAST_NOISE)
         with torch.no_grad():
             x = self.transform_inputs(X)
-            K = old.covariance(x, x) + _LEVEL_VARIANCE + noise * torch.eye(len(x)).to(y)
-            both = torch.stack([y, old.basis(x)], -1)
-            A, B = (y @ torch.cholesky_solve(both, torch.linalg.cholesky(K))).tolist()
-        A += 1.0
-        a = 2.0 * A / (B + math.sqrt(B * B + 4.0 * A * (len(y) + 1)))
+            a, _ = _evidence(old.covariance(x, x), noise, y, old.basis(x))
         self.covar_module.scale.fill_(a)
         old.initialize(raw_slope=a, raw_constant=0.0)
         self.likelihood.noise_covar.raw_noise_constraint.lower_bound.fill_(0.0)
         self.likelihood.initialize(noise=noise * a * a)
         self.requires_grad_(False)
+
+    @torch.no_grad()
+    def log_odds(self) -> float:
+        """Log of the evidence over that without old studies: below 0 they mislead."""
+        self.eval()
+        old, (x,), y = self.mean_module, self.train_inputs, self.train_targets
+        common, own, noise = old.variances
+        noise = max(noise, _LEAST_NOISE)
+        read = old.columns.read(x)
+        k = old.columns.covariance(read, read, old.inverse_lengthscale)
+        _, with_them = _evidence(old.covariance(x, x), noise, y, old.basis(x))
+        _, without = _evidence((common + own) * k, noise, y, torch.zeros_like(y))
+        return with_them - without
 
     def point_moments(
         self, X: Tensor, gradient: bool = False, path: bool = False

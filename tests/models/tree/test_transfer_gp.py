@@ -90,6 +90,35 @@ def test_the_scale_has_the_largest_evidence(old: OldStudiesMean) -> None:
     assert evidence(a) > max(evidence(0.9 * a), evidence(1.1 * a))
 
 
+@pytest.mark.parametrize("n", [1, 2, 5, 12])
+def test_odds_are_those_of_the_definition(old: OldStudiesMean, n: int) -> None:
+    model = TransferGP(*points(n), old)
+    y, x = model.train_targets, transformed(points(n)[0])
+    t = torch.logspace(-4, 4, 20_000, dtype=torch.float64)
+    read = old.columns.read(x)
+    k = old.columns.covariance(read, read, old.inverse_lengthscale)
+    common, own, noise = old.variances
+    pairs = (old.covariance(x, x), old.basis(x)), ((common + own) * k, 0.0 * y)
+    found = []
+    for K, h in pairs:
+        K = K + transfer_gp._LEVEL_VARIANCE + noise * torch.eye(n)
+        residual = t[:, None] * y - h
+        square = (residual * torch.linalg.solve(K, residual.mT).mT).sum(-1)
+        density = (n + 1) * t.log() - 0.5 * (square + t**2) - 0.5 * K.logdet()
+        found.append(torch.trapezoid(density.exp(), t).log())
+    # the integrals are Laplace's: 1 / (12 n) each, most of which cancels
+    assert float(found[0] - found[1]) == pytest.approx(model.log_odds(), abs=0.02)
+
+
+def test_odds_tell_studies_that_mislead(old: OldStudiesMean) -> None:
+    wrong = OldStudiesMean.from_studies([(X, -Y) for X, Y in make_studies(6)], SPACE)
+    for n in (3, 4, 5):
+        X, Y = points(n)
+        assert (
+            TransferGP(X, Y, old).log_odds() > 0.0 > TransferGP(X, Y, wrong).log_odds()
+        )
+
+
 def test_it_knows_a_new_study_from_few_points(old: OldStudiesMean) -> None:
     X, Y = points(4)
     model = TransferGP(X, 1e6 * Y - 3e7, old)
