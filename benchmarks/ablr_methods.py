@@ -8,6 +8,8 @@ model, and in whether it knows a problem's ``history``:
   task, or of its signals. Neither has data of other tasks.
 * `warm`: ``MultiTaskABLR`` of all tasks, by default with a network; optionally with the
   tasks' contexts as further columns, or random Fourier features for a network.
+* `earlier`: the models behind ``suggest``, with the other tasks as old studies, on the
+  columns of the space; `without` has none.
 * `gp_stacked`: ``SingleTaskGP`` on all rows of all tasks, contexts as columns;
   hyperparameters from the history.
 
@@ -21,7 +23,17 @@ of the run's rows; caches between calls only save time.
 
 from __future__ import annotations
 
-__all__ = ["ablr", "columns", "gp", "gp_stacked", "random", "suggest", "warm"]
+__all__ = [
+    "ablr",
+    "columns",
+    "earlier",
+    "gp",
+    "gp_stacked",
+    "random",
+    "suggest",
+    "warm",
+    "without",
+]
 
 import hashlib
 from collections import OrderedDict
@@ -40,8 +52,11 @@ from torch import Tensor, nn
 
 from benchmarks.treed_methods import random
 from botorch_structured.kernels import RandomFourierFeatures
-from botorch_structured.models import MultiTaskABLR
+from botorch_structured.models import MultiTaskABLR, OldStudiesMean
+from botorch_structured.spaces import SearchSpace
 from botorch_structured.spaces.columns import CategoricalColumn
+from botorch_structured.suggest import fit_surrogates
+from botorch_structured.suggest.suggestion import make_criterion
 from botorch_structured.test_functions import TableProblem
 
 # Steps of L-BFGS: from a random network, and from one fitted to fewer rows.
@@ -83,12 +98,8 @@ def suggest(
     """
     acqf = LogExpectedImprovement(model, best, posterior_transform=posterior_transform)
     if isinstance(problem, TableProblem):
-        candidates = problem.candidates.to(X)
-        rows = _with(columns(problem, candidates), context)
-        with torch.no_grad():
-            values = acqf(rows.unsqueeze(-2))
-        known = (candidates.unsqueeze(1) == X).all(-1).any(-1)
-        return candidates[values.masked_fill(known, -torch.inf).argmax()]
+        rows = _with(columns(problem, problem.candidates.to(X)), context)
+        return _best_row(problem, acqf, rows, X)
     d = X.shape[-1]
     size = d if context is None else d + len(context)
     unit = torch.stack([X.new_zeros(size), X.new_ones(size)])
@@ -98,6 +109,48 @@ def suggest(
     )
     lower, upper = problem.bounds.to(X)
     return lower + (upper - lower) * x[0, :d]
+
+
+def _best_row(problem: Any, acqf: Any, rows: Tensor, X: Tensor) -> Tensor:
+    """The row of a table with the largest value that is not evaluated yet."""
+    candidates = problem.candidates.to(X)
+    with torch.no_grad():
+        values = acqf(rows.unsqueeze(-2))
+    known = (candidates.unsqueeze(1) == X).all(-1).any(-1)
+    return candidates[values.masked_fill(known, -torch.inf).argmax()]
+
+
+def earlier(
+    problem: Any, X: Tensor, Y: Tensor, seed: int, known: bool = True
+) -> Tensor:
+    """The models of ``suggest``, with the tasks of the history as old studies.
+
+    Args:
+        problem: A table with a ``history``.
+        X: ``n x d``.
+        Y: ``n x 1``.
+        seed: Of the fits.
+        known: Whether the history is.
+    """
+    # that of the table has its rows only
+    space = SearchSpace.from_columns(problem.space.columns, problem.space.tree)
+    old_X, old_Y = problem.history.X.double(), -problem.history.Y.double()
+    task = old_X[:, -1]
+
+    def learn() -> OldStudiesMean:
+        rows = [task == t for t in task.unique()]
+        studies = [(old_X[own, :-1], old_Y[own]) for own in rows]
+        return OldStudiesMean.from_studies(studies, space)
+
+    old = _remember(("earlier", _digest(old_X, old_Y)), learn) if known else None
+    fitted = fit_surrogates(space, X, Y, earlier=old, seed=seed)
+    acqf, _ = make_criterion(space, fitted, X, len(X))
+    return _best_row(problem, acqf, problem.candidates.to(X), X)
+
+
+def without(problem: Any, X: Tensor, Y: Tensor, seed: int) -> Tensor:
+    """`earlier` with nothing known."""
+    return earlier(problem, X, Y, seed, known=False)
 
 
 def gp(problem: Any, X: Tensor, Y: Tensor, seed: int) -> Tensor:

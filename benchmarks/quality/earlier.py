@@ -53,6 +53,14 @@ from benchmarks.suite.peers.common import walk
 from benchmarks.summary import Run, load
 from botorch_structured._botorch_names import log_ei_helper
 from botorch_structured.models.tree.old_studies import OldStudiesMean, normal_scores
+from botorch_structured.plots.style import (
+    COLOURS,
+    GREY,
+    legend_below,
+    new_figure,
+    step_curve,
+    tidy,
+)
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.study import Study
 
@@ -432,6 +440,37 @@ def report(runs: Sequence[Run], reference: str) -> str:
     return "\n".join(lines).rstrip()
 
 
+def draw(runs: Sequence[Run], path: Path) -> None:
+    """A picture of mean scaled regret, of runs that all methods have.
+
+    Args:
+        runs: Of all methods.
+        path: Of the picture.
+    """
+    table: dict[tuple[str, int], dict[str, Any]] = {}
+    for one in runs:
+        trace = (one.trace() - one.optimum) / (one.middle - one.optimum)
+        table.setdefault((one.problem, one.seed), {})[one.method] = trace
+    methods = sorted(
+        {m for found in table.values() for m in found},
+        key=lambda name: int(name.partition("-")[2] or 0),
+    )
+    full = [found for found in table.values() if len(found) == len(methods)]
+    length = min(len(trace) for found in full for trace in found.values())
+    figure = new_figure(6.4, 3.8)
+    ax = figure.subplots()
+    for colour, method in zip((GREY, *COLOURS[1:]), methods, strict=False):
+        mean = np.mean([found[method][:length] for found in full], axis=0)
+        label = method.replace("earlier-", "old studies: ").replace("without", "none")
+        step_curve(ax, np.arange(1, length + 1), mean, color=colour, label=label)
+    ax.set_yscale("log")
+    ax.set_xlabel("evaluations of the new data set")
+    ax.set_ylabel(f"mean scaled regret, {len(full)} data sets")
+    tidy(ax)
+    legend_below(figure, [ax])
+    figure.savefig(path, dpi=120)
+
+
 def _methods(names: Sequence[str], old: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in names:
@@ -458,12 +497,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--report", type=Path, nargs="+", help="only print these runs")
     parser.add_argument("--reference", default="earlier-10")
+    parser.add_argument("--figure", type=Path, help="a picture of reported runs")
     options = parser.parse_args(arguments)
     if options.report:
         runs = [one for path in options.report for one in load(path)]
         if options.methods:
             runs = [one for one in runs if one.method in options.methods]
         print(report(runs, options.reference))
+        if options.figure:
+            draw(runs, options.figure)
         return
     out = options.out / options.half
     old = (options.old or out / "old.json").resolve()

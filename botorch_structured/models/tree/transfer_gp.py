@@ -51,11 +51,10 @@ from torch import Tensor
 from botorch_structured._botorch_names import DefaultType
 from botorch_structured.linalg.correlations import MATERN52
 from botorch_structured.models.fast_inference import FastSingleTaskGP
-from botorch_structured.models.tree.moments import Array, PointMoments
+from botorch_structured.models.tree.moments import PointMoments
 from botorch_structured.models.tree.old_studies import OldStudiesMean
 from botorch_structured.models.tree.point_moments import (
     ColumnScales,
-    MomentsNear,
     outcome_scale_at_hand,
 )
 
@@ -225,30 +224,6 @@ class TransferGP(FastSingleTaskGP):
             [[[scale]], [[scale**2]]]
         )
         return PointMoments(mean, variance, *(torch.stack(slopes) * rates))
-
-    def moments_near(
-        self, X: Tensor, columns: Array, path: bool = False
-    ) -> MomentsNear | None:
-        """The same at rows of which some columns change, see ``LeafModel``."""
-        if path or not self._is_plain(X) or outcome_scale_at_hand(self, X) is None:
-            return None
-        at = torch.from_numpy(columns)
-
-        def near(x: Array, rows: Array) -> tuple[Array, Array, Array, Array]:
-            n, w, _ = x.shape
-            index = at[rows][:, None].expand(n, w, -1)
-            points = (
-                X[rows][:, None].repeat(1, w, 1).scatter(-1, index, torch.from_numpy(x))
-            )
-            found = self.point_moments(points.flatten(0, 1), gradient=True)
-            assert found is not None
-            mean, variance, *slopes = (
-                part.unflatten(0, (n, w)) for part in found if part is not None
-            )
-            of_mean, of_variance = (s.gather(-1, index).numpy() for s in slopes)
-            return mean.numpy(), variance.numpy(), of_mean, of_variance
-
-        return near
 
     def _is_plain(self, X: Tensor) -> bool:
         """Whether there are no fantasies in batches, single precision or a GPU."""

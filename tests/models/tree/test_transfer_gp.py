@@ -60,15 +60,6 @@ def test_gradients_are_those_of_autograd(old: OldStudiesMean) -> None:
     ):
         (expected,) = torch.autograd.grad(part.sum(), X, retain_graph=True)
         torch.testing.assert_close(slope, expected, rtol=1e-6, atol=1e-7)
-    columns = torch.tensor([1, 3]).expand(20, -1).numpy()
-    near = model.moments_near(X.detach(), columns)
-    assert near is not None
-    values = X.detach()[:, None, [1, 3]].numpy()
-    mean, _, of_mean, _ = near(values, torch.arange(20).numpy())
-    torch.testing.assert_close(torch.from_numpy(mean[:, 0]), found.mean)
-    slopes = found.mean_gradient
-    assert slopes is not None
-    torch.testing.assert_close(torch.from_numpy(of_mean[:, 0]), slopes[:, [1, 3]])
 
 
 def test_the_scale_has_the_largest_evidence(old: OldStudiesMean) -> None:
