@@ -882,18 +882,15 @@ class Study:
                 X = old.starts(old.num_starts)
             else:
                 X = self._own_starts()
-            self._starts = self._read_starts(X)
+            try:
+                self._starts = self._encode(self.space.decode(X), "starts")
+            except ValueError as error:
+                raise ValueError(f"starts: {error}") from None
         return self._starts
 
     def _own_starts(self) -> Tensor:
-        seed, most = self.seed, MOST_STARTS
-        return self.space.starts(kind=self._kind, seed=seed, at_most=most)
-
-    def _read_starts(self, X: Tensor) -> list[Point]:
-        try:
-            return self._encode(self.space.decode(X), "starts")
-        except ValueError as error:
-            raise ValueError(f"starts: {error}") from None
+        kind, most = self._kind, MOST_STARTS
+        return self.space.starts(kind=kind, seed=self.seed, at_most=most)
 
     @property
     def earlier(self) -> OldStudiesMean | None:
@@ -922,7 +919,7 @@ class Study:
             Y = self._goals.train_Y(self._trials)
             if old_studies_predict(old, self._tensor(self._points), Y):
                 return []
-            starts = self._read_starts(self._own_starts())
+            starts = self._encode(self.space.decode(self._own_starts()), "starts")
         missing = max(len(starts) - len(paths), 0)
         pairs = zip(starts, self._paths(starts), strict=True)
         return [start for start, path in pairs if path not in paths][:missing]

@@ -49,7 +49,6 @@ from botorch_structured.models.parameters import (
 from botorch_structured.models.tree.form import Factor, Form
 from botorch_structured.models.tree.leaf_inference import LeafKernel, Structure
 from botorch_structured.models.tree.moments import SMOOTH
-from botorch_structured.models.tree.old_studies import OldStudiesMean
 from botorch_structured.models.tree.tree_structured_kernel import PathMean
 
 Array = NDArray[np.float64]
@@ -64,7 +63,7 @@ _MAX_DISTANCES = 2**22
 # What a fit minimises.
 _WAY_OF_AN_OBJECTIVE = "compute_custom_loss", "__call__", "forward"
 _WAY_OF_AN_MLL = "__call__", "forward", "_add_other_terms"
-_KNOWN_MEANS = {kind.forward for kind in (ConstantMean, OldStudiesMean, PathMean)}
+_KNOWN_MEANS = {kind.forward for kind in (ConstantMean, PathMean)}
 # The unit of a parameter in a fit, in standard deviations of its prior. With these
 # units a fit takes half as many evaluations as without. A whole deviation would be as
 # fast, but a first step of that length often ends near another optimum: with 60 points
@@ -338,13 +337,11 @@ class LeafObjective:
             self.units = np.full_like(self.units, _FLAT_UNIT)
 
     def _read_mean(self, mean: Mean, X: Tensor) -> None:
-        """A mean that is linear in its parameters: ``basis @ u[places]``."""
+        """A mean that is constant on each path: of each row the place of its level."""
         if type(mean).forward not in _KNOWN_MEANS:
             raise UnknownFormError
         u, n = self._parameters, len(X)
-        # of each row the place of its level, and of a slope the place and the basis
-        self._slope, self._basis = np.zeros(0, dtype=np.int64), np.zeros((n, 0))
-        if isinstance(mean, (ConstantMean, OldStudiesMean)):
+        if isinstance(mean, ConstantMean):
             self._level = np.repeat(u.unbounded(mean.raw_constant), n)
         else:
             path = mean.tree.path_index(X).numpy()
@@ -352,10 +349,6 @@ class LeafObjective:
             if path.max() >= len(place):
                 raise UnknownFormError  # the mean raises an error that says why
             self._level = place[path]
-        if isinstance(mean, OldStudiesMean):
-            self._slope = u.unbounded(mean.raw_slope)
-            with torch.no_grad():
-                self._basis = mean.basis(X)[:, None].numpy()
 
     @classmethod
     def of(
@@ -415,7 +408,7 @@ class LeafObjective:
         """
         u, slope = self._parameters.logarithms(theta)
         q = np.exp(self._map @ u + self._constants)
-        residual = self._targets - u[self._level] - self._basis @ u[self._slope]
+        residual = self._targets - u[self._level]
         form, noise = self.form, q[self._noise].sum()
         parts = [self._block(leaves, q, noise) for leaves in self._leaves]
         value, derivatives = log_evidence(
@@ -443,7 +436,6 @@ class LeafObjective:
             self._rows, np.concatenate(by_padded_row), self._num_data + 1
         )[:-1]
         gradient -= np.bincount(self._level, by_row, len(u))
-        gradient[self._slope] -= by_row @ self._basis
         if slope is not None:
             gradient *= slope
         other, slopes_of_others = self._priors.of_others(theta)

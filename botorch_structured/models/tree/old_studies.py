@@ -49,7 +49,6 @@ from torch import Tensor
 from tqdm import tqdm
 
 from botorch_structured.linalg.correlations import MATERN52, squared_distance
-from botorch_structured.linalg.hyperparameter import reads
 from botorch_structured.models.checks import check_training_data
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.spaces.arguments import check_count
@@ -171,7 +170,9 @@ class OldStudiesMean(Mean):
         for name, value in (("raw_constant", 0.0), ("raw_slope", _SLOPE[0])):
             start = torch.full(batch_shape, value, dtype=torch.float64)
             self.register_parameter(name, torch.nn.Parameter(start))
-        self.register_prior("slope_prior", NormalPrior(*_SLOPE), read_slope, _set_slope)
+        self.register_prior(
+            "slope_prior", NormalPrior(*_SLOPE), _read_slope, _set_slope
+        )
 
     @classmethod
     def from_studies(
@@ -308,8 +309,7 @@ class OldStudiesMean(Mean):
         return level + slope * self.basis(x)
 
 
-@reads("raw_slope")
-def read_slope(module: OldStudiesMean) -> Tensor:
+def _read_slope(module: OldStudiesMean) -> Tensor:
     """What the prior of an ``OldStudiesMean`` is on."""
     return module.raw_slope
 

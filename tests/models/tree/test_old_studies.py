@@ -10,7 +10,6 @@ from botorch import fit_gpytorch_mll
 from botorch.acquisition import LogExpectedImprovement
 from botorch.models import SingleTaskGP
 from gpytorch.mlls import ExactMarginalLogLikelihood
-from leaf_models import check_objective
 from old_problems import SPACE, make_studies, outcome, points, transformed
 
 from botorch_structured.models import ConditionalGP, OldStudiesMean, TreeStructuredGP
@@ -159,14 +158,6 @@ def test_copies(mean: OldStudiesMean, learnt: OldStudiesMean) -> None:
     starts = copy.deepcopy(mean).float().starts(3)
     torch.testing.assert_close(starts, mean.starts(3), rtol=1e-6, atol=1e-6)
     assert SPACE.feasible(starts).all()
-
-
-@pytest.mark.parametrize("make", MODELS)
-def test_closed_form(make: Any, mean: OldStudiesMean) -> None:
-    X, Y = points(25)
-    model = make(X, Y, SPACE, mean_module=mean)
-    model.likelihood.noise = 1e-2
-    check_objective(model, 0, 1e-9)
 
 
 def fitted(model: Any, **kwargs: Any) -> Any:
