@@ -222,9 +222,6 @@ WITHOUT_A_ROW = {
     "memory: of more distances that are no squares there is no closed form": [
         "models.tree.objective._MAX_DISTANCES",
     ],
-    "memory: a climb with more numbers asks for moments at each step": [
-        "models.tree.moments._MAX_NEAR",
-    ],
     "memory: rows of old studies that are looked at together": [
         "models.tree.old_studies._ROWS",
     ],

@@ -51,7 +51,6 @@ __all__ = [
     "FeasibilityPrior",
     "MixturePrior",
     "Mixtures",
-    "Near",
     "differentiated",
 ]
 
@@ -80,7 +79,6 @@ from botorch_structured.spaces.arguments import check_number
 
 Array = NDArray[Any]
 Values = Callable[[Tensor, Tensor], Tensor]
-Near = Callable[[Array, Array], tuple[Array, Array]]
 
 
 def _read_weights(weights: Tensor | Sequence[float] | None, num: int) -> Tensor:

@@ -25,7 +25,7 @@ from botorch.models.model import Model
 from botorch.utils.transforms import is_ensemble
 from torch import Tensor, nn
 
-from botorch_structured.acquisition.mixtures import Array, MixturePrior, Mixtures, Near
+from botorch_structured.acquisition.mixtures import Array, MixturePrior, Mixtures
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.spaces.arguments import check_number
 
@@ -158,35 +158,6 @@ class InteriorPrior(nn.Module):
             gradient: Whether gradients are wanted; else None in their place.
         """
         return self._of_columns(X.numpy(), self._counts(X).numpy(), gradient)
-
-    def near(self, X: Tensor, columns: Array) -> Near:
-        """The same of rows of which only some columns change, none of them a decision.
-
-        Args:
-            X: ``S x d``.
-            columns: ``S x k`` columns of each row; those that do not change, with the
-                values that they have in ``X``, may be any.
-
-        Returns:
-            A function of values of the columns, ``n x w x k``, and of the numbers of
-            the ``n`` rows whose columns they are: log densities, ``n x w``, and
-            gradients, ``n x w x k``.
-        """
-        counts, row = self._counts(X).numpy(), np.arange(len(X))[:, None]
-        others = counts.copy()
-        others[row, columns] = False
-        rest = self._of_columns(X.numpy(), others, False)[0][:, None]
-        counts = counts[row, columns][:, None]
-        lower, width = (
-            part.to(X).numpy()[columns][:, None] for part in (self.lower, self.width)
-        )
-
-        def evaluate(x: Array, rows: Array) -> tuple[Array, Array]:
-            density, slope = self._density(x, lower[rows], width[rows])
-            value = np.where(counts[rows], np.log(density), 0.0).sum(-1)
-            return value + rest[rows], np.where(counts[rows], slope, 0.0)
-
-        return evaluate
 
     def _of_columns(
         self, X: Array, counts: Array, gradient: bool

@@ -508,8 +508,6 @@ def _climb_together(
     )
     width = np.where(valid, most - least, 1.0)
     U = np.where(valid, (start_at - least) / width, 0.5).clip(0.0, 1.0)
-    form = closed_form(evaluator.acq_function)
-    local = None if form is None else form.near(X, columns)
     bordered = _has_border(here, known)
 
     def values_at(U: Array, start: Array) -> Array:
@@ -528,12 +526,9 @@ def _climb_together(
 
     def evaluate(U: Array, start: Array) -> Answer:
         x = values_at(U, start)
-        if local is not None:
-            value, slope = (part[:, 0] for part in local(x[:, None], start))
-        else:
-            found = evaluator.value_and_gradient(points(x, start))
-            value, slope = (part.cpu().numpy() for part in found)
-            slope = np.take_along_axis(slope, columns[start], -1)
+        found = evaluator.value_and_gradient(points(x, start))
+        value, slope = (part.cpu().numpy() for part in found)
+        slope = np.take_along_axis(slope, columns[start], -1)
         slope = np.nan_to_num(slope * width[start], posinf=0.0, neginf=0.0)
         slope *= np.where(logs[start], x, 1.0)  # dx / d log x = x
         admissible = None

@@ -9,8 +9,7 @@ h(u) = phi(u) + u Phi(u),
 The graph of a posterior takes several times as long to build and to run as these
 formulas. They are used for the acquisition functions named below, exactly as BoTorch
 defines them, where the models know the gradients of their moments. What such a function
-is made of are *sources*, models and priors; how these are combined is written once, for
-any points (`ClosedForm.at`) and for climbs in few columns (`ClosedForm.near`).
+is made of are *sources*, models and priors; how these are combined is written once.
 """
 
 from __future__ import annotations
@@ -46,7 +45,6 @@ from botorch_structured.acquisition.improvement import least_sigma
 from botorch_structured.acquisition.mixtures import (
     AnyScaleLogExpectedImprovement,
     Array,
-    Near,
     differentiated,
 )
 
@@ -79,13 +77,6 @@ class Source(NamedTuple):
             return None
         return [part if part is None else part.numpy() for part in found]
 
-    def near(self, X: Tensor, columns: Array) -> Callable[..., Any] | None:
-        """The same at rows of which only some columns change; None without."""
-        if isinstance(self.of, InteriorPrior):
-            return self.of.near(X, columns)
-        moments_near = getattr(self.of, "moments_near", None)
-        return None if moments_near is None else moments_near(X, columns, self.path)
-
 
 class ClosedForm(NamedTuple):
     """An acquisition function as a function of what its sources say of a point.
@@ -115,35 +106,6 @@ class ClosedForm(NamedTuple):
         return torch.from_numpy(value), None if slope is None else torch.from_numpy(
             slope
         )
-
-    def near(self, X: Tensor, columns: Array) -> Near | None:
-        """The same at rows of which only some columns change; None where it cannot.
-
-        For climbs, in which no row leaves its path: what does not depend on the columns
-        is looked up once.
-
-        Args:
-            X: ``S x d``.
-            columns: ``S x k`` columns of each row; no decisions.
-
-        Returns:
-            A function of values of these columns, ``n x w x k``, and of the numbers of
-            the ``n`` rows whose columns they are. It has values, ``n x w``, and
-            gradients, ``n x w x k``.
-        """
-        if X.device.type != "cpu":
-            return None
-        found = [source.near(X, columns) for source in self.sources]
-        known = [part for part in found if part is not None]
-        if len(known) < len(found):
-            return None
-
-        def evaluate(x: Array, rows: Array) -> tuple[Array, Array]:
-            value, slope = self.combine([part(x, rows) for part in known])
-            assert slope is not None
-            return value, slope
-
-        return evaluate
 
 
 def closed_form(function: Any) -> ClosedForm | None:

@@ -1,6 +1,5 @@
 import math
 
-import numpy as np
 import pytest
 import torch
 from botorch.acquisition import LogExpectedImprovement, PriorGuidedAcquisitionFunction
@@ -109,27 +108,6 @@ def test_gradient_and_inactive_columns(seed: int) -> None:
     torch.testing.assert_close(found[1][inside], slope[inside])
     others = torch.where(space.tree.active_mask(X), X, 1.7)
     torch.testing.assert_close(prior(others), value.detach())
-
-
-@given(seeds)
-def test_near_rows(seed: int) -> None:
-    """Where rows change fewer columns than others, the rest may be decisions."""
-    space = space_of(seed)
-    prior = InteriorPrior(space)
-    X = space.sample(5, seed=seed)
-    active = space.tree.active_mask(X)
-    active[:, space.tree.decision_columns] = False
-    # those that change, then any others, such as decisions
-    place = active.to(torch.uint8).argsort(dim=-1, descending=True, stable=True)
-    changing = active.gather(-1, place)
-    new = torch.where(changing, 3.0 * torch.rand(X.shape).double(), X.gather(-1, place))
-    value, slope = prior.near(X, place.numpy())(new.numpy()[:, None], np.arange(5))
-    moved = prior.at(X.scatter(-1, place, new), gradient=True)
-    expected, gradient = map(torch.from_numpy, moved)
-    torch.testing.assert_close(torch.from_numpy(value)[:, 0], expected)
-    torch.testing.assert_close(
-        torch.from_numpy(slope)[:, 0][changing], gradient.gather(-1, place)[changing]
-    )
 
 
 def test_integers_on_a_logarithmic_scale_do_not_count() -> None:

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from botorch.acquisition import (
@@ -51,12 +50,6 @@ def at(acqf: Any, X: Tensor, gradient: bool) -> Any:
     """The closed form at points; None without."""
     form = closed_form(acqf)
     return None if form is None else form.at(X, gradient)
-
-
-def near(acqf: Any, X: Tensor, columns: np.ndarray) -> Any:
-    """The closed form near rows; None without."""
-    form = closed_form(acqf)
-    return None if form is None else form.near(X, columns)
 
 
 def points(n: int, seed: int) -> Tensor:
@@ -156,18 +149,10 @@ MAKERS: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("make_acqf", MAKERS.values(), ids=MAKERS)
 def test_is_what_autograd_gives(make_acqf: Callable[[], Any]) -> None:
-    """Of a dense evaluation of the same models; also near rows of few columns."""
+    """Of a dense evaluation of the same models."""
     acqf, X = make_acqf(), points(30, 1)
     found, value = at(acqf, X, gradient=True), at(acqf, X, gradient=False)
     assert found is not None and value[1] is None
-    rows, columns = X[:4], np.array([[1, 2], [3, 4], [5, 1], [2, 5]])
-    changed = 4.0 * np.random.default_rng(0).uniform(size=(4, 6, 2))
-    index = torch.from_numpy(columns).unsqueeze(1).expand(4, 6, 2)
-    every = rows.unsqueeze(1).repeat(1, 6, 1)
-    every = every.scatter(-1, index, torch.from_numpy(changed))
-    local = near(acqf, rows, columns)
-    some = np.array([2, 0])
-    of_rows = local(changed, np.arange(4)), local(changed[some], some)
     for part in acqf.modules():
         if isinstance(part, (TreeStructuredGP, ConditionalGP)):
             part._use_predictor = lambda: False
@@ -176,11 +161,6 @@ def test_is_what_autograd_gives(make_acqf: Callable[[], Any]) -> None:
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b, **close)
     torch.testing.assert_close(value[0], expected[0], **close)
-    expected, slope = by_autograd(acqf, every.flatten(0, 1))
-    expected, slope = expected.view(4, 6), slope.view(4, 6, 6).gather(-1, index)
-    for answer, which in zip(of_rows, (np.arange(4), some), strict=True):
-        np.testing.assert_allclose(answer[0], expected[which].numpy(), **close)
-        np.testing.assert_allclose(answer[1], slope[which].numpy(), **close)
 
 
 @pytest.mark.parametrize("kind", KINDS[:2])
@@ -253,7 +233,6 @@ def test_other_acquisition_functions_need_autograd() -> None:
 
     transform = ScalarizedPosteriorTransform(torch.ones(1, dtype=torch.double))
     batch = SingleTaskGP(X, X.sum(-1, keepdim=True))
-    columns = np.array([[1], [2], [3], [4]])
     for acqf in (
         AveragedLogExpectedImprovement([model, batch], 0.5),
         guided(improvement(), torch.nn.Identity()),
@@ -263,7 +242,7 @@ def test_other_acquisition_functions_need_autograd() -> None:
         LogExpectedImprovement(model, torch.zeros(4)),
         LogExpectedImprovement(batch, best_f=0.0),
     ):
-        assert at(acqf, X, gradient=True) is None and near(acqf, X, columns) is None
+        assert at(acqf, X, gradient=True) is None
     for mine in (OtherPosterior, OtherCall):
         acqf = LogExpectedImprovement(make(mine), best_f=0.0)
         assert at(acqf, X, gradient=True) is None

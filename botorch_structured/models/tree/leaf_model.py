@@ -62,11 +62,9 @@ from botorch_structured.models.tree.leaf_inference import (
     Structure,
     log_evidence,
 )
-from botorch_structured.models.tree.moments import Array, LeafMoments, PointMoments
+from botorch_structured.models.tree.moments import LeafMoments, PointMoments
 from botorch_structured.models.tree.objective import LeafObjective
 from botorch_structured.models.tree.point_moments import (
-    MomentsNear,
-    moments_near,
     point_moments,
     point_posterior,
 )
@@ -390,26 +388,6 @@ class LeafModel(FastSingleTaskGP):
         """
         known = self._has_own_posterior(path)
         return point_moments(self, X, gradient, path) if known else None
-
-    def moments_near(
-        self, X: Tensor, columns: Array, path: bool = False
-    ) -> MomentsNear | None:
-        """``point_moments`` of rows of which only some columns change; or None.
-
-        For climbs, in which no row leaves its path: what does not depend on these
-        columns is looked up once.
-
-        Args:
-            X: ``S x d``, not transformed.
-            columns: ``S x k`` columns, one list for each row.
-            path: Whether those of ``path_posterior`` are wanted.
-
-        Returns:
-            A function of values of these columns, ``n x w x k``, and of the numbers of
-            the ``n`` rows whose columns they are. It keeps the model's present state.
-        """
-        known = self._has_own_posterior(path)
-        return moments_near(self, X, columns, path) if known else None
 
     def _has_own_posterior(self, path: bool) -> bool:
         """Whether no subclass has another posterior, or posterior of paths."""

@@ -18,8 +18,7 @@ C the part of M^-1 that belongs to the weights of the path,
 A categorical column enters as one more column for each of its values, behind those of
 the inputs, which has no derivative: half the squared distance of two codes is 1 if the
 values differ. ``LeafMoments`` finds the paths of points and puts what is known of these
-side by side; ``PathMoments`` evaluates the formulas. A search that does not leave the
-paths of its points has the second without the first (``moments_near``).
+side by side; ``PathMoments`` evaluates the formulas.
 """
 
 from __future__ import annotations
@@ -55,14 +54,13 @@ from botorch_structured.models.tree.tree_structured_kernel import (
 )
 
 Array = NDArray[Any]
-#: Columns, ``S x k``, to a function of their values, ``n x w x k``, and of the numbers
-#: of ``n`` of these rows: transformed values and their derivatives.
-Scale = Callable[[Array], Callable[[Array, Any], tuple[Array, Array]]]
+#: Values of columns, ``n x w x k``, and the columns, ``n x k``, to transformed values
+#: and their derivatives.
+Scale = Callable[[Array, Array], tuple[Array, Array]]
 #: Correlations of squared distances whose slope is finite at zero.
 SMOOTH = {"matern32", "matern52", "rbf"}
-# Numbers of the tables of paths that are looked at together (32 MiB), and of those that
-# ``near`` has for its rows.
-_MAX_NUMBERS, _MAX_NEAR = 1 << 22, 1 << 18
+# Numbers of the tables of paths that are looked at together (32 MiB).
+_MAX_NUMBERS = 1 << 22
 # With more numbers in the tables of all paths, values may take less time without them.
 _MANY_NUMBERS = 1 << 17
 # Decisions whose paths are known.
@@ -88,18 +86,17 @@ class PointMoments(NamedTuple):
 
 
 class PathMoments:
-    """Moments of rows that stay on their paths, by the columns that change.
+    """Moments of points on some paths, by the columns that these depend on.
 
     Args:
         names: The correlations k_f.
-        tables: What is known of the path of each of the ``S`` rows, see
-            ``LeafMoments``; ``S x a x b`` each. Unused places have zero factors.
-        X: The rows, extended and transformed, ``S x d``.
-        columns: The columns that change, ``S x k``, each once; -1 for none.
+        tables: What is known of each of the ``U`` paths, see ``LeafMoments``; ``U x a x
+            b`` each. Unused places have zero factors.
+        columns: The columns, ``U x k``, each once; -1 for none.
     """
 
     def __init__(
-        self, names: Sequence[str], tables: dict[str, Array], X: Array, columns: Array
+        self, names: Sequence[str], tables: dict[str, Array], columns: Array
     ) -> None:
         self.columns, t = columns, dict(tables)
         moving = ((t["slope"] != 0.0) | (t["wave"] != 0.0)).any((0, 1)).nonzero()[0]
@@ -112,61 +109,44 @@ class PathMoments:
         t["still"] = t["level"] @ t["mu_mT"]
         t["mu"], t["mu_mT"] = t["mu"][..., first:], t["mu_mT"][:, first:]
 
-        def seen(name: str, scale: Array | float) -> bool:
-            """Make columns functions of those that change; whether one of them does."""
-            index = t.pop(name)
-            changes = (columns[:, :, None] == index).astype(X.dtype)
-            still = np.take_along_axis(X[:, None], index, -1)
-            still = still * (changes.sum(1, keepdims=True) == 0.0) * scale
-            changes = changes * scale
-            t[f"{name}_still"], t[f"{name}_of"] = still, changes
-            t[f"{name}_of_mT"] = np.ascontiguousarray(changes.swapaxes(1, 2))
-            return bool(changes.any())
+        def read(name: str, scale: Array | float) -> bool:
+            """Have columns read by a product; whether there are any."""
+            places = (columns[:, :, None] == t.pop(name)) * scale
+            places = places.astype(t["variance"].dtype)
+            t[name], t[f"{name}_mT"] = places, places.swapaxes(1, 2).copy()
+            return bool(places.any())
 
-        seen("columns", 1.0)
+        read("columns", 1.0)
         t["total"] = (t["variance"] + t["constant"])[..., 0]
+        t["variance"] = t["variance"] * np.ones_like(t["alpha"])
         self._offset = bool(t["constant"].any())
         self._factors: list[tuple[str, str]] = []
         for i, name in enumerate(names):
             # powers of two change no digit
             t[f"data{i}_mT"] = -2.0 * t[f"data{i}"].swapaxes(1, 2)
-            if seen(f"inputs{i}", t[f"inverse{i}"]):
+            if read(f"inputs{i}", t[f"inverse{i}"]):
                 self._factors.append((name, str(i)))
-            else:
-                distance = _distance(t, str(i), t[f"inputs{i}_still"])
-                value = ARRAY_VALUES[name](distance, distance)
-                t["variance"] = t["variance"] * value
         t["rate"] = t["wave"] * t["frequency"]
         for name in ("inverse_chol", "half"):
             t[f"{name}_mT"] = np.ascontiguousarray(t[name].swapaxes(1, 2))
-        self._rows: Array = np.arange(len(X))
-        self._tables = self._taken = t
+        self._tables = t
 
-    def __call__(
-        self, x: Array, rows: Array | None = None, gradient: bool = True
-    ) -> tuple[Array, ...]:
+    def __call__(self, x: Array, gradient: bool) -> tuple[Array, ...]:
         """Moments.
 
         Args:
-            x: Transformed values of the columns, ``n x w x k``.
-            rows: Which of the ``S`` rows they replace columns of, ``n``; None for all.
+            x: Transformed values of the columns, ``U x w x k``.
             gradient: Whether gradients are wanted.
 
         Returns:
-            Means, variances, ``n x w``, and their gradients, ``n x w x k``, if wanted.
+            Means, variances, ``U x w``, and their gradients, ``U x w x k``, if wanted.
         """
-        # a climb has the same ones again and again
-        if rows is not None and not np.array_equal(rows, self._rows):
-            every = self._tables.items()
-            self._taken = {name: table.take(rows, 0) for name, table in every}
-            self._rows = rows
-        t, w, first = self._taken, x.shape[1], self._first
+        t, w, first = self._tables, x.shape[1], self._first
         k = np.repeat(t["variance"], w, axis=1)
         points: list[Array] = []
         slopes: list[Array] = []
         for name, i in self._factors:
-            point = x @ t[f"inputs{i}_of"]
-            point += t[f"inputs{i}_still"]
+            point = x @ t[f"inputs{i}"]
             distance = _distance(t, i, point)
             if gradient:
                 value, slope = ARRAY_SLOPES[name](distance)
@@ -181,8 +161,7 @@ class PathMoments:
         both = weight @ t["half"]
         mean, h = both[..., :1] + t["still"], t["level"] - both[..., 1:]
         if self._moving:
-            at = x @ t["columns_of"]
-            at += t["columns_still"]
+            at = x @ t["columns"]
             angle = at * t["frequency"]
             angle += t["phase"]
             z = np.sin(angle)
@@ -210,7 +189,7 @@ class PathMoments:
             total = np.add.reduce(g, -1, keepdims=True)
             each = by_point.reshape(len(x), 2, w, point.shape[-1])
             each -= point[:, None] * total.reshape(len(x), 2, w, 1)
-            pull += by_point @ t[f"inputs{i}_of_mT"]
+            pull += by_point @ t[f"inputs{i}_mT"]
         if self._moving:
             rate = np.cos(angle)
             rate *= t["rate"]
@@ -218,7 +197,7 @@ class PathMoments:
             of_variance = of_weights[..., first:] * rate
             of_variance *= 2.0
             g = np.concatenate([rate * t["mu"], of_variance], axis=1)
-            pull += g @ t["columns_of_mT"]
+            pull += g @ t["columns_mT"]
         return mean[..., 0], variance, pull[:, :w], pull[:, w:]
 
 
@@ -438,7 +417,7 @@ class LeafMoments:
                 if numbers > max(_MANY_NUMBERS, n * self.predictor.num_weights):
                     if scale is not None:
                         columns = np.arange(d)[None]
-                        x, _ = scale(columns)(X.numpy()[None], slice(None))
+                        x, _ = scale(X.numpy()[None], columns)
                         X = torch.from_numpy(x[0]).to(X)
                     with torch.no_grad():  # tables would be larger than all features
                         return PointMoments(*self.graph(X))
@@ -454,31 +433,14 @@ class LeafMoments:
             x = every[np.minimum(index, n - 1)[:, :, None], columns]
             rate: Any = 1.0
             if scale is not None:
-                x, rate = scale(local.columns)(x, slice(None))
-            found = local(x.astype(every.dtype, copy=False), None, gradient)
+                x, rate = scale(x, local.columns)
+            found = local(x.astype(every.dtype, copy=False), gradient)
             for values, part in zip(out[:2], found[:2], strict=True):
                 values[index] = part
             for values, part in zip(out[2:], found[2:], strict=True):
                 values[index[:, :, None], columns] = part * rate
         moments = [torch.from_numpy(part[:n]) for part in out]
         return PointMoments(*moments[:2], *(part[:, :d] for part in moments[2:]))
-
-    def near(self, X: Tensor, columns: Array, path: bool) -> PathMoments | None:
-        """Moments of rows by some of their columns, which change within their paths.
-
-        Args:
-            X: Transformed inputs, ``S x d``.
-            columns: ``S x k``. Categorical columns among them do not change.
-            path: Whether the part of the weights alone is wanted.
-
-        Returns:
-            None where tables for each row would be large.
-        """
-        X = X.detach()
-        keys = self._keys(X)
-        if len(X) * self._sizes(keys, path).max() > _MAX_NEAR:
-            return None
-        return self._side_by_side(X, keys, path, columns)
 
     def graph(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """Moments of ``t x d`` inputs by operations that autograd knows."""
@@ -559,9 +521,7 @@ class LeafMoments:
         covariance = root @ root.T if len(root) <= _MANY_WEIGHTS else None
         return pad(self.predictor.weight_mean, (0, 1)).numpy(), root, covariance
 
-    def _side_by_side(
-        self, X: Tensor, keys: Array, path: bool, columns: Array | None = None
-    ) -> PathMoments:
+    def _side_by_side(self, X: Tensor, keys: Array, path: bool) -> PathMoments:
         """What is known of the paths of rows, row by row, padded with zeros."""
         parts = []
         bucket, place = self._find(keys, path)
@@ -593,12 +553,12 @@ class LeafMoments:
                     table[rows, :a, :b] = part[name]
                 tables[name] = table
         names = self._paths.names
-        if columns is None:  # all that moments depend on, each once
-            seen = ["columns", *(f"inputs{i}" for i in range(len(names)))]
-            every = [tables[name][:, 0] for name in seen]
-            columns = np.sort(np.concatenate(every, axis=-1))
-            columns[:, 1:][columns[:, 1:] == columns[:, :-1]] = -1
-        return PathMoments(names, tables, self.extend(X), columns)
+        # all that moments depend on, each once
+        seen = ["columns", *(f"inputs{i}" for i in range(len(names)))]
+        every = [tables[name][:, 0] for name in seen]
+        columns = np.sort(np.concatenate(every, axis=-1))
+        columns[:, 1:][columns[:, 1:] == columns[:, :-1]] = -1
+        return PathMoments(names, tables, columns)
 
     def _with_data(self, number: int) -> dict[str, Array]:
         """Of all leaves of a bucket."""

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 __all__ = [
     "ColumnScales",
-    "MomentsNear",
     "is_mean_of_paths",
-    "moments_near",
     "outcome_scale_at_hand",
     "point_moments",
     "point_posterior",
 ]
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -42,10 +39,6 @@ from botorch_structured.models.tree.moments import (
 )
 from botorch_structured.models.tree.tree_structured_kernel import PathMean
 from botorch_structured.transforms import ClipTail
-
-#: Means and variances, ``n x w``, and their gradients, ``n x w x k``, as a function of
-#: values of columns, ``n x w x k``, and of the numbers of the ``n`` rows.
-MomentsNear = Callable[[Array, Array], tuple[Array, Array, Array, Array]]
 
 
 class ColumnScales:
@@ -97,30 +90,21 @@ class ColumnScales:
         self.shift[at] = (self.shift[at] - offset) * factor
         return True
 
-    def at(self, columns: Array) -> Callable[[Array, Any], tuple[Array, Array]]:
-        """The transform and its derivative as a function of values and rows.
+    def at(self, x: Array, columns: Array) -> tuple[Array, Array]:
+        """Transformed values and their derivatives.
 
         Args:
-            columns: ``S x k``. The function takes ``n x w x k`` values of the columns
-                of ``n`` of these rows.
+            x: ``n x w x k`` values.
+            columns: ``n x k``, which columns they are of.
         """
-        at = np.minimum(columns, len(self.log) - 1)
-        log, factor, shift = (
-            part[at][:, None] for part in (self.log, self.factor, self.shift)
-        )
-        logs = bool(log.any())
-
-        def transformed(x: Array, rows: Any) -> tuple[Array, Array]:
-            rate = factor[rows]
-            if not logs:
-                return x * rate + shift[rows], rate
-            mine = log[rows]
-            safe = np.where(mine, x, 1.0)
-            x = np.where(mine, np.log10(safe), x)
-            slope = rate / np.where(mine, safe * np.log(10.0), 1.0)
-            return x * rate + shift[rows], slope
-
-        return transformed
+        at = np.minimum(columns, len(self.log) - 1)[:, None]
+        log, rate, shift = self.log[at], self.factor[at], self.shift[at]
+        if not log.any():
+            return x * rate + shift, rate
+        safe = np.where(log, x, 1.0)
+        x = np.where(log, np.log10(safe), x)
+        slope = rate / np.where(log, safe * np.log(10.0), 1.0)
+        return x * rate + shift, slope
 
 
 def is_mean_of_paths(mean: Any) -> bool:
@@ -231,35 +215,3 @@ def point_posterior(model: Any, X: Tensor) -> GPyTorchPosterior | None:
     normal = ScaledNormal(mean.view(shape), covariance)
     normal.least = floor * square
     return GPyTorchPosterior(normal)
-
-
-def moments_near(
-    model: Any, X: Tensor, columns: Array, path: bool
-) -> MomentsNear | None:
-    """See ``LeafModel.moments_near``."""
-    scales = ColumnScales.of(getattr(model, "input_transform", None), X.shape[-1])
-    known = scales is not None and is_mean_of_paths(model.mean_module)
-    found = _at_hand(model, X) if known else None
-    if scales is None or found is None:
-        return None
-    moments, scale, shift = found
-    with torch.no_grad():
-        at = model.transform_inputs(X.detach())
-        local = moments.near(at, columns, path)
-        prior = model.mean_module(at).numpy()[:, None]
-    if local is None:
-        return None
-    transformed = scales.at(columns)
-    floor, square = settings.min_variance.value(X.dtype), scale**2
-    shifts = scale * prior + shift
-
-    def near(x: Array, rows: Array) -> tuple[Array, Array, Array, Array]:
-        x, rate = transformed(x, rows)
-        mean, variance, of_mean, of_variance = local(x, rows)
-        mean = mean * scale
-        mean += shifts[rows]
-        of_variance = of_variance * (variance > floor)[..., None]
-        variance = np.maximum(variance, floor) * square
-        return mean, variance, of_mean * (rate * scale), of_variance * (rate * square)
-
-    return near

@@ -219,7 +219,7 @@ class TransferGP(FastSingleTaskGP):
         if not gradient:
             return PointMoments(mean, variance)
         every = torch.arange(X.shape[-1]).expand(len(X), -1).numpy()
-        _, rate = scales.at(every)(X.detach().numpy()[:, None], slice(None))
+        _, rate = scales.at(X.detach().numpy()[:, None], every)
         rates = torch.as_tensor(rate.squeeze(1)) * torch.tensor(
             [[[scale]], [[scale**2]]]
         )

@@ -5,7 +5,6 @@ from concurrent.futures import ThreadPoolExecutor
 from copy import copy, deepcopy
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from botorch.models.kernels import CategoricalKernel
@@ -31,7 +30,7 @@ from botorch_structured.models import ConditionalGP, TreeStructuredGP
 from botorch_structured.models.tree import moments as module
 from botorch_structured.models.tree.moments import differentiable_moments
 from botorch_structured.models.tree.point_moments import ColumnScales
-from botorch_structured.spaces import Between, ParameterTree
+from botorch_structured.spaces import ParameterTree
 
 pytestmark = pytest.mark.usefixtures("double")
 
@@ -319,66 +318,6 @@ def test_kernels_without_a_closed_form() -> None:
     ):
         model = ConditionalGP(X, X[:, :1], tree, covar_module=base)
         assert model.point_moments(X) is None
-        assert model.moments_near(X[:2], np.array([[1], [1]])) is None
-
-
-# -- of rows that stay on their paths -----------------------------------------------
-
-
-def check_near(near: Any, moments: Any, X: Tensor, columns: Any, values: Any) -> None:
-    """All rows at once, some of them, and all of them again."""
-    every = X.unsqueeze(1).repeat(1, values.shape[1], 1)
-    index = torch.from_numpy(columns).unsqueeze(1).expand(values.shape)
-    every = every.scatter(-1, index, torch.from_numpy(values)).flatten(0, 1)
-    expected = [
-        t.detach().numpy().reshape(*values.shape[:2], -1)
-        for t in moments(every, gradient=True)
-    ]
-    expected[2:] = [
-        np.take_along_axis(b, np.broadcast_to(columns[:, None], values.shape), -1)
-        for b in expected[2:]
-    ]
-    for rows in (np.arange(len(X)), np.array([len(X) - 1, 0]), np.arange(len(X))):
-        for a, b in zip(near(values[rows], rows), expected, strict=True):
-            b = b[rows].reshape(a.shape)
-            np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9)
-
-
-@given(seeds)
-def test_near_rows_of_random_trees(seed: int) -> None:
-    """Columns that do not change may be any: categories and decisions, too."""
-    model = random_model(seed)
-    moments, tree = model._moments(), model.tree
-    held = {*tree.decision_columns, *moments._paths.codes}
-    moving = sorted({*range(tree.dim)} - held)
-    X = some_points(model, 5, seed)
-    rng = np.random.default_rng(seed)
-    k = min(4, tree.dim)
-    columns = np.stack([rng.permutation(tree.dim)[:k] for _ in X])
-    values = rng.uniform(-0.5, 1.5, (5, 4, k))
-    still = np.take_along_axis(X.numpy(), columns, 1)[:, None]
-    values = np.where(np.isin(columns, moving)[:, None], values, still)
-    for path in (False, True) if isinstance(model, TreeStructuredGP) else (False,):
-        near = moments.near(X, columns, path)
-        assert near is not None
-
-        def every(X: Tensor, gradient: bool, path: bool = path) -> Any:
-            return moments(X, gradient, path)
-
-        check_near(near, every, X, columns, values)
-
-
-def test_a_decision_moves_within_its_interval() -> None:
-    tree = ParameterTree(3, conditions={1: Between(0, 0.5, 2.0), 2: Between(0, 0.0, 1)})
-    g = torch.Generator().manual_seed(0)
-    X = torch.rand(12, 3, generator=g)
-    for kind in (TreeStructuredGP, ConditionalGP):
-        model = kind(X, X.sum(-1, keepdim=True), tree)
-        start = torch.tensor([[0.7, 0.2, 0.1], [0.2, 0.8, 0.9]])
-        values = np.array([[[0.6, 0.3], [0.9, 0.1]], [[0.1, 0.2], [0.4, 0.7]]])
-        columns = np.array([[0, 1], [0, 2]])
-        near = model.moments_near(start, columns)
-        check_near(near, model.point_moments, start, columns, values)
 
 
 TREE = ParameterTree(6, {0: {0.0: [1, 2], 1.0: [3], 2.0: []}})
@@ -408,10 +347,6 @@ def test_on_the_scale_of_outcomes(name: str, kind: Any, offset: str) -> None:
     if offset == "fixed" and kind is TreeStructuredGP:
         with torch.no_grad():
             model.mean_module.raw_offset += torch.arange(3.0)
-    columns = np.array([[1, 2], [3, 4], [5, 1]])
-    values = 0.2 + 3.0 * torch.rand(3, 4, 2, generator=g).numpy()
-    near = model.moments_near(X[:3], columns)
-    check_near(near, model.point_moments, X[:3], columns, values)
     test = torch.cat([X[:5, :1], X[:5, 1:] + 0.1], dim=-1).requires_grad_()
     found = model.point_moments(test, gradient=True)
     posterior = model.posterior(test)  # jointly: in another way
@@ -419,7 +354,7 @@ def test_on_the_scale_of_outcomes(name: str, kind: Any, offset: str) -> None:
     all_close(found, with_gradients(values, test), 1e-7)
 
 
-def test_transforms_of_several_columns_have_no_form_near_rows() -> None:
+def test_transforms_of_several_columns_have_no_form() -> None:
     X = 0.1 + torch.rand(5, 6)
     bounds = torch.stack([X.amin(0), X.amax(0)])
     for transform in (
@@ -429,12 +364,3 @@ def test_transforms_of_several_columns_have_no_form_near_rows() -> None:
         ChainedInputTransform(a=Normalize(6, bounds=bounds), log=Log10(indices=[1])),
     ):
         assert ColumnScales.of(transform, 6) is None
-
-
-def test_large_leaves_are_left_to_the_general_form() -> None:
-    X = torch.rand(300, 6)
-    X[:, 0] = 0.0
-    model = TreeStructuredGP(X, X[:, 1:2].sin(), TREE)
-    columns = np.array([[1, 2]]).repeat(16, 0)
-    assert model.moments_near(X[:16], columns) is None
-    assert model.moments_near(X[:2], columns[:2]) is not None
