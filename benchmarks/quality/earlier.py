@@ -464,6 +464,9 @@ def draw(runs: Sequence[Run], path: Path) -> None:
         label = method.replace("earlier-", "old studies: ").replace("without", "none")
         step_curve(ax, np.arange(1, length + 1), mean, color=colour, label=label)
     ax.set_yscale("log")
+    ticks = [0.05, 0.1, 0.2, 0.5, 1.0]
+    ax.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+    ax.minorticks_off()
     ax.set_xlabel("evaluations of the new data set")
     ax.set_ylabel(f"mean scaled regret, {len(full)} data sets")
     tidy(ax)

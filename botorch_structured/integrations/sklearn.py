@@ -122,8 +122,7 @@ class StructuredSearchCV(BaseSearchCV):
             It needs a ``random_state``, and the same folds each time.
         earlier: Old searches to begin from, of the same parameters for other data: a
             fitted search, its ``cv_results_`` (a dictionary or a frame), what else a
-            `Study` takes, or a list of these. There are no other starts then, unless
-            they are given.
+            `Study` takes, or a list of these. The first candidates suit most of them.
 
     A search that is interrupted, by hand or by an error, has ``study_``,
     ``cv_results_``, ``best_params_`` and ``best_score_`` of what was evaluated.
@@ -240,8 +239,11 @@ class StructuredSearchCV(BaseSearchCV):
         names = self.scoring if isinstance(self.scoring, _SEVERAL) else ["score"]
         names = [self.refit] if isinstance(self.refit, str) else names
         goals = dict.fromkeys(names, "maximize")
+        options: dict[str, Any] = {"seed": seed, "starts": starts}
+        if starts is None:
+            options["starts"] = "spread"
         study = self.study_ = Study(
-            space, goals, log=self.log, seed=seed, starts=starts, earlier=self.earlier
+            space, goals, log=self.log, earlier=self.earlier, **options
         )
         q = begun = max(1, len(study.starts))
         if starts is None:  # old studies know more than many starts at once
@@ -282,9 +284,7 @@ class StructuredSearchCV(BaseSearchCV):
             if metrics and metrics != study.objectives:
                 # A function has other names, known once a candidate did not fail.
                 failed = [trial.config for trial in study.trials]
-                study = Study(
-                    space, metrics, seed=seed, starts=starts, earlier=study.earlier
-                )
+                study = Study(space, metrics, earlier=study.earlier, **options)
                 study.tell_many(failed, [None] * len(failed))
                 self.study_ = study
             study.tell_many(configs, scores)

@@ -144,8 +144,8 @@ class Study:
         costs: Whether to maximise the improvement per expected cost, which is learnt
             from ``tell(..., cost=...)``. Costs are recorded in any case.
         earlier: Old studies, from which this one begins. The first configuration suits
-            most of them, the second one is a start, and while a GP that knows nothing
-            of old studies predicts the first five outcomes better, starts go on. Give a
+            most of them, the second one is a start on another path. As long as old
+            studies do not predict the first five outcomes, further starts follow. A
             `Study`, the path of a log or of a CSV table, a data frame, an Optuna study,
             an Ax client or experiment, a fitted search of scikit-learn or its
             ``cv_results_``, ``(X, Y)``, or a list of these. Tables have a column with
@@ -266,7 +266,11 @@ class Study:
 
     @property
     def starts(self) -> list[dict[str, Any]]:
-        """The configurations to begin with, those that are known by now, too."""
+        """The configurations to begin with, those that are known by now, too.
+
+        With old studies: what suits most of them, and in second place a start that
+        shows whether they mislead.
+        """
         return [*map(detached, self._decode(self._all_starts()))]
 
     @property
@@ -875,22 +879,28 @@ class Study:
         return new
 
     def _all_starts(self) -> list[Point]:
+        """With earlier studies: what suits most of these, a start in second place."""
+        own = self._own_starts()
+        if self._make_starts is not None or (old := self.earlier) is None:
+            return own
+        X = self.space.decode(old.starts(old.num_starts))
+        first, *others = self._encode(X, "starts")
+        path = self._paths([first])
+        start = next((s for s in own if self._paths([s]) != path), own[0])
+        return [*dict.fromkeys((first, start, *others))]
+
+    def _own_starts(self) -> list[Point]:
         if self._starts is None:
             if callable(self._make_starts):
                 X = self._make_starts(self.space, self.seed)
-            elif (old := self.earlier) is not None:
-                X = old.starts(old.num_starts)
             else:
-                X = self._own_starts()
+                kind, most = self._kind, MOST_STARTS
+                X = self.space.starts(kind=kind, seed=self.seed, at_most=most)
             try:
                 self._starts = self._encode(self.space.decode(X), "starts")
             except ValueError as error:
                 raise ValueError(f"starts: {error}") from None
         return self._starts
-
-    def _own_starts(self) -> Tensor:
-        kind, most = self._kind, MOST_STARTS
-        return self.space.starts(kind=kind, seed=self.seed, at_most=most)
 
     @property
     def earlier(self) -> OldStudiesMean | None:
@@ -907,19 +917,20 @@ class Study:
         With earlier studies: what suits most of them, until something has worked, and
         then those of the space, unless earlier studies have predicted outcomes.
         """
-        known, old = [*self._points, *busy], self.earlier
-        begun = old is not None and any(trial.values for trial in self._trials)
-        if self._make_starts is not None or (old is not None and not begun):
+        known, trials = [*self._points, *busy], self._trials
+        if self._make_starts is not None:
+            return [start for start in self._own_starts() if start not in known]
+        old = self.earlier
+        if old is not None and not any(trial.values for trial in trials):
             return [start for start in self._all_starts() if start not in known]
         paths = set(self._paths(known))
         if len(paths) >= min(self.space.tree.num_paths, MOST_STARTS):
             return []
-        starts = self._all_starts()
         if old is not None:
-            Y = self._goals.train_Y(self._trials)
-            if old_studies_predict(old, self._tensor(self._points), Y):
+            X, C = self._tensor(self._points), self._goals.train_C(trials)
+            if old_studies_predict(old, X, self._goals.train_Y(trials), C):
                 return []
-            starts = self._encode(self.space.decode(self._own_starts()), "starts")
+        starts = self._own_starts()
         missing = max(len(starts) - len(paths), 0)
         pairs = zip(starts, self._paths(starts), strict=True)
         return [start for start, path in pairs if path not in paths][:missing]
@@ -931,7 +942,8 @@ class Study:
         n = len(self._trials)
         train_Y = self._goals.train_Y(self._trials)
         old = self.earlier
-        if int(train_Y.isfinite().all(-1).sum()) < 2:
+        needed = 2 if old is None else 1
+        if int(train_Y.isfinite().all(-1).sum()) < needed:
             return self._draw(q, busy, held)
         options: dict[str, Any] = {
             "q": q,

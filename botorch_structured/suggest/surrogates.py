@@ -194,6 +194,9 @@ def fit_checked(
     failed = (train_Y == -math.inf).any(-1, keepdim=True)
     # of several objectives the second model makes the front worse, not better
     averaged = train_Y.shape[-1] == 1
+    alone = old is not None and len(train_Y) <= _ALONE
+    if old is not None and 1 < len(train_Y) <= _ALONE:
+        alone = old_studies_predict(old, train_X, train_Y, train_C)
 
     def mixture(
         earlier: list[Mixture],
@@ -210,7 +213,7 @@ def fit_checked(
         start = earlier[k].models if k < len(earlier) else ()
         start = [model for model in start if isinstance(model, LeafModel)]
         models: list[FastSingleTaskGP] = []
-        if learnt is None or not _alone(learnt, X, Y):
+        if learnt is None or not alone:
             models += fit_models(space, X, Y, start, averaged, **options)
         odds = [1.0] * len(models)
         if learnt is not None:
@@ -245,33 +248,39 @@ def fit_checked(
     return Surrogates(objectives, constraints, cost)
 
 
-def old_studies_predict(old: OldStudiesMean, train_X: Tensor, train_Y: Tensor) -> bool:
+def old_studies_predict(
+    old: OldStudiesMean,
+    train_X: Tensor,
+    train_Y: Tensor,
+    train_C: Tensor | None = None,
+) -> bool:
     """Whether old studies predict the first outcomes of a new one.
 
     Args:
         old: What they have taught.
         train_X: ``n x d`` points.
         train_Y: ``n x 1`` outcomes, ``-inf`` where an evaluation failed.
+        train_C: ``n x k`` outcomes of constraints.
 
     Returns:
-        Whether the first five are more likely under `TransferGP` than under a GP that
-        knows nothing of them; False up to one that did not fail.
+        Whether the log odds of `TransferGP` are positive, averaged over the first two
+        to five outcomes, up to 20 : 1 each: the last ones are near an optimum, and
+        differ by what no old study tells. Evaluations that failed or broke a constraint
+        do not count; True with fewer than two others. False with fewer than two at all.
     """
-    X, Y = train_X[:_ALONE], train_Y[:_ALONE]
-    if int(Y.isfinite().sum()) < 2:
-        return False
-    tail = _compressed_tail()
+    good = train_Y.isfinite().all(-1)
+    if train_C is not None:
+        good &= (train_C <= 0.0).all(-1)
+    X, Y = train_X[good][:_ALONE], train_Y[good][:_ALONE]
+    total, most = 0.0, math.log(_ODDS)
     with warnings.catch_warnings():
         # outcomes that are all alike are nobody's mistake
         warnings.simplefilter("ignore", InputDataWarning)
-        model = TransferGP(X, Y, old, outcome_transform=tail)
-    return model.log_odds() > 0.0
-
-
-def _alone(old: OldStudiesMean, X: Tensor, Y: Tensor) -> bool:
-    """Whether the model that knows old studies is the only one."""
-    few = len(X) <= _ALONE
-    return few and (len(X) == 1 or old_studies_predict(old, X, Y))
+        for n in range(2, len(Y) + 1):
+            tail = _compressed_tail()
+            odds = TransferGP(X[:n], Y[:n], old, outcome_transform=tail).log_odds()
+            total += min(max(odds, -most), most)
+    return len(train_X) > 1 and total >= 0.0
 
 
 def seeded_if(seed: int | None, device: torch.device) -> AbstractContextManager[None]:

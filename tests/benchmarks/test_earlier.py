@@ -66,7 +66,8 @@ def test_runs_go_on_and_are_reported(
     runs = tmp_path / "develop" / "runs"
     pack(runs, tmp_path / "all.jsonl.xz")
     report = ["--report", str(tmp_path / "all.jsonl.xz"), "--reference", "earlier-3"]
-    earlier.main(report)
+    earlier.main([*report, "--figure", str(tmp_path / "regret.png")])
+    assert (tmp_path / "regret.png").stat().st_size > 5_000
     assert capsys.readouterr().out == shown
     # the first point with old studies is near their optima
     row = next(line for line in shown.splitlines() if line.startswith("| `earlier-3`"))

@@ -190,7 +190,10 @@ class TransferGP(FastSingleTaskGP):
 
     @torch.no_grad()
     def log_odds(self) -> float:
-        """Log of the evidence over that without old studies: below 0 they mislead."""
+        """Log of the evidence over that without old studies: below 0 they mislead.
+
+        The model is in evaluation mode then.
+        """
         self.eval()
         old, (x,), y = self.mean_module, self.train_inputs, self.train_targets
         common, own, noise = old.variances
