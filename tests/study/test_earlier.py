@@ -238,6 +238,11 @@ def test_several_at_once_and_failures(old: OldStudiesMean) -> None:
     study = Study(DICTIONARIES, seed=3, earlier=old)
     first = study.ask(3)
     assert first == study.starts[:3]
+    # the second is a start, on another path
+    assert first[1] in Study(DICTIONARIES, seed=3).starts
+    assert first[0]["learner"] != first[1]["learner"] and first[2] in SPACE.decode(
+        old.starts(9)
+    )
     study.tell_many(first, [None] * 3)
     (config,) = study.ask()  # nothing has worked: the next one of the portfolio
     assert config == study.starts[3]
@@ -272,18 +277,19 @@ def test_old_studies_that_mislead_are_given_up() -> None:
 FOUR = [{"branch": [name], "x": (0.0, 1.0)} for name in "abcd"]
 
 
-def visited(sign: float) -> tuple[list[str], Study]:
-    """Branches of ten trials, a the best, where old studies say so (or the worst)."""
+def value(config: Mapping[str, Any]) -> float:
+    """The best branch is a."""
+    return float("abcd".index(config["branch"])) + (config["x"] - 0.4) ** 2
 
-    def value(config: Mapping[str, Any]) -> float:
-        return float("abcd".index(config["branch"])) + (config["x"] - 0.4) ** 2
 
+def visited(sign: float, **kwargs: Any) -> tuple[list[str], Study]:
+    """Branches of ten trials, where old studies say the same, or the opposite."""
     studies = []
     for seed in range(3):
         studies.append(Study(FOUR, seed=seed))
         configs = studies[-1].space.decode(studies[-1].space.sample(25, seed=seed))
         studies[-1].tell_many(configs, [sign * value(c) for c in configs])
-    study = Study(FOUR, seed=3, earlier=studies)
+    study = Study(FOUR, seed=3, earlier=studies, **kwargs)
     study.optimize(value, 10, progress=False)
     return [trial.config["branch"] for trial in study.trials], study
 
@@ -294,21 +300,66 @@ def test_starts_are_for_old_studies_that_mislead() -> None:
     assert right[2:7] == ["a"] * 5
     wrong, study = visited(-1.0)
     assert wrong[0] == "d" and {*wrong[:5]} == {*"abcd"}
-    assert study.best[0]["branch"] == "a" and len(study.models) == 3
-
-
-def test_old_studies_are_not_alone_once_they_mislead(old: OldStudiesMean) -> None:
-    X = SPACE.sample(4, seed=1)
-    Y = -torch.tensor([[error(c, 0.3)] for c in SPACE.decode(X)]).double()
-    kinds = [
-        {type(m) for m in suggest(SPACE, X, y, earlier=old, seed=0).models}
-        for y in (Y, -Y)
+    starts = Study(FOUR, seed=3).starts
+    # but for that on the first one's path
+    assert [t.config for t in study.trials[1:4]] == [
+        start for start in starts if start["branch"] != "d"
     ]
-    assert kinds[0] == {TransferGP} and TransferGP in kinds[1] and len(kinds[1]) == 3
+    assert study.best[0]["branch"] == "a" and len(study.models) == 3
+    _, study = visited(-1.0, starts="middle")
+    assert study.trials[1].config == {"branch": "a", "x": 0.5}
+
+
+def data(n: int) -> tuple[Tensor, Tensor]:
+    X = SPACE.sample(n, seed=1)
+    return X, -torch.tensor([[error(c, 0.3)] for c in SPACE.decode(X)]).double()
+
+
+def test_old_studies_are_alone_where_they_predict(old: OldStudiesMean) -> None:
+    X, Y = data(6)
+
+    def kinds(X: Tensor, Y: Tensor, C: Tensor | None = None) -> int:
+        found = suggest(SPACE, X, Y, train_C=C, earlier=old, seed=0).models
+        assert TransferGP in map(type, found)
+        return len(found)
+
+    assert kinds(X[:1], Y[:1]) == kinds(X[:4], Y[:4]) == 1
+    assert kinds(X, Y) == kinds(X[:4], -Y[:4]) == 3
+    failed = Y[:2].clone()
+    failed[0] = -math.inf
+    assert kinds(X[:2], failed) == 1
+    kept = torch.zeros(4, 1).double()
+    assert kinds(X[:4], -Y[:4], kept) == 3
+    kept[1:] = 1.0  # what broke a constraint says nothing
+    assert kinds(X[:4], -Y[:4], kept) == 1
+
+
+def test_what_does_not_count_against_old_studies(old: OldStudiesMean) -> None:
+    X, Y = data(12)
+    assert old_studies_predict(old, X[:5], Y[:5])
+    assert not old_studies_predict(old, X[:5], -Y[:5])
+    assert not old_studies_predict(old, X[:1], Y[:1])
+    assert old_studies_predict(old, X, torch.cat([Y[:5], -9.0 * Y[5:]]))  # later ones
+    wrong = Y[:5].clone()
+    wrong[2:4] = -math.inf
+    assert old_studies_predict(old, X[:5], wrong)
+    wrong[2:4] = 5.0
+    assert not old_studies_predict(old, X[:5], wrong)
+    broken = torch.zeros(5, 1).double()
+    broken[2:4] = 1.0
+    assert old_studies_predict(old, X[:5], wrong, broken)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert not old_studies_predict(old, X, 0.0 * Y)  # all alike
-        assert not old_studies_predict(old, X[:1], Y[:1])
+        assert not old_studies_predict(old, X[:5], 0.0 * Y[:5])  # all alike
+
+
+def test_where_there_are_no_starts_to_compare_with(old: OldStudiesMean) -> None:
+    """The second configuration is from old studies, too."""
+    study = Study(DICTIONARIES, seed=3, earlier=old)
+    for _ in range(2):
+        (config,) = study.ask(fixed={"learner": "svm"})
+        study.tell(config, error(config, 0.3))
+    assert len(study.models) == 1 and study.best[1] < 0.02
 
 
 def read_points() -> list[tuple[Tensor, Tensor]]:
