@@ -56,7 +56,6 @@ from botorch_structured.models.tree.old_studies import OldStudiesMean, normal_sc
 from botorch_structured.plots.style import (
     COLOURS,
     GREY,
-    legend_below,
     new_figure,
     step_curve,
     tidy,
@@ -461,7 +460,7 @@ def draw(runs: Sequence[Run], path: Path) -> None:
     ax = figure.subplots()
     for colour, method in zip((GREY, *COLOURS[1:]), methods, strict=False):
         mean = np.mean([found[method][:length] for found in full], axis=0)
-        label = method.replace("earlier-", "old studies: ").replace("without", "none")
+        label = method.partition("-")[2] or "none"
         step_curve(ax, np.arange(1, length + 1), mean, color=colour, label=label)
     ax.set_yscale("log")
     ticks = [0.05, 0.1, 0.2, 0.5, 1.0]
@@ -470,7 +469,7 @@ def draw(runs: Sequence[Run], path: Path) -> None:
     ax.set_xlabel("evaluations of the new data set")
     ax.set_ylabel(f"mean scaled regret, {len(full)} data sets")
     tidy(ax)
-    legend_below(figure, [ax])
+    ax.legend(title="old studies", frameon=False)
     figure.savefig(path, dpi=120)
 
 
