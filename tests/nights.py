@@ -151,6 +151,8 @@ DOORS: dict[str, Callable[[Path, int, Night], list[Any]]] = {
 def work(door: str, folder: Path, n: int) -> None:
     """One process of a night; it leaves what it found."""
     torch.set_num_threads(1)
+    # a shell has those that it starts in the background ignore it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     evaluate = Night(folder / "notes")
     while True:
         try:
