@@ -394,6 +394,17 @@ def make_old_studies(half: str, data: Path, path: Path) -> None:
 # -- the table ----------------------------------------------------------------------
 
 
+def _scaled(runs: Sequence[Run]) -> tuple[list[dict[str, Any]], int]:
+    """Scaled regret by method, where all methods have a run; the shortest length."""
+    table: dict[tuple[str, int], dict[str, Any]] = {}
+    for one in runs:
+        trace = (one.trace() - one.optimum) / (one.middle - one.optimum)
+        table.setdefault((one.problem, one.seed), {})[one.method] = trace
+    count = len({method for found in table.values() for method in found})
+    full = [found for found in table.values() if len(found) == count]
+    return full, min((len(t) for f in full for t in f.values()), default=0)
+
+
 def report(runs: Sequence[Run], reference: str) -> str:
     """Mean scaled regret, mean rank, and paired tests against one method.
 
@@ -403,16 +414,10 @@ def report(runs: Sequence[Run], reference: str) -> str:
     """
     lines = []
     for kind in ("yahpo", "learners", ""):
-        table: dict[tuple[str, int], dict[str, Any]] = {}
-        for one in runs:
-            if one.problem.startswith(kind):
-                trace = (one.trace() - one.optimum) / (one.middle - one.optimum)
-                table.setdefault((one.problem, one.seed), {})[one.method] = trace
-        methods = sorted({m for found in table.values() for m in found})
-        full = [f for f in table.values() if len(f) == len(methods)]
+        full, length = _scaled([one for one in runs if one.problem.startswith(kind)])
         if not full:
             continue
-        length = min(len(f[m]) for f in full for m in methods)
+        methods = sorted(full[0])
         shown = [n for n in _SHOWN if n <= length]
         traces = {m: np.stack([f[m][:length] for f in full]) for m in methods}
         lines += [
@@ -446,16 +451,8 @@ def draw(runs: Sequence[Run], path: Path) -> None:
         runs: Of all methods.
         path: Of the picture.
     """
-    table: dict[tuple[str, int], dict[str, Any]] = {}
-    for one in runs:
-        trace = (one.trace() - one.optimum) / (one.middle - one.optimum)
-        table.setdefault((one.problem, one.seed), {})[one.method] = trace
-    methods = sorted(
-        {m for found in table.values() for m in found},
-        key=lambda name: int(name.partition("-")[2] or 0),
-    )
-    full = [found for found in table.values() if len(found) == len(methods)]
-    length = min(len(trace) for found in full for trace in found.values())
+    full, length = _scaled(runs)
+    methods = sorted(full[0], key=lambda name: int(name.partition("-")[2] or 0))
     figure = new_figure(6.4, 3.8)
     ax = figure.subplots()
     for colour, method in zip((GREY, *COLOURS[1:]), methods, strict=False):

@@ -94,8 +94,11 @@ def test_forests_script(
     assert len(numbers["methods"]["warm"]["ranks"]) == 6
     assert set(numbers["warm_against"]) == {"gp", "ablr", "random"}
     assert complete_runs(out, 6) == 2 * len(forests.METHODS)
+    forests.main([*arguments, "--methods", "earlier", "without"])
+    assert complete_runs(out, 6) == 2 * len(forests.METHODS) + 4
     for records in map(read_records, out.glob("*/*/*.jsonl")):
         assert len({str(r["x"]) for r in records}) == 6  # no row twice
+        assert not any("error" in record for record in records)
     with pytest.raises(FileNotFoundError, match="tst_svm"):
         forests.main(["--data", str(tmp_path), "--table", "svm"])
 

@@ -451,7 +451,7 @@ def test_scikit_learn(with_old: bool) -> None:
 
     from botorch_structured.integrations.sklearn import StructuredSearchCV
 
-    class Fixed(BaseEstimator):  # type: ignore[misc]
+    class Fixed(BaseEstimator):
         def __init__(self, C: float = 1.0, scale: bool = True, shift: float = 0.0):
             self.C, self.scale, self.shift = C, scale, shift
 

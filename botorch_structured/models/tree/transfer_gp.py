@@ -192,7 +192,8 @@ class TransferGP(FastSingleTaskGP):
     def log_odds(self) -> float:
         """Log of the evidence over that without old studies: below 0 they mislead.
 
-        The model is in evaluation mode then.
+        In nats; the formula is at the head of this module. The model is in evaluation
+        mode then.
         """
         self.eval()
         old, (x,), y = self.mean_module, self.train_inputs, self.train_targets
