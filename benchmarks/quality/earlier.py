@@ -13,7 +13,8 @@ old studies. ``shuffled-K``, ``reversed-K``, ``unrelated-K``: their outcomes are
 permuted, negated, or those of a quadratic function of other columns. Peers:
 ``portfolio-K`` evaluates `OldStudiesMean.starts`, ``rgpe-K`` is the ranking-weighted
 ensemble [Feurer2018rgpe]_ as in BoTorch's tutorial, ``copula-K`` the quantile-based
-Thompson sampling [Salinas2020quantile]_, ``warm-K`` is ``TPESampler()`` that was told
+Thompson sampling [Salinas2020quantile]_, ``ablr-K`` is `MultiTaskABLR` of the old
+studies and its ``new_task`` with LogEI [Perrone2017multiple]_, ``warm-K`` is ``TPESampler()`` that was told
 all old trials, ``warmbest-K`` the best of each study only.
 
 .. [Feurer2018rgpe]
@@ -52,6 +53,7 @@ from benchmarks.suite.ours import METHODS
 from benchmarks.suite.peers.common import walk
 from benchmarks.summary import Run, load
 from botorch_structured._botorch_names import log_ei_helper
+from botorch_structured.models import MultiTaskABLR
 from botorch_structured.models.tree.old_studies import OldStudiesMean, normal_scores
 from botorch_structured.plots.style import (
     COLOURS,
@@ -167,6 +169,12 @@ def _maximise(space: SearchSpace, value: Any, X: Tensor, seed: int) -> Tensor:
     return points[found.argmin()][None]
 
 
+def _log_ei(moments: Any, incumbent: Tensor, points: Tensor) -> Tensor:
+    mean, variance = moments(points)
+    sigma = variance.clamp_min(1e-12).sqrt()
+    return log_ei_helper((mean - incumbent) / sigma) + sigma.log()
+
+
 class _RGPE:
     """An ensemble of GPs of old studies and of the new one, by how they rank."""
 
@@ -219,13 +227,42 @@ class _RGPE:
             return mean, sum(w * w * p.variance.flatten() for w, p in several)
 
         incumbent = moments(X)[0].max()
+        return _maximise(space, partial(_log_ei, moments, incumbent), X, seed)
 
-        def value(points: Tensor) -> Tensor:
-            mean, variance = moments(points)
-            sigma = variance.clamp_min(1e-12).sqrt()
-            return log_ei_helper((mean - incumbent) / sigma) + sigma.log()
 
-        return _maximise(space, value, X, seed)
+class _ABLR:
+    """Regressions on a network that old studies share, and one of the new study."""
+
+    def __init__(self, old: list[tuple[Tensor, Tensor]], space: SearchSpace) -> None:
+        self.read = _inputs(space)
+        rows = [
+            torch.cat([self.read(X), torch.full_like(Y, t)], -1)
+            for t, (X, Y) in enumerate(old)
+        ]
+        outcomes = torch.cat([Y for _, Y in old])
+        torch.manual_seed(0)
+        self.old = MultiTaskABLR(torch.cat(rows), outcomes, task_feature=-1)
+        self._fit(self.old)
+        self.first = OldStudiesMean.from_studies(old, space).starts(1)
+
+    def _fit(self, model: MultiTaskABLR) -> None:
+        fit_gpytorch_mll(
+            ExactMarginalLogLikelihood(model.likelihood, model), progress=False
+        )
+
+    def starts(self, space: SearchSpace, seed: int) -> Tensor:
+        return self.first
+
+    def __call__(self, space: SearchSpace, X: Tensor, Y: Tensor, seed: int) -> Tensor:
+        model = self.old.new_task(self.read(X), Y)
+        self._fit(model)
+
+        @torch.no_grad()
+        def moments(points: Tensor) -> tuple[Tensor, Tensor]:
+            posterior = model.posterior(self.read(points)[:, None])
+            return posterior.mean.flatten(), posterior.variance.flatten()
+
+        return _maximise(space, partial(_log_ei, moments, Y.max()), X, seed)
 
 
 class _Copula:
@@ -306,6 +343,7 @@ _MAKERS: dict[str, Any] = {
     "portfolio": _Portfolio,
     "rgpe": _RGPE,
     "copula": _Copula,
+    "ablr": _ABLR,
     "warm": _WarmTPE,
     "warmbest": _WarmBest,
 }

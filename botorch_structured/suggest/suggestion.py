@@ -187,8 +187,6 @@ def suggest(
     start = _read_start(start_from)
     reference = _read_reference(ref_point, train_Y)
     old = _read_old(space, earlier, train_Y.shape[-1])
-    if old is not None and noise is not None:
-        raise ValueError("earlier: expected no variances of noise beside it.")
     held = read_fixed(
         space.tree,
         space.bounds,

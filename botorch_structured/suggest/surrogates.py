@@ -218,7 +218,8 @@ def fit_checked(
         odds = [1.0] * len(models)
         if learnt is not None:
             tail = deepcopy(options.get("outcome_transform", _compressed_tail()))
-            models.append(TransferGP(X, Y, learnt, outcome_transform=tail))
+            noise = options.get("train_Yvar")
+            models.append(TransferGP(X, Y, learnt, noise, outcome_transform=tail))
             odds.append(_ODDS)
         return Mixture(models, leave_one_out_weights(models, odds))
 

@@ -250,6 +250,21 @@ def test_several_at_once_and_failures(old: OldStudiesMean) -> None:
     assert study.ask()[0] not in study.starts[:4]
 
 
+def test_standard_errors(old: OldStudiesMean) -> None:
+    study = Study(DICTIONARIES, seed=3, earlier=old)
+    for k in range(7):
+        (config,) = study.ask()
+        study.tell(config, error(config, 0.3), sem=0.1 * (k + 1))
+    for model in study.models:
+        # outcomes are compressed where they are bad: the best one is as it was
+        scale = model.outcome_transform["standardize"].stdvs.flatten()
+        best = int(model.train_targets.argmax())
+        known = (0.1 * (best + 1)) ** 2 / scale**2
+        assert model.likelihood.noise[best] == pytest.approx(float(known), rel=0.2)
+    assert isinstance(study.models[-1], TransferGP)
+    assert study.best is not None and study.best[1] < 0.1
+
+
 def test_a_log_goes_on(old: OldStudiesMean, tmp_path: Path) -> None:
     log = tmp_path / "new.jsonl"
     run(Study(DICTIONARIES, seed=3, earlier=old, log=log), 3)

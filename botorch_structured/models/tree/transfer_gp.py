@@ -16,7 +16,8 @@ estimated. With K the covariance of y / a, its inverse gamma prior, n outcomes a
 
 .. math:: A t^2 - B t - (n + 1) = 0, \quad A = 1 + y' K^{-1} y, \quad B = h' K^{-1} y
 
-so that there is no fit. Empirical Bayes with the mean and the covariance of earlier
+so that there is no fit; known variances of noise are added to ``a^2 K``, and a is found
+by a search of one dimension. Empirical Bayes with the mean and the covariance of earlier
 functions is the idea of [Wang2024hyperbo]_.
 
 Whether old studies help at all, ``log_odds`` says: the evidence over that of a GP with
@@ -45,7 +46,7 @@ import torch
 from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.utils.types import DEFAULT
 from gpytorch.kernels import Kernel
-from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
 from torch import Tensor
 
 from botorch_structured._botorch_names import DefaultType
@@ -62,6 +63,8 @@ from botorch_structured.models.tree.point_moments import (
 _LEVEL_VARIANCE = 25.0
 # Of the noise of old studies, which is what ranks add, and its least value.
 _NOISE, _LEAST_NOISE = 0.03, 1e-6
+# Known noise explains outcomes in the place of the scale, down to this, in nats.
+_NOISE_SPREAD = 5.0
 
 
 class _EarlierKernel(Kernel):
@@ -97,6 +100,26 @@ def _evidence(K: Tensor, noise: float, y: Tensor, h: Tensor) -> tuple[float, flo
     return 1.0 / first, value - float(root.diagonal().log().sum())
 
 
+def _scale_beside(
+    noise: Tensor, K: Tensor, least: float, y: Tensor, h: Tensor, largest: float
+) -> float:
+    """The scale with the largest evidence where variances of noise are known."""
+    K = K + _LEVEL_VARIANCE + least * torch.eye(len(y)).to(y)
+
+    def loss(log_scale: float) -> float:
+        a = math.exp(log_scale)
+        root = torch.linalg.cholesky(a * a * K + noise.diag())
+        error = torch.linalg.solve_triangular(root, (y - a * h)[:, None], upper=False)
+        value = 0.5 * error.square().sum() + root.diagonal().log().sum()
+        return float(value) + log_scale + 0.5 / (a * a)
+
+    from scipy.optimize import minimize_scalar  # see ``_botorch_names``
+
+    bounds = math.log(largest) - _NOISE_SPREAD, math.log(largest) + 1.0
+    found = minimize_scalar(loss, bounds=bounds, method="bounded")
+    return math.exp(found.x)
+
+
 class _Weights(NamedTuple):
     """Moments by weights of the kernels at old and new points B, ``m`` in all.
 
@@ -126,6 +149,7 @@ class TransferGP(FastSingleTaskGP):
         train_X: ``n x d`` points of the space of the old studies.
         train_Y: ``n x 1`` outcomes, larger ones better, on any scale.
         old: What ``OldStudiesMean.from_studies`` has learnt.
+        train_Yvar: ``n x 1`` variances of the outcomes' noise, where they are known.
         outcome_transform: Default: ``AnyScaleStandardize``.
 
     Raises:
@@ -150,6 +174,7 @@ class TransferGP(FastSingleTaskGP):
         train_X: Tensor,
         train_Y: Tensor,
         old: OldStudiesMean,
+        train_Yvar: Tensor | None = None,
         outcome_transform: OutcomeTransform | DefaultType | None = DEFAULT,
     ) -> None:
         if not isinstance(old, OldStudiesMean):
@@ -166,7 +191,8 @@ class TransferGP(FastSingleTaskGP):
         super().__init__(
             train_X,
             train_Y,
-            likelihood=GaussianLikelihood(),
+            train_Yvar,
+            likelihood=GaussianLikelihood() if train_Yvar is None else None,
             covar_module=_EarlierKernel(mean),
             mean_module=mean,
             input_transform=old.space.input_transform(),
@@ -179,13 +205,20 @@ class TransferGP(FastSingleTaskGP):
         old, (X,), y = self.mean_module, self.train_inputs, self.train_targets
         old.to(y)
         noise = max(_NOISE * old.variances[2], _LEAST_NOISE)
+        known = isinstance(self.likelihood, FixedNoiseGaussianLikelihood)
         with torch.no_grad():
             x = self.transform_inputs(X)
-            a, _ = _evidence(old.covariance(x, x), noise, y, old.basis(x))
+            K, h = old.covariance(x, x), old.basis(x)
+            a, _ = _evidence(K, noise, y, h)
+            if known:
+                a = _scale_beside(self.likelihood.noise, K, noise, y, h, a)
         self.covar_module.scale.fill_(a)
         old.initialize(raw_slope=a, raw_constant=0.0)
-        self.likelihood.noise_covar.raw_noise_constraint.lower_bound.fill_(0.0)
-        self.likelihood.initialize(noise=noise * a * a)
+        if known:
+            self.likelihood.noise = self.likelihood.noise + noise * a * a
+        else:
+            self.likelihood.noise_covar.raw_noise_constraint.lower_bound.fill_(0.0)
+            self.likelihood.initialize(noise=noise * a * a)
         self.requires_grad_(False)
 
     @torch.no_grad()

@@ -22,10 +22,14 @@ def old() -> OldStudiesMean:
     return OldStudiesMean.from_studies(make_studies(6), SPACE)
 
 
+@pytest.mark.parametrize("known", [False, True])
 @pytest.mark.parametrize("n", [1, 2, 9])
-def test_moments_are_those_of_the_definition(old: OldStudiesMean, n: int) -> None:
+def test_moments_are_those_of_the_definition(
+    old: OldStudiesMean, n: int, known: bool
+) -> None:
     X, Y = points(n)
-    model = TransferGP(X, Y, old)
+    Yvar = torch.linspace(0.01, 0.1, n).double().unsqueeze(-1) if known else None
+    model = TransferGP(X, Y, old, Yvar)
     test = SPACE.sample(20, seed=7)
     x, z, y = transformed(X), transformed(test), model.train_targets
     a, noise = model.covar_module.scale, model.likelihood.noise
@@ -99,6 +103,37 @@ def test_odds_are_those_of_the_definition(old: OldStudiesMean, n: int) -> None:
         found.append(torch.trapezoid(density.exp(), t).log())
     # the integrals are Laplace's: 1 / (12 n) each, most of which cancels
     assert float(found[0] - found[1]) == pytest.approx(model.log_odds(), abs=0.02)
+
+
+def test_known_noise_explains_outcomes(old: OldStudiesMean) -> None:
+    """a maximises the evidence of ``y ~ N(a h, a^2 K + noise)`` and of its prior."""
+    X, Y = points(9)
+    test, scales = SPACE.sample(20, seed=7), []
+    for size in (1e-4, 0.01, 1.0, 1e4):
+        Yvar = size * torch.linspace(0.1, 1.0, 9).double().unsqueeze(-1)
+        model = TransferGP(X, Y, old, Yvar)
+        x, y, a = transformed(X), model.train_targets, model.covar_module.scale
+        scale = model.outcome_transform.stdvs.squeeze(-1)
+        least = transfer_gp._NOISE * old.variances[2]
+        K = old.covariance(x, x) + transfer_gp._LEVEL_VARIANCE + least * torch.eye(9)
+        noise = (Yvar / scale**2).flatten()
+
+        def evidence(t: Tensor) -> Tensor:
+            normal = torch.distributions.MultivariateNormal(
+                t * old.basis(x), t**2 * K + noise.diag()
+            )
+            return normal.log_prob(y) - 0.5 / t**2 - t.log()
+
+        assert evidence(a) > max(evidence(0.98 * a), evidence(1.02 * a))
+        expected = noise + least * a**2
+        torch.testing.assert_close(model.likelihood.noise, expected, atol=1e-6, rtol=0.0)
+        scales.append(float(a))
+        found = model.point_moments(test)
+        assert found is not None and (found.variance > 0.0).all()
+    without = TransferGP(X, Y, old).covar_module.scale
+    assert scales[0] == pytest.approx(float(without), rel=0.01)
+    # nothing but the prior is left, whose mode is 1
+    assert scales[-1] == pytest.approx(1.0, abs=0.1)
 
 
 def test_odds_tell_studies_that_mislead(old: OldStudiesMean) -> None:
