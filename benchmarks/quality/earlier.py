@@ -14,7 +14,7 @@ permuted, negated, or those of a quadratic function of other columns. Peers:
 ``portfolio-K`` evaluates `OldStudiesMean.starts`, ``rgpe-K`` is the ranking-weighted
 ensemble [Feurer2018rgpe]_ as in BoTorch's tutorial, ``copula-K`` the quantile-based
 Thompson sampling [Salinas2020quantile]_, ``ablr-K`` is `MultiTaskABLR` of the old
-studies and its ``new_task`` with LogEI [Perrone2017multiple]_, ``warm-K`` is ``TPESampler()`` that was told
+studies and its ``new_task`` with LogEI, ``warm-K`` is ``TPESampler()`` that was told
 all old trials, ``warmbest-K`` the best of each study only.
 
 .. [Feurer2018rgpe]

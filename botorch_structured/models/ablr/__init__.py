@@ -42,7 +42,7 @@ the default adds. Beyond the paper: a prior from the population of old tasks
 (``new_task.population``, ``MultiTaskABLR.new_task``), exchangeable priors of the
 precisions (``hyperparameters``), updates by one outcome
 (``regressions.WeightPosterior.update``), whole sampled functions
-(``prediction.Functions``) and rows that are spread over processes
+(``prediction.WeightPath``) and rows that are spread over processes
 (``rows.Processes``).
 
 References:

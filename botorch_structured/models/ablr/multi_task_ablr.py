@@ -990,28 +990,6 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
             transform.untransform_posterior(below, X=rows), len(outputs)
         )
 
-    def sample_functions(
-        self, num_samples: int, seed: int | None = None
-    ) -> prediction.Functions:
-        """Draw whole functions, for Thompson sampling.
-
-        Args:
-            num_samples: How many.
-            seed: By default torch's global generator draws.
-
-        Returns:
-            A callable from ``batch_shape x q x d`` to ``num_samples x batch_shape x q x
-            m``, differentiable. It uses the features as they are: draw anew after a
-            fit.
-
-        Example:
-            >>> functions = model.sample_functions(10, seed=0)
-            >>> best = X[functions(X).squeeze(-1).argmax(-1)]  # 10 x d
-        """
-        generator = None if seed is None else torch.Generator().manual_seed(seed)
-        path = prediction.draw_path(self, torch.Size([num_samples]), generator)
-        return prediction.Functions(self, path.weights)
-
     # -- conditioning -----------------------------------------------------------------
 
     def condition_on_observations(

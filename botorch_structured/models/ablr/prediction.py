@@ -8,7 +8,7 @@ functions.
 
 from __future__ import annotations
 
-__all__ = ["Functions", "covariance_of", "draw_path", "in_columns", "joint", "normal"]
+__all__ = ["covariance_of", "draw_path", "in_columns", "joint", "normal"]
 
 from collections.abc import Callable
 from typing import Any
@@ -210,43 +210,18 @@ class WeightPath(SamplePath):
 
 
 @torch.no_grad()
-def draw_path(
-    model: Any,
-    sample_shape: torch.Size,
-    generator: torch.Generator | None = None,
-    **strategies: Any,
-) -> WeightPath:
+def draw_path(model: Any, sample_shape: torch.Size, **strategies: Any) -> WeightPath:
     """Functions drawn from the posterior of a ``MultiTaskABLR``.
 
     Args:
         model: The model.
         sample_shape: How many.
-        generator: Draws them; by default torch's global one.
         strategies: Not used: BoTorch's, for paths that are not exact.
     """
     model.eval()
     posterior = model.weight_posterior()
     mean, root = posterior.mean, posterior.lazy_covariance_matrix.root.to_dense()
     # on the CPU, so that a seed means the same on every device
-    normal = torch.randn(
-        *sample_shape, *mean.shape, generator=generator, dtype=torch.float64
-    )
+    normal = torch.randn(*sample_shape, *mean.shape, dtype=torch.float64)
     deviation = (root @ normal.to(mean).unsqueeze(-1)).squeeze(-1)
     return WeightPath(model, mean + deviation)
-
-
-class Functions(WeightPath):
-    """Sampled functions as a callable from ``... x q x d`` to ``S x ... x q x m``.
-
-    The ``sample_shape`` of the weights has one dimension.
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Function values, ``num_samples x batch_shape x q x m``."""
-        # one batch dimension for each of the inputs', to the right of the samples
-        weights, several = self.weights, len(self.model._output_tasks) > 1
-        rest = weights.shape[1:]
-        missing = max(0, x.ndim - 2 - (len(rest) - (2 if several else 1)))
-        weights = weights.reshape(weights.shape[0], *[1] * missing, *rest)
-        values = WeightPath(self.model, weights)(x.unsqueeze(-3) if several else x)
-        return values.mT if several else values.unsqueeze(-1)

@@ -16,9 +16,9 @@ estimated. With K the covariance of y / a, its inverse gamma prior, n outcomes a
 
 .. math:: A t^2 - B t - (n + 1) = 0, \quad A = 1 + y' K^{-1} y, \quad B = h' K^{-1} y
 
-so that there is no fit; known variances of noise are added to ``a^2 K``, and a is found
-by a search of one dimension. Empirical Bayes with the mean and the covariance of earlier
-functions is the idea of [Wang2024hyperbo]_.
+so that there is no fit. Known variances of noise are added to ``a^2 K``; a is then
+found by a search of one dimension. Empirical Bayes with the mean and the covariance of
+earlier functions is the idea of [Wang2024hyperbo]_.
 
 Whether old studies help at all, ``log_odds`` says: the evidence over that of a GP with
 the same kernel k and mean 0, each with the whole noise of old studies and with t

@@ -17,6 +17,7 @@ from botorch.models.transforms.outcome import Log
 from botorch.optim.fit import fit_gpytorch_mll_torch
 from botorch.posteriors import TransformedPosterior
 from botorch.sampling.pathwise import draw_matheron_paths, get_matheron_path_model
+from botorch.utils.sampling import manual_seed
 from gpytorch.kernels import RBFKernel
 from gpytorch.likelihoods import (
     BernoulliLikelihood,
@@ -158,8 +159,11 @@ def test_a_mean_that_reads_the_task() -> None:
 
     model = task_model(mean_module=Level(), outcome_transform=None).eval()
     X = torch.rand(4, 2)
-    outputs, functions = model.posterior(X).mean, model.sample_functions(2, seed=0)(X)
-    assert functions.shape == (2, *outputs.shape)
+    outputs, paths = (
+        model.posterior(X).mean,
+        draw_matheron_paths(model, torch.Size([2])),
+    )
+    assert paths(X).mT.shape == (2, *outputs.shape)
     for i, value in enumerate(model.tasks.values.tolist()):
         rows = torch.cat([X, torch.full((4, 1), float(value))], -1)
         torch.testing.assert_close(outputs[:, [i]], model.posterior(rows).mean)
@@ -398,7 +402,14 @@ def test_an_interrupted_fit_keeps_its_last_step() -> None:
 def test_functions_drawn_have_the_posterior(outputs: list[int]) -> None:
     model = fitted(task_model(output_tasks=outputs))
     X = torch.rand(3, 2, 2, requires_grad=True)
-    functions = model.sample_functions(4000, seed=0)
+    with manual_seed(0):
+        paths = draw_matheron_paths(model, torch.Size([4000]))
+
+    def functions(X: torch.Tensor) -> torch.Tensor:
+        values = paths(X.flatten(0, -2))
+        values = values.mT if len(outputs) > 1 else values.unsqueeze(-1)
+        return values.unflatten(1, X.shape[:-1])
+
     values = functions(X)
     assert values.shape == (4000, 3, 2, len(outputs))
     posterior = model.posterior(X)
@@ -410,9 +421,6 @@ def test_functions_drawn_have_the_posterior(outputs: list[int]) -> None:
     torch.testing.assert_close(functions(X[:, :1]), values[:, :, :1])
     (gradient,) = torch.autograd.grad(values.sum(), X)
     assert torch.isfinite(gradient).all()
-    assert torch.equal(
-        model.sample_functions(2, seed=3)(X), model.sample_functions(2, seed=3)(X)
-    )
 
 
 def test_paths_of_several_outputs_take_plain_points() -> None:
