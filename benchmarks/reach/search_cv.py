@@ -15,6 +15,10 @@ One data set for each pipeline says little: a search may be the best on it by ch
 With ``--many`` each is searched on 14 or 15 (``benchmarks/reach/many_tables.py`` says
 which, and how to get them), with ``--many --develop`` on 16 others. At most three rows
 of five are for training, and at most 2,500 for the test.
+
+``--methods earlier structured --many`` compares ``StructuredSearchCV`` with and without
+old searches: random ones of 30 candidates on each of the other data sets. ``--at N``
+compares the best scores among the first N candidates.
 """
 
 from __future__ import annotations
@@ -70,6 +74,7 @@ from botorch_structured.integrations.sklearn import StructuredSearchCV
 DATA = Path("../shared/data")
 _CANDIDATES = 40
 _METHODS = ("structured", "random", "halving")
+_OLD_CANDIDATES, _OLD_SEED = 30, 1_000
 _MOST_TESTED = 2500  # rows, of many tables
 
 Arrays = tuple[np.ndarray, np.ndarray]
@@ -213,7 +218,14 @@ PROBLEMS = {
 }
 
 
-def _search(method: str, problem: Problem, seed: int, budget: int, rows: int) -> Any:
+def _search(
+    method: str,
+    problem: Problem,
+    seed: int,
+    budget: int,
+    rows: int,
+    earlier: list[Any] | None = None,
+) -> Any:
     kind = StratifiedKFold if problem.classes else KFold
     common: dict[str, Any] = {
         "scoring": problem.scoring,
@@ -221,8 +233,8 @@ def _search(method: str, problem: Problem, seed: int, budget: int, rows: int) ->
         "random_state": seed,
     }
     pipeline, space = clone(problem.pipeline), problem.space
-    if method == "structured":
-        return StructuredSearchCV(pipeline, space, budget, **common)
+    if method in ("structured", "earlier"):
+        return StructuredSearchCV(pipeline, space, budget, earlier=earlier, **common)
     if method == "random":
         return RandomizedSearchCV(pipeline, space, n_iter=budget, **common)
     return HalvingRandomSearchCV(
@@ -246,6 +258,17 @@ def tables(name: str, options: argparse.Namespace) -> dict[str, Callable[[], Arr
     return MANY_CLASSES if problem.classes else MANY_NUMBERS
 
 
+def _split(
+    problem: Problem, seed: int, X: np.ndarray, y: np.ndarray, most_tested: int | None
+) -> list[np.ndarray]:
+    rows = min(problem.rows, 3 * len(X) // 5)
+    if most_tested is not None:
+        chosen = np.random.default_rng(seed).permutation(len(X))[: rows + most_tested]
+        X, y = X[chosen], y[chosen]
+    labels = y if problem.classes else None
+    return train_test_split(X, y, train_size=rows, random_state=seed, stratify=labels)
+
+
 def evaluate(
     method: str,
     problem: Problem,
@@ -254,23 +277,15 @@ def evaluate(
     y: np.ndarray,
     budget: int,
     most_tested: int | None = None,
+    earlier: list[Any] | None = None,
 ) -> dict[str, Any]:
     """One search: scores by cross-validation and on the rest of the data."""
-    rows = min(problem.rows, 3 * len(X) // 5)
-    if most_tested is not None:
-        chosen = np.random.default_rng(seed).permutation(len(X))[: rows + most_tested]
-        X, y = X[chosen], y[chosen]
-    X_train, X_test, y_train, y_test = train_test_split(
-        X,
-        y,
-        train_size=rows,
-        random_state=seed,
-        stratify=y if problem.classes else None,
-    )
+    X_train, X_test, y_train, y_test = _split(problem, seed, X, y, most_tested)
     begin = time.process_time()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of fits that do not converge
-        search = _search(method, problem, seed, budget, rows).fit(X_train, y_train)
+        search = _search(method, problem, seed, budget, len(y_train), earlier)
+        search.fit(X_train, y_train)
         test = search.score(X_test, y_test)
     return {
         "cv": float(search.best_score_),
@@ -281,6 +296,28 @@ def evaluate(
     }
 
 
+class _Old:
+    """``cv_results_`` of random searches on the other data sets of a problem."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, str], dict[str, Any]] = {}
+
+    def __call__(
+        self, name: str, data: str, every: dict[str, Callable[[], Arrays]]
+    ) -> list[dict[str, Any]]:
+        for other in every.keys() - {data}:
+            if (name, other) not in self._found:
+                problem = PROBLEMS[name]
+                X, _, y, _ = _split(problem, _OLD_SEED, *every[other](), _MOST_TESTED)
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    search = _search(
+                        "random", problem, _OLD_SEED, _OLD_CANDIDATES, len(y)
+                    )
+                    self._found[name, other] = search.fit(X, y).cv_results_
+        return [self._found[name, other] for other in every if other != data]
+
+
 def _paired(ours: Sequence[float], theirs: Sequence[float]) -> list[str]:
     """How often the first are larger, equal and smaller, and Wilcoxon's p."""
     d = np.round(np.subtract(ours, theirs), 12)
@@ -288,22 +325,33 @@ def _paired(ours: Sequence[float], theirs: Sequence[float]) -> list[str]:
     return [f"{(d > 0).sum()}, {(d == 0).sum()}, {(d < 0).sum()}", f"{p:.3f}"]
 
 
-def report(rows: Sequence[dict[str, Any]]) -> str:
+def report(
+    rows: Sequence[dict[str, Any]],
+    methods: Sequence[str] = _METHODS,
+    at: int | None = None,
+) -> str:
     """A table of mean scores, with paired tests of the first method against others.
 
     Pairs are splits of one data set, or means over the splits of several ones.
+
+    Args:
+        rows: Of all searches.
+        methods: Those that are compared; the first one with all others.
+        at: Of how many candidates the best score counts. Default: of all.
     """
+    if at is not None:
+        rows = [row | {"cv": max(row["scores"][:at])} for row in rows]
     lines = [
-        "| pipeline | search | CPU time | cross-validation | structured wins, ties, "
-        "loses | p | test | structured wins, ties, loses | p |",
+        f"| pipeline | search | CPU time | cross-validation | {methods[0]} wins, ties, "
+        f"loses | p | test | {methods[0]} wins, ties, loses | p |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for problem in dict.fromkeys(row["problem"] for row in rows):
         runs: dict[str, dict[tuple[str, int], dict[str, Any]]] = {
-            m: {} for m in _METHODS
+            m: {} for m in methods
         }
         for row in rows:
-            if row["problem"] == problem:
+            if row["problem"] == problem and row["method"] in runs:
                 runs[row["method"]][row.get("data", ""), row["seed"]] = row
         splits = sorted(set.intersection(*(set(some) for some in runs.values())))
         names = sorted({data for data, _ in splits})
@@ -313,15 +361,15 @@ def report(rows: Sequence[dict[str, Any]]) -> str:
             units = [[split] for split in splits]
         else:
             what += f" of {len(units)} data sets"
-        for method in _METHODS if splits else ():
+        for method in methods if splits else ():
             cells = [f"{np.mean([runs[method][s]['cpu_s'] for s in splits]):.1f} s"]
             for key in ("cv", "test"):
                 ours, theirs = (
                     [float(np.mean([runs[m][s][key] for s in unit])) for unit in units]
-                    for m in (_METHODS[0], method)
+                    for m in (methods[0], method)
                 )
                 cells.append(f"{np.mean(theirs):.4f}")
-                cells += ["", ""] if method == _METHODS[0] else _paired(ours, theirs)
+                cells += ["", ""] if method == methods[0] else _paired(ours, theirs)
             lines.append(f"| {what} | {method} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -333,11 +381,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--problems", nargs="+", default=list(PROBLEMS), choices=PROBLEMS
     )
     parser.add_argument(
-        "--methods", nargs="+", default=list(_METHODS), choices=_METHODS
+        "--methods", nargs="+", default=list(_METHODS), choices=[*_METHODS, "earlier"]
     )
     parser.add_argument("--seeds", type=int, default=10, help="how many")
     parser.add_argument("--first-seed", type=int, default=200)
     parser.add_argument("--budget", type=int, default=_CANDIDATES)
+    parser.add_argument("--at", type=int, help="report the first so many candidates")
     parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--develop", action="store_true", help="other data sets")
     parser.add_argument("--many", action="store_true", help="many data sets")
@@ -363,17 +412,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for method in options.methods
         if not options.report and (name, data, method, seed) not in done
     ]
+    old = _Old()
     for name, data, load, method, seed in tqdm(todo, unit="search", disable=None):
         row = {"problem": name, "method": method, "seed": seed}
         row |= {"data": data} if data else {}
         most_tested = _MOST_TESTED if options.many else None
+        known = {}
+        if method == "earlier":
+            known = {"earlier": old(name, data, tables(name, options))}
         row |= evaluate(
-            method, PROBLEMS[name], seed, *load(), options.budget, most_tested
+            method, PROBLEMS[name], seed, *load(), options.budget, most_tested, **known
         )
         rows.append(row)
         with opened(options.out, "at") as file:
             file.write(json.dumps(row) + "\n")
-    print(report(rows))
+    print(report(rows, options.methods, options.at))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import BrokenExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -234,19 +235,17 @@ class StructuredSearchCV(BaseSearchCV):
 
     def _search(self, n_iter: int, seed: int, jobs: int) -> None:
         space, starts = _read_space(self.space, self.param_distributions), self.starts
-        if starts is None and self.earlier is None:
-            starts = space.decode(self._own_starts(space, seed))
+        if starts is None:
+            starts = partial(_given, self._own_starts(space, seed))
         names = self.scoring if isinstance(self.scoring, _SEVERAL) else ["score"]
         names = [self.refit] if isinstance(self.refit, str) else names
         goals = dict.fromkeys(names, "maximize")
         options: dict[str, Any] = {"seed": seed, "starts": starts}
-        if starts is None:
-            options["starts"] = "spread"
         study = self.study_ = Study(
             space, goals, log=self.log, earlier=self.earlier, **options
         )
         q = begun = max(1, len(study.starts))
-        if starts is None:  # old studies know more than many starts at once
+        if self.starts is None and self.earlier is not None:  # these know more
             q = begun = max(1, jobs // 2)
         if self.log is not None:
             q = jobs  # a kill does not lose all starts
@@ -333,6 +332,10 @@ class StructuredSearchCV(BaseSearchCV):
         """What scikit-learn calls to make ``cv_results_``."""
         params, rows = self._history.merge(candidate_params, n_splits, out)
         return super()._format_results(params, n_splits, rows, more_results)
+
+
+def _given(starts: Tensor, space: SearchSpace, seed: int) -> Tensor:
+    return starts
 
 
 def _encoded(space: SearchSpace, config: _Params) -> Tensor | None:

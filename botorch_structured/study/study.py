@@ -140,7 +140,8 @@ class Study:
             ``"middle"`` or ``"default"``, see `SearchSpace.starts`. Or instead
             configurations to begin with, or a function ``(space, seed) -> n x d``
             points: each is asked for, unless it is known itself. Paths that have none
-            of these get no start: ``[mine, *Study(space).starts]`` has both.
+            of these get no start: ``[mine, *Study(space).starts]`` has both. Beside
+            ``earlier`` those of a function are the starts of their paths.
         costs: Whether to maximise the improvement per expected cost, which is learnt
             from ``tell(..., cost=...)``. Costs are recorded in any case.
         earlier: Old studies, from which this one begins. The first configuration suits
@@ -224,6 +225,10 @@ class Study:
             )
         ((name, direction), *_) = self.objectives.items()
         self._earlier = read_earlier(self.space, earlier, name, direction == "minimize")
+        # beside old studies a function says which start a path has, not when
+        self._asks_all = self._make_starts is not None and (
+            self._earlier is None or not callable(starts)
+        )
         seed = check_seed(seed)
         drawn = int(torch.randint(2**31, ())) if seed is None else seed
         #: Decides starts and suggestions.
@@ -881,7 +886,7 @@ class Study:
     def _all_starts(self) -> list[Point]:
         """With earlier studies: what suits most of these, a start in second place."""
         own = self._own_starts()
-        if self._make_starts is not None or (old := self.earlier) is None:
+        if self._asks_all or (old := self.earlier) is None:
             return own
         X = self.space.decode(old.starts(old.num_starts))
         first, *others = self._encode(X, "starts")
@@ -918,7 +923,7 @@ class Study:
         then those of the space, unless earlier studies have predicted outcomes.
         """
         known, trials = [*self._points, *busy], self._trials
-        if self._make_starts is not None:
+        if self._asks_all:
             return [start for start in self._own_starts() if start not in known]
         old = self.earlier
         if old is not None and not any(trial.values for trial in trials):
