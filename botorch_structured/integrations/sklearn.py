@@ -123,7 +123,8 @@ class StructuredSearchCV(BaseSearchCV):
             It needs a ``random_state``, and the same folds each time.
         earlier: Old searches to begin from, of the same parameters for other data: a
             fitted search, its ``cv_results_`` (a dictionary or a frame), what else a
-            `Study` takes, or a list of these. The first candidates suit most of them.
+            `Study` takes, or a list of these. The first candidate suits most of them,
+            the second one has the own settings of estimators on another path.
 
     A search that is interrupted, by hand or by an error, has ``study_``,
     ``cv_results_``, ``best_params_`` and ``best_score_`` of what was evaluated.

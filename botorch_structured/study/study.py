@@ -226,9 +226,8 @@ class Study:
         ((name, direction), *_) = self.objectives.items()
         self._earlier = read_earlier(self.space, earlier, name, direction == "minimize")
         # beside old studies a function says which start a path has, not when
-        self._asks_all = self._make_starts is not None and (
-            self._earlier is None or not callable(starts)
-        )
+        merged = callable(starts) and self._earlier is not None
+        self._asks_all = self._make_starts is not None and not merged
         seed = check_seed(seed)
         drawn = int(torch.randint(2**31, ())) if seed is None else seed
         #: Decides starts and suggestions.

@@ -250,6 +250,20 @@ def test_several_at_once_and_failures(old: OldStudiesMean) -> None:
     assert study.ask()[0] not in study.starts[:4]
 
 
+def test_a_function_says_which_start_a_path_has(old: OldStudiesMean) -> None:
+    def middle(space: SearchSpace, seed: int) -> torch.Tensor:
+        return space.starts(kind="middle", seed=seed)
+
+    study = Study(DICTIONARIES, seed=3, earlier=old, starts=middle)
+    first, second = study.ask(2)
+    assert first == Study(DICTIONARIES, seed=3, earlier=old).starts[0]
+    starts = Study(DICTIONARIES, seed=3, starts=middle).starts
+    assert second in starts and second["learner"] != first["learner"]
+    # configurations are all asked for
+    given = Study(DICTIONARIES, seed=3, earlier=old, starts=starts)
+    assert given.ask(len(starts)) == starts
+
+
 def test_standard_errors(old: OldStudiesMean) -> None:
     study = Study(DICTIONARIES, seed=3, earlier=old)
     for k in range(7):
@@ -491,6 +505,38 @@ def test_scikit_learn(with_old: bool) -> None:
     )
     scores = search.fit(*data).cv_results_["mean_test_score"]
     assert bool(scores[0] > -0.05) is with_old
+
+
+def test_starts_of_scikit_learn_are_the_settings_of_estimators() -> None:
+    from sklearn.linear_model import Ridge
+    from sklearn.neighbors import KNeighborsRegressor
+    from sklearn.pipeline import Pipeline
+
+    from botorch_structured.integrations.sklearn import StructuredSearchCV
+
+    space = [
+        {"model": [Ridge()], "model__alpha": (1e-3, 1e3, "log")},
+        {"model": [KNeighborsRegressor()], "model__n_neighbors": (1, 9)},
+    ]
+    params: list[dict[str, Any]] = [
+        *({"model": Ridge(), "model__alpha": 10.0**k} for k in range(-2, 3)),
+        *(
+            {"model": KNeighborsRegressor(), "model__n_neighbors": k}
+            for k in range(1, 6)
+        ),
+    ]
+    scores = [0.5, 0.6, 0.7, 0.9, 0.8, 0.1, 0.2, 0.3, 0.2, 0.1]
+    X = torch.rand(40, 2).numpy()
+    search = StructuredSearchCV(
+        Pipeline([("model", Ridge())]),
+        space,
+        n_iter=2,
+        random_state=0,
+        earlier={"params": params, "mean_test_score": scores},
+    ).fit(X, X.sum(1))
+    first, second = search.cv_results_["params"]
+    assert 1.0 < first["model__alpha"] < 1_000.0
+    assert second["model__n_neighbors"] == 5
 
 
 @pytest.mark.parametrize("with_old", [False, True])

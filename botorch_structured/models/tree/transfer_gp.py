@@ -63,8 +63,8 @@ from botorch_structured.models.tree.point_moments import (
 _LEVEL_VARIANCE = 25.0
 # Of the noise of old studies, which is what ranks add, and its least value.
 _NOISE, _LEAST_NOISE = 0.03, 1e-6
-# Known noise explains outcomes in the place of the scale, down to this, in nats.
-_NOISE_SPREAD = 5.0
+# Of the logarithm of the scale beside known noise: the prior excludes less.
+_LOG_SCALES = -3.0, 5.0
 
 
 class _EarlierKernel(Kernel):
@@ -100,24 +100,20 @@ def _evidence(K: Tensor, noise: float, y: Tensor, h: Tensor) -> tuple[float, flo
     return 1.0 / first, value - float(root.diagonal().log().sum())
 
 
-def _scale_beside(
-    noise: Tensor, K: Tensor, least: float, y: Tensor, h: Tensor, largest: float
-) -> float:
+def _noisy_scale(known: Tensor, K: Tensor, noise: float, y: Tensor, h: Tensor) -> float:
     """The scale with the largest evidence where variances of noise are known."""
-    K = K + _LEVEL_VARIANCE + least * torch.eye(len(y)).to(y)
+    K = K + _LEVEL_VARIANCE + noise * torch.eye(len(y)).to(y)
 
     def loss(log_scale: float) -> float:
         a = math.exp(log_scale)
-        root = torch.linalg.cholesky(a * a * K + noise.diag())
+        root = torch.linalg.cholesky(a * a * K + known.diag())
         error = torch.linalg.solve_triangular(root, (y - a * h)[:, None], upper=False)
         value = 0.5 * error.square().sum() + root.diagonal().log().sum()
         return float(value) + log_scale + 0.5 / (a * a)
 
     from scipy.optimize import minimize_scalar  # see ``_botorch_names``
 
-    bounds = math.log(largest) - _NOISE_SPREAD, math.log(largest) + 1.0
-    found = minimize_scalar(loss, bounds=bounds, method="bounded")
-    return math.exp(found.x)
+    return math.exp(minimize_scalar(loss, bounds=_LOG_SCALES, method="bounded").x)
 
 
 class _Weights(NamedTuple):
@@ -208,10 +204,10 @@ class TransferGP(FastSingleTaskGP):
         known = isinstance(self.likelihood, FixedNoiseGaussianLikelihood)
         with torch.no_grad():
             x = self.transform_inputs(X)
-            K, h = old.covariance(x, x), old.basis(x)
-            a, _ = _evidence(K, noise, y, h)
+            terms = old.covariance(x, x), noise, y, old.basis(x)
+            a, _ = _evidence(*terms)
             if known:
-                a = _scale_beside(self.likelihood.noise, K, noise, y, h, a)
+                a = _noisy_scale(self.likelihood.noise, *terms)
         self.covar_module.scale.fill_(a)
         old.initialize(raw_slope=a, raw_constant=0.0)
         if known:
