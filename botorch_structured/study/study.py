@@ -12,6 +12,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -145,8 +146,8 @@ class Study:
         costs: Whether to maximise the improvement per expected cost, which is learnt
             from ``tell(..., cost=...)``. Costs are recorded in any case.
         earlier: Old studies, from which this one begins. The first configuration suits
-            most of them, the second one is a start on another path. As long as old
-            studies do not predict the first five outcomes, further starts follow. A
+            most of them, the second one does on another path. As long as old studies do
+            not predict the first five outcomes, starts of the space follow. A
             `Study`, the path of a log or of a CSV table, a data frame, an Optuna study,
             an Ax client or experiment, a fitted search of scikit-learn or its
             ``cv_results_``, ``(X, Y)``, or a list of these. Tables have a column with
@@ -883,15 +884,15 @@ class Study:
         return new
 
     def _all_starts(self) -> list[Point]:
-        """With earlier studies: what suits most of these, a start in second place."""
+        """With earlier studies what suits most of these, on two paths first."""
         own = self._own_starts()
         if self._asks_all or (old := self.earlier) is None:
             return own
         X = self.space.decode(old.starts(old.num_starts))
         first, *others = self._encode(X, "starts")
         path = self._paths([first])
-        start = next((s for s in own if self._paths([s]) != path), own[0])
-        return [*dict.fromkeys((first, start, *others))]
+        elsewhere = (x for x in (*others, *own) if self._paths([x]) != path)
+        return [*dict.fromkeys((first, *islice(elsewhere, 1), *others))]
 
     def _own_starts(self) -> list[Point]:
         if self._starts is None:
@@ -918,8 +919,8 @@ class Study:
     def _next_starts(self, busy: Sequence[Point]) -> list[Point]:
         """The starts that nothing is known of, nor, by default, of their paths.
 
-        With earlier studies: what suits most of them, until something has worked, and
-        then those of the space, unless earlier studies have predicted outcomes.
+        With earlier studies: what suits most of them, until two are known and something
+        has worked, then those of the space, unless old studies have predicted outcomes.
         """
         known, trials = [*self._points, *busy], self._trials
         if self._asks_all:
@@ -931,6 +932,8 @@ class Study:
         if len(paths) >= min(self.space.tree.num_paths, MOST_STARTS):
             return []
         if old is not None:
+            if len(known) < 2:
+                return [start for start in self._all_starts()[:2] if start not in known]
             X, C = self._tensor(self._points), self._goals.train_C(trials)
             if old_studies_predict(old, X, self._goals.train_Y(trials), C):
                 return []
