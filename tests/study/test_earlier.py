@@ -238,11 +238,10 @@ def test_several_at_once_and_failures(old: OldStudiesMean) -> None:
     study = Study(DICTIONARIES, seed=3, earlier=old)
     first = study.ask(3)
     assert first == study.starts[:3]
-    # the second is a start, on another path
-    assert first[1] in Study(DICTIONARIES, seed=3).starts
-    assert first[0]["learner"] != first[1]["learner"] and first[2] in SPACE.decode(
-        old.starts(9)
-    )
+    portfolio = SPACE.decode(old.starts(9))
+    # the second is on another path, all suit old studies
+    assert first[0]["learner"] != first[1]["learner"]
+    assert first[0] == portfolio[0] and all(config in portfolio for config in first)
     study.tell_many(first, [None] * 3)
     (config,) = study.ask()  # nothing has worked: the next one of the portfolio
     assert config == study.starts[3]
@@ -255,11 +254,11 @@ def test_a_function_says_which_start_a_path_has(old: OldStudiesMean) -> None:
         return space.starts(kind="middle", seed=seed)
 
     study = Study(DICTIONARIES, seed=3, earlier=old, starts=middle)
-    first, second = study.ask(2)
-    assert first == Study(DICTIONARIES, seed=3, earlier=old).starts[0]
-    starts = Study(DICTIONARIES, seed=3, starts=middle).starts
-    assert second in starts and second["learner"] != first["learner"]
+    assert study.starts == Study(DICTIONARIES, seed=3, earlier=old).starts
+    # where old studies mislead
+    assert visited(-1.0, starts=middle)[1].trials[2].config == {"branch": "a", "x": 0.5}
     # configurations are all asked for
+    starts = Study(DICTIONARIES, seed=3, starts=middle).starts
     given = Study(DICTIONARIES, seed=3, earlier=old, starts=starts)
     assert given.ask(len(starts)) == starts
 
@@ -325,18 +324,18 @@ def visited(sign: float, **kwargs: Any) -> tuple[list[str], Study]:
 
 def test_starts_are_for_old_studies_that_mislead() -> None:
     right, _ = visited(1.0)
-    assert right[0] == "a" and right[1] != "a"  # a start, to see whether they mislead
+    assert right[:2] == ["a", "b"]  # two paths, to see whether they mislead
     assert right[2:7] == ["a"] * 5
     wrong, study = visited(-1.0)
-    assert wrong[0] == "d" and {*wrong[:5]} == {*"abcd"}
+    assert wrong[:2] == ["d", "c"] and {*wrong[:4]} == {*"abcd"}
     starts = Study(FOUR, seed=3).starts
-    # but for that on the first one's path
-    assert [t.config for t in study.trials[1:4]] == [
-        start for start in starts if start["branch"] != "d"
+    # on the paths that nothing is known of
+    assert [t.config for t in study.trials[2:4]] == [
+        start for start in starts if start["branch"] in "ab"
     ]
     assert study.best[0]["branch"] == "a" and len(study.models) == 3
     _, study = visited(-1.0, starts="middle")
-    assert study.trials[1].config == {"branch": "a", "x": 0.5}
+    assert study.trials[2].config == {"branch": "a", "x": 0.5}
 
 
 def data(n: int) -> tuple[Tensor, Tensor]:
@@ -511,32 +510,33 @@ def test_starts_of_scikit_learn_are_the_settings_of_estimators() -> None:
     from sklearn.linear_model import Ridge
     from sklearn.neighbors import KNeighborsRegressor
     from sklearn.pipeline import Pipeline
+    from sklearn.tree import DecisionTreeRegressor
 
     from botorch_structured.integrations.sklearn import StructuredSearchCV
 
-    space = [
-        {"model": [Ridge()], "model__alpha": (1e-3, 1e3, "log")},
-        {"model": [KNeighborsRegressor()], "model__n_neighbors": (1, 9)},
+    learners = [
+        (Ridge(), "alpha", [0.01, 0.1, 1.0, 10.0]),
+        (KNeighborsRegressor(), "n_neighbors", [1, 4, 7, 10]),
+        (DecisionTreeRegressor(), "min_samples_split", [2, 3, 5, 9]),
     ]
-    params: list[dict[str, Any]] = [
-        *({"model": Ridge(), "model__alpha": 10.0**k} for k in range(-2, 3)),
-        *(
-            {"model": KNeighborsRegressor(), "model__n_neighbors": k}
-            for k in range(1, 6)
-        ),
-    ]
-    scores = [0.5, 0.6, 0.7, 0.9, 0.8, 0.1, 0.2, 0.3, 0.2, 0.1]
+    space, params, scores = [], [], []
+    for k, (model, name, values) in enumerate(learners):
+        bounds = (values[0], values[-1], "log")
+        space.append({"model": [model], f"model__{name}": bounds})
+        params += [{"model": model, f"model__{name}": v} for v in values]
+        scores += [k + 0.1 * v / values[-1] for v in values]
     X = torch.rand(40, 2).numpy()
     search = StructuredSearchCV(
         Pipeline([("model", Ridge())]),
         space,
-        n_iter=2,
+        n_iter=3,
         random_state=0,
         earlier={"params": params, "mean_test_score": scores},
     ).fit(X, X.sum(1))
-    first, second = search.cv_results_["params"]
-    assert 1.0 < first["model__alpha"] < 1_000.0
-    assert second["model__n_neighbors"] == 5
+    # trees are worst here: the old search misleads
+    kinds = [type(config["model"]) for config in search.cv_results_["params"]]
+    assert kinds == [DecisionTreeRegressor, KNeighborsRegressor, Ridge]
+    assert search.best_params_["model__alpha"] == 1.0
 
 
 @pytest.mark.parametrize("with_old", [False, True])
