@@ -273,8 +273,8 @@ class Study:
     def starts(self) -> list[dict[str, Any]]:
         """The configurations to begin with, those that are known by now, too.
 
-        With old studies: what suits most of them, and in second place a start that
-        shows whether they mislead.
+        With old studies: what suits most of them. The second one is on another path
+        than the first, which shows whether they mislead.
         """
         return [*map(detached, self._decode(self._all_starts()))]
 
