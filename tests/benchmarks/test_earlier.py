@@ -57,7 +57,7 @@ def test_runs_go_on_and_are_reported(
     old: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     methods = ["without", "earlier-3", "portfolio-3", "rgpe-2", "copula-2"]
-    methods += ["shuffled-2", "reversed-2", "unrelated-2"]
+    methods += ["shuffled-2", "reversed-2", "unrelated-2", "ablr-2", "warm-2"]
     arguments = ["--methods", *methods, "--tasks", "1", "--budget", "5"]
     arguments += ["--processes", "0", "--out", str(tmp_path), "--old", str(old)]
     earlier.main([*arguments, "--kinds", "yahpo", "--reference", "earlier-3"])

@@ -1,13 +1,18 @@
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from scipy.stats import loguniform
+from sklearn.linear_model import Ridge
 
 from benchmarks.reach import search_cv
 from benchmarks.reach.search_cv import main, report
+
+NOISES = {"a": 0.1, "b": 0.5, "c": 1.0}
 
 
 def rows(problem: str, **scores: list[float]) -> list[dict[str, Any]]:
@@ -66,3 +71,41 @@ def test_a_run_goes_on_where_it_was(
         found = [json.loads(line) for line in file]
     assert [(r["data"], r["seed"]) for r in found] == 3 * [("b", 5)] + 3 * [("b", 6)]
     assert "regression, 2 splits" in capsys.readouterr().out
+
+
+def test_old_searches_are_those_of_other_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    random = np.random.default_rng(0)
+    X = random.standard_normal((60, 3))
+    noise = {name: scale * random.standard_normal(60) for name, scale in NOISES.items()}
+    tables = {name: lambda e=e: (X, X[:, 0] + e) for name, e in noise.items()}
+    ridge = [{"model": [Ridge()], "model__alpha": loguniform(1e-3, 1e3)}]
+    small = replace(search_cv.PROBLEMS["regression"], space=ridge, folds=2)
+    monkeypatch.setitem(search_cv.PROBLEMS, "regression", small)
+    monkeypatch.setattr(search_cv, "MANY_NUMBERS", tables)
+    monkeypatch.setattr(search_cv, "_OLD_CANDIDATES", 4)
+    known = []
+    searched = search_cv.StructuredSearchCV
+
+    def recorded(*args: Any, earlier: Any = None, **kwargs: Any) -> Any:
+        known.append(None if earlier is None else len(earlier))
+        return searched(*args, earlier=earlier, **kwargs)
+
+    monkeypatch.setattr(search_cv, "StructuredSearchCV", recorded)
+    out = tmp_path / "found.jsonl"
+    command = ["--many", "--problems", "regression", "--seeds", "1", "--budget", "3"]
+    command += ["--methods", "earlier", "structured", "--out", str(out)]
+    main(command)
+    assert known == [2, None] * 3
+    capsys.readouterr()
+    main([*command, "--report", "--at", "1"])
+    first = capsys.readouterr().out.splitlines()[-2:]
+    assert "| earlier |" in first[0]
+    found = [json.loads(line) for line in out.read_text().splitlines()]
+    means = {
+        name: np.mean([row["scores"][0] for row in found if row["method"] == name])
+        for name in ("earlier", "structured")
+    }
+    assert f"| {means['earlier']:.4f} |" in first[0]
+    assert f"| {means['structured']:.4f} |" in first[1]
