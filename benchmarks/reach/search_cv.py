@@ -337,10 +337,11 @@ def report(
     Args:
         rows: Of all searches.
         methods: Those that are compared; the first one with all others.
-        at: Of how many candidates the best score counts. Default: of all.
+        at: Of how many candidates the best score counts, by cross-validation; tests
+            and times are those of the whole search. Default: of all.
     """
     if at is not None:
-        rows = [row | {"cv": max(row["scores"][:at])} for row in rows]
+        rows = [row | {"cv": float(np.nanmax(row["scores"][:at]))} for row in rows]
     lines = [
         f"| pipeline | search | CPU time | cross-validation | {methods[0]} wins, ties, "
         f"loses | p | test | {methods[0]} wins, ties, loses | p |",
@@ -395,6 +396,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--report", action="store_true", help="run nothing")
     options = parser.parse_args(arguments)
+    if "earlier" in options.methods and not options.many:
+        parser.error("earlier: expected --many, whose other data sets were searched.")
     torch.set_num_threads(1)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     rows = []

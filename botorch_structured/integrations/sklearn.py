@@ -123,8 +123,8 @@ class StructuredSearchCV(BaseSearchCV):
             It needs a ``random_state``, and the same folds each time.
         earlier: Old searches to begin from, of the same parameters for other data: a
             fitted search, its ``cv_results_`` (a dictionary or a frame), what else a
-            `Study` takes, or a list of these. The first candidate suits most of them,
-            the second one has the own settings of estimators on another path.
+            `Study` takes, or a list of these. The first two candidates suit most of
+            them. Where they mislead, the estimators' own settings follow.
 
     A search that is interrupted, by hand or by an error, has ``study_``,
     ``cv_results_``, ``best_params_`` and ``best_score_`` of what was evaluated.
@@ -246,7 +246,7 @@ class StructuredSearchCV(BaseSearchCV):
             space, goals, log=self.log, earlier=self.earlier, **options
         )
         q = begun = max(1, len(study.starts))
-        if self.starts is None and self.earlier is not None:  # these know more
+        if study.earlier is not None and not study._asks_all:  # these know more
             q = begun = max(1, jobs // 2)
         if self.log is not None:
             q = jobs  # a kill does not lose all starts

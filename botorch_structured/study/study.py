@@ -146,8 +146,9 @@ class Study:
         costs: Whether to maximise the improvement per expected cost, which is learnt
             from ``tell(..., cost=...)``. Costs are recorded in any case.
         earlier: Old studies, from which this one begins. The first configuration suits
-            most of them, the second one does on another path. As long as old studies do
-            not predict the first five outcomes, starts of the space follow. A
+            most of them, the second one, too, on another path if there is one. As long
+            as old studies do not predict the first five outcomes, starts of the space
+            follow. A
             `Study`, the path of a log or of a CSV table, a data frame, an Optuna study,
             an Ax client or experiment, a fitted search of scikit-learn or its
             ``cv_results_``, ``(X, Y)``, or a list of these. Tables have a column with
@@ -919,8 +920,8 @@ class Study:
     def _next_starts(self, busy: Sequence[Point]) -> list[Point]:
         """The starts that nothing is known of, nor, by default, of their paths.
 
-        With earlier studies: what suits most of them, until two are known and something
-        has worked, then those of the space, unless old studies have predicted outcomes.
+        With earlier studies: what suits most of them, until something has worked on two
+        paths, then those of the space, unless old studies have predicted outcomes.
         """
         known, trials = [*self._points, *busy], self._trials
         if self._asks_all:
@@ -931,16 +932,20 @@ class Study:
         paths = set(self._paths(known))
         if len(paths) >= min(self.space.tree.num_paths, MOST_STARTS):
             return []
-        if old is not None:
-            if len(known) < 2:
-                return [start for start in self._all_starts()[:2] if start not in known]
-            X, C = self._tensor(self._points), self._goals.train_C(trials)
-            if old_studies_predict(old, X, self._goals.train_Y(trials), C):
-                return []
         starts = self._own_starts()
-        missing = max(len(starts) - len(paths), 0)
-        pairs = zip(starts, self._paths(starts), strict=True)
-        return [start for start, path in pairs if path not in paths][:missing]
+        most = len(starts) if self._make_starts is None else MOST_STARTS
+        if old is not None:
+            data = self._data(len(trials))
+            del data["train_cost"]
+            if len(known) < 2:
+                starts = [*self._all_starts()[:2], *starts]
+            elif old_studies_predict(old, **data):
+                return []
+        new: dict[int, Point] = {}
+        for start, path in zip(starts, self._paths(starts), strict=True):
+            if path not in paths:
+                new.setdefault(path, start)
+        return [*new.values()][: max(most - len(paths), 0)]
 
     def _choose(
         self, q: int, busy: Sequence[Point], held: dict[int, float]

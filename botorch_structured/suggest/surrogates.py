@@ -196,7 +196,7 @@ def fit_checked(
     averaged = train_Y.shape[-1] == 1
     alone = old is not None and len(train_Y) <= _ALONE
     if old is not None and 1 < len(train_Y) <= _ALONE:
-        alone = old_studies_predict(old, train_X, train_Y, train_C)
+        alone = old_studies_predict(old, train_X, train_Y, train_C, train_Yvar)
 
     def mixture(
         earlier: list[Mixture],
@@ -254,6 +254,7 @@ def old_studies_predict(
     train_X: Tensor,
     train_Y: Tensor,
     train_C: Tensor | None = None,
+    train_Yvar: Tensor | None = None,
 ) -> bool:
     """Whether old studies predict the first outcomes of a new one.
 
@@ -262,6 +263,7 @@ def old_studies_predict(
         train_X: ``n x d`` points.
         train_Y: ``n x 1`` outcomes, ``-inf`` where an evaluation failed.
         train_C: ``n x k`` outcomes of constraints.
+        train_Yvar: ``n x 1`` variances of the outcomes' noise.
 
     Returns:
         Whether the log odds of `TransferGP` are positive, averaged over the first two
@@ -273,13 +275,15 @@ def old_studies_predict(
     if train_C is not None:
         good &= (train_C <= 0.0).all(-1)
     X, Y = train_X[good][:_ALONE], train_Y[good][:_ALONE]
+    noise = None if train_Yvar is None else train_Yvar[good][:_ALONE]
     total, most = 0.0, math.log(_ODDS)
     with warnings.catch_warnings():
         # outcomes that are all alike are nobody's mistake
         warnings.simplefilter("ignore", InputDataWarning)
         for n in range(2, len(Y) + 1):
-            tail = _compressed_tail()
-            odds = TransferGP(X[:n], Y[:n], old, outcome_transform=tail).log_odds()
+            known, tail = None if noise is None else noise[:n], _compressed_tail()
+            model = TransferGP(X[:n], Y[:n], old, known, outcome_transform=tail)
+            odds = model.log_odds()
             total += min(max(odds, -most), most)
     return len(train_X) > 1 and total >= 0.0
 

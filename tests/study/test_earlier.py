@@ -310,14 +310,18 @@ def value(config: Mapping[str, Any]) -> float:
     return float("abcd".index(config["branch"])) + (config["x"] - 0.4) ** 2
 
 
-def visited(sign: float, **kwargs: Any) -> tuple[list[str], Study]:
-    """Branches of ten trials, where old studies say the same, or the opposite."""
+def old_studies_of_four(sign: float) -> list[Study]:
     studies = []
     for seed in range(3):
         studies.append(Study(FOUR, seed=seed))
         configs = studies[-1].space.decode(studies[-1].space.sample(25, seed=seed))
         studies[-1].tell_many(configs, [sign * value(c) for c in configs])
-    study = Study(FOUR, seed=3, earlier=studies, **kwargs)
+    return studies
+
+
+def visited(sign: float, **kwargs: Any) -> tuple[list[str], Study]:
+    """Branches of ten trials, where old studies say the same, or the opposite."""
+    study = Study(FOUR, seed=3, earlier=old_studies_of_four(sign), **kwargs)
     study.optimize(value, 10, progress=False)
     return [trial.config["branch"] for trial in study.trials], study
 
@@ -336,6 +340,47 @@ def test_starts_are_for_old_studies_that_mislead() -> None:
     assert study.best[0]["branch"] == "a" and len(study.models) == 3
     _, study = visited(-1.0, starts="middle")
     assert study.trials[2].config == {"branch": "a", "x": 0.5}
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_a_batch_after_the_first_outcome_is_on_other_paths(sign: float) -> None:
+    study = Study(FOUR, seed=3, earlier=old_studies_of_four(sign))
+    (first,) = study.ask()
+    study.tell(first, value(first))
+    batch = study.ask(3)
+    assert batch[0] == study.starts[1]
+    assert {config["branch"] for config in [first, *batch]} == {*"abcd"}
+    assert all(config in Study(FOUR, seed=3).starts for config in batch[1:])
+
+
+def test_a_function_need_not_know_all_paths() -> None:
+    def one(space: SearchSpace, seed: int) -> torch.Tensor:
+        return space.encode([{"branch": "a", "x": x} for x in (0.77, 0.1)])
+
+    _, study = visited(-1.0, starts=one)
+    assert study.trials[2].config == {"branch": "a", "x": 0.77}
+    assert {"branch": "a", "x": 0.1} not in [trial.config for trial in study.trials]
+
+
+def test_known_noise_does_not_condemn_old_studies() -> None:
+    """The objective is between 0 and 3.5, the noise has a standard deviation of 1."""
+    rejected = {}
+    for sign in (1.0, -1.0):
+        study = Study(FOUR, seed=3, earlier=old_studies_of_four(sign))
+        old = study.earlier
+        assert old is not None
+        for known in (False, True):
+            count = 0
+            for seed in range(10):
+                X = study.space.sample(5, seed=100 + seed)
+                Y = -torch.tensor([[value(c)] for c in study.space.decode(X)]).double()
+                generator = torch.Generator().manual_seed(seed)
+                Y += torch.randn(5, 1, generator=generator).double()
+                Yvar = torch.ones_like(Y) if known else None
+                count += not old_studies_predict(old, X, Y, train_Yvar=Yvar)
+            rejected[sign, known] = count
+    assert rejected[1.0, True] <= 2 < 6 <= rejected[1.0, False]
+    assert rejected[-1.0, True] >= 9
 
 
 def data(n: int) -> tuple[Tensor, Tensor]:

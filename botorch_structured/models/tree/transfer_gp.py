@@ -21,8 +21,8 @@ found by a search of one dimension. Empirical Bayes with the mean and the covari
 earlier functions is the idea of [Wang2024hyperbo]_.
 
 Whether old studies help at all, ``log_odds`` says: the evidence over that of a GP with
-the same kernel k and mean 0, each with the whole noise of old studies and with t
-integrated out,
+the same kernel k and mean 0, each with the whole noise of old studies, with known noise
+in units of a, and with t integrated out,
 
 .. math:: \log p(y) = \log \int t^{n + 1} e^{-A t^2 / 2 + B t} dt
     - \tfrac12 \log |K| - \tfrac12 h' K^{-1} h + const.
@@ -63,7 +63,7 @@ from botorch_structured.models.tree.point_moments import (
 _LEVEL_VARIANCE = 25.0
 # Of the noise of old studies, which is what ranks add, and its least value.
 _NOISE, _LEAST_NOISE = 0.03, 1e-6
-# Of the logarithm of the scale beside known noise: the prior excludes less.
+# Bounds of log a beside known noise: below the lower one its prior has no mass.
 _LOG_SCALES = -3.0, 5.0
 
 
@@ -82,7 +82,7 @@ class _EarlierKernel(Kernel):
         return k.diagonal(dim1=-2, dim2=-1) if diag else k
 
 
-def _evidence(K: Tensor, noise: float, y: Tensor, h: Tensor) -> tuple[float, float]:
+def _evidence(K: Tensor, noise: Any, y: Tensor, h: Tensor) -> tuple[float, float]:
     """The scale with the largest evidence; its logarithm with t integrated out.
 
     The integral is Laplace's in log t. Constants that only depend on n are left out.
@@ -228,6 +228,8 @@ class TransferGP(FastSingleTaskGP):
         old, (x,), y = self.mean_module, self.train_inputs, self.train_targets
         common, own, noise = old.variances
         noise = max(noise, _LEAST_NOISE)
+        if isinstance(self.likelihood, FixedNoiseGaussianLikelihood):
+            noise = noise + self.likelihood.noise / self.covar_module.scale.square()
         read = old.columns.read(x)
         k = old.columns.covariance(read, read, old.inverse_lengthscale)
         _, with_them = _evidence(old.covariance(x, x), noise, y, old.basis(x))
