@@ -501,6 +501,7 @@ def draw(runs: Sequence[Run], path: Path) -> None:
     ticks = [0.05, 0.1, 0.2, 0.5, 1.0]
     ax.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
     ax.minorticks_off()
+    ax.xaxis.get_major_locator().set_params(integer=True)
     ax.set_xlabel("evaluations of the new data set")
     ax.set_ylabel(f"mean scaled regret, {len(full)} data sets")
     tidy(ax)
