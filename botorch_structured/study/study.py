@@ -142,17 +142,17 @@ class Study:
             configurations to begin with, or a function ``(space, seed) -> n x d``
             points: each is asked for, unless it is known itself. Paths that have none
             of these get no start: ``[mine, *Study(space).starts]`` has both. Beside
-            ``earlier`` those of a function are the starts of their paths.
+            ``earlier`` those of a function are asked for only where old studies
+            mislead, one for each path.
         costs: Whether to maximise the improvement per expected cost, which is learnt
             from ``tell(..., cost=...)``. Costs are recorded in any case.
         earlier: Old studies, from which this one begins. The first configuration suits
             most of them, the second one, too, on another path if there is one. As long
             as old studies do not predict the first five outcomes, starts of the space
-            follow. A
-            `Study`, the path of a log or of a CSV table, a data frame, an Optuna study,
-            an Ax client or experiment, a fitted search of scikit-learn or its
-            ``cv_results_``, ``(X, Y)``, or a list of these. Tables have a column with
-            the name of the objective, and ``study`` where there are several.
+            follow. A `Study`, the path of a log or of a CSV table, a data frame, an
+            Optuna study, an Ax client or experiment, a fitted search of scikit-learn or
+            its ``cv_results_``, ``(X, Y)``, or a list of these. Tables have a column
+            with the name of the objective, and ``study`` where there are several.
             Parameters are matched by name; a warning says what does not match. Of the
             outcomes ranks count: scales may differ. Or what
             `OldStudiesMean.from_studies` has learnt. For one objective.
@@ -274,8 +274,8 @@ class Study:
     def starts(self) -> list[dict[str, Any]]:
         """The configurations to begin with, those that are known by now, too.
 
-        With old studies: what suits most of them. The second one is on another path
-        than the first, which shows whether they mislead.
+        With old studies: those that suit most of them. The second one is on another
+        path than the first, so that outcomes show whether old studies mislead.
         """
         return [*map(detached, self._decode(self._all_starts()))]
 

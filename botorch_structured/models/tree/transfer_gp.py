@@ -51,6 +51,7 @@ from torch import Tensor
 
 from botorch_structured._botorch_names import DefaultType
 from botorch_structured.linalg.correlations import MATERN52
+from botorch_structured.models.checks import check_training_data
 from botorch_structured.models.fast_inference import FastSingleTaskGP
 from botorch_structured.models.tree.moments import PointMoments
 from botorch_structured.models.tree.old_studies import OldStudiesMean
@@ -149,7 +150,8 @@ class TransferGP(FastSingleTaskGP):
         outcome_transform: Default: ``AnyScaleStandardize``.
 
     Raises:
-        ValueError: For data that no model accepts, several outcomes, or batches.
+        ValueError: For data that no model accepts, variances that are no finite numbers
+            of at least 0, several outcomes, or batches.
 
     Example:
         >>> old = OldStudiesMean.from_studies([(X_1, Y_1), (X_2, Y_2)], space)
@@ -183,6 +185,9 @@ class TransferGP(FastSingleTaskGP):
                 "train_X, train_Y: expected n x d points and n x 1 outcomes, got "
                 f"{shapes}."
             )
+        check_training_data(
+            train_X, train_Y, train_Yvar, outcome_transform=outcome_transform
+        )
         mean = copy.deepcopy(old)
         super().__init__(
             train_X,

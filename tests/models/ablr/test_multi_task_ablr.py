@@ -159,10 +159,8 @@ def test_a_mean_that_reads_the_task() -> None:
 
     model = task_model(mean_module=Level(), outcome_transform=None).eval()
     X = torch.rand(4, 2)
-    outputs, paths = (
-        model.posterior(X).mean,
-        draw_matheron_paths(model, torch.Size([2])),
-    )
+    outputs = model.posterior(X).mean
+    paths = draw_matheron_paths(model, torch.Size([2]))
     assert paths(X).mT.shape == (2, *outputs.shape)
     for i, value in enumerate(model.tasks.values.tolist()):
         rows = torch.cat([X, torch.full((4, 1), float(value))], -1)

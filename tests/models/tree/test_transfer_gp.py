@@ -218,6 +218,18 @@ def test_where_moments_have_no_closed_form(old: OldStudiesMean) -> None:
         ({"old": None}, "old: expected an OldStudiesMean, got NoneType"),
         ({"train_Y": torch.zeros(3, 2).double()}, "train_X, train_Y: expected n x d"),
         ({"train_X": torch.zeros(2, 3, 5).double()}, "train_X, train_Y: expected"),
+        (
+            {"train_Y": torch.full((3, 1), torch.nan).double()},
+            "train_Y: expected finite outcomes",
+        ),
+        (
+            {"train_Yvar": torch.full((3, 1), torch.inf).double()},
+            "train_Yvar: .*, got inf in",
+        ),
+        (
+            {"train_Yvar": torch.ones(3).double()},
+            "train_Yvar: expected the shape of train_Y",
+        ),
     ],
 )
 def test_errors(old: OldStudiesMean, change: dict[str, object], message: str) -> None:
