@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks.reach import kill_test
 from botorch_structured.integrations.optuna import StructuredSampler
+from botorch_structured.integrations.optuna.sampler import SharedPaths
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
@@ -72,3 +73,35 @@ def test_a_worker_may_learn_of_a_parameter_between_two_reads(
     mine.optimize(kill_test.objective, 1)
     assert not left
     assert mine.trials[-1].state == optuna.trial.TrialState.COMPLETE
+
+
+@pytest.mark.parametrize("tells", [False, True])
+def test_a_worker_may_end_a_trial_before_another_one_looks_again(
+    tells: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # a trial that ends gives its suggestion up first, and is "running" until then
+    mine, its = (kill_test.open_study(tmp_path, "sqlite", 0) for _ in range(2))
+    mine.optimize(kill_test.objective, 22)
+    keep = SharedPaths.keep
+    at: list[dict[str, Any]] = []
+
+    def in_between(
+        shared: Any, number: int, suggestion: Any, *args: Any, **kwargs: Any
+    ) -> None:
+        if not at:
+            at.append({name: value for name, (_, value) in suggestion.values.items()})
+            its.enqueue_trial(at[0])
+            trial = its.ask()
+            value = kill_test.objective(trial)
+            if tells:
+                its.tell(trial, value)
+            else:
+                (frozen,) = (t for t in its.trials if t.number == trial.number)
+                state = optuna.trial.TrialState.COMPLETE
+                its.sampler.after_trial(its, frozen, state, [value])
+        keep(shared, number, suggestion, *args, **kwargs)
+
+    monkeypatch.setattr(SharedPaths, "keep", in_between)
+    mine.optimize(kill_test.objective, 1)
+    points = [trial.params for trial in mine.trials if len(trial.params) == 4]
+    assert points.count(at[0]) == 1

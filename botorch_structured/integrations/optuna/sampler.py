@@ -248,6 +248,9 @@ class StructuredSampler(BaseSampler):
                 settled = {t.number for t in trials if t.state.is_finished()}
                 settled.add(trial.number)
                 others = shared.others(settled)
+                # one that has parameters and keeps no suggestion is seen as it is
+                settled.update(t.number for t in trials if t.params)
+                settled -= others.keys()
                 held = self._held(study, trial, trials)
                 suggestion = self._choose(study, trial, trials, others, held)
             self._suggested[key] = suggestion
@@ -422,15 +425,17 @@ class StructuredSampler(BaseSampler):
         began = time.monotonic()
         while True:
             shared = SharedPaths(study, self._declared, self._old_trials)
-            own = shared.read(number)
+            own, others = shared.read(number), shared.others(settled)
             waits = False
-            for trial in shared.trials:  # those that have ended keep no suggestion
-                if trial.state.is_finished() and trial.number not in settled:
+            for trial in shared.trials:
+                # a trial gives its suggestion up just before it has ended
+                ends = trial.state.is_finished() or trial.number not in others
+                if ends and trial.number not in settled:
                     values, path = self._values(trial), known.get(trial.number)
                     if not (path and _agree(path.suggestion, values)):
                         if suggestion.shares_branch(SuggestedPath(values)):
                             return True
-            for other, path in shared.others(settled).items():
+            for other, path in others.items():
                 if (
                     (other in known and known[other].version == path.version)
                     or (own and path.knows.get(number) == own.version)
