@@ -6,8 +6,8 @@ model, and in whether it knows a problem's ``history``:
 
 * `gp`: BoTorch's ``SingleTaskGP`` with its defaults; `ablr`: ``MultiTaskABLR`` of one
   task, or of its signals. Neither has data of other tasks.
-* `warm`: ``MultiTaskABLR`` of one task on the features of one of all tasks, by default a
-  network; optionally with the tasks' contexts as further columns, or random Fourier
+* `warm`: ``MultiTaskABLR`` of one task on the features of that of all tasks, by default
+  a network; optionally with the tasks' contexts as further columns, or random Fourier
   features for a network.
 * `earlier`: the models behind ``suggest``, with the other tasks as old studies, on the
   columns of the space; `without` has none.
