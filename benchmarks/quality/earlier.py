@@ -14,7 +14,8 @@ permuted, negated, or those of a quadratic function of other columns. Peers:
 ``portfolio-K`` evaluates `OldStudiesMean.starts`, ``rgpe-K`` is the ranking-weighted
 ensemble [Feurer2018rgpe]_ as in BoTorch's tutorial, ``copula-K`` the quantile-based
 Thompson sampling [Salinas2020quantile]_, ``ablr-K`` is a regression of the new study
-alone on the features that `MultiTaskABLR` learns from the old studies, with LogEI,
+alone on the features that `MultiTaskABLR` learns from the old studies, with LogEI.
+``rgpe-K`` and ``ablr-K`` begin with three points that suit most old studies.
 ``warm-K`` is ``TPESampler()`` that was told all old trials, ``warmbest-K`` the best of
 each study only.
 
@@ -248,7 +249,8 @@ class _ABLR:
             ExactMarginalLogLikelihood(model.likelihood, model), progress=False
         )
         self.features = model.feature_map
-        self.first = OldStudiesMean.from_studies(old, space).starts(1)
+        # one outcome, standardised, tells a regression that starts anew nothing
+        self.first = OldStudiesMean.from_studies(old, space).starts(3)
 
     def starts(self, space: SearchSpace, seed: int) -> Tensor:
         return self.first
