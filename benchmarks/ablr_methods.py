@@ -6,19 +6,20 @@ model, and in whether it knows a problem's ``history``:
 
 * `gp`: BoTorch's ``SingleTaskGP`` with its defaults; `ablr`: ``MultiTaskABLR`` of one
   task, or of its signals. Neither has data of other tasks.
-* `warm`: ``MultiTaskABLR`` of all tasks, by default with a network; optionally with the
-  tasks' contexts as further columns, or random Fourier features for a network.
+* `warm`: ``MultiTaskABLR`` of one task on the features of that of all tasks, by default
+  a network; optionally with the tasks' contexts as further columns, or random Fourier
+  features for a network.
 * `earlier`: the models behind ``suggest``, with the other tasks as old studies, on the
   columns of the space; `without` has none.
 * `gp_stacked`: ``SingleTaskGP`` on all rows of all tasks, contexts as columns;
   hyperparameters from the history.
 
 Features are first learnt from the history (or, without one, from the starts), once
-for all seeds of a task. After every ``refit_every`` further rows they are fitted again,
-from their current values. In between they are held: the regression on them
-(``MultiTaskABLR.new_task`` where there is a history), with the task's own noise and
-weight precision, is fitted at every step. All of this is a function of the problem and
-of the run's rows; caches between calls only save time.
+for all seeds of a task. After every ``refit_every`` further rows of the task they are
+learnt again: with a history from it and these rows, from the current values on; without
+one from these rows, anew. In between they are held: the task's own regression on them,
+with its own noise and weight precision, is fitted at every step. All of this is a
+function of the problem and of the run's rows; caches between calls only save time.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ __all__ = [
     "earlier",
     "gp",
     "gp_stacked",
+    "on_features",
     "random",
     "suggest",
     "warm",
@@ -208,12 +210,10 @@ def ablr(
     def fit() -> nn.Module:
         model = MultiTaskABLR(first_X, first_Y, task_feature=None)
         _fit(model, _FIRST_STEPS)
-        return _held(model.feature_map)
+        return model.feature_map
 
     features = _remember(("ablr", _digest(first_X, first_Y)), fit)
-    model = MultiTaskABLR(rows, Y, task_feature=None, feature_map=features)
-    _fit(model, _FIRST_STEPS)
-    return suggest(problem, model, X, Y.max())
+    return suggest(problem, on_features(features, rows, Y), X, Y.max())
 
 
 def warm(
@@ -225,7 +225,7 @@ def warm(
     context: bool = False,
     fourier: bool = False,
 ) -> Tensor:
-    """A regression on features learnt from all tasks.
+    """A regression of the task's own rows on features learnt from all tasks.
 
     Args:
         problem: With a ``history``.
@@ -242,9 +242,22 @@ def warm(
     )
     own = _own_context(problem, X) if context else None
     rows = _with(columns(problem, X), own)
-    model = tasks.new_task(rows, Y, exclude_tasks=[problem.history.task])
-    _fit(model, _FIRST_STEPS)
+    model = on_features(tasks.feature_map, rows, Y)
     return suggest(problem, model, X, Y.max(), own)
+
+
+def on_features(features: nn.Module, X: Tensor, Y: Tensor) -> MultiTaskABLR:
+    """A regression of one task on features that are held, fitted.
+
+    Args:
+        features: ``n x d`` to ``n x D``; copied.
+        X: ``n x d``.
+        Y: ``n x 1``.
+    """
+    held = _Held(deepcopy(features))
+    model = MultiTaskABLR(X, Y, task_feature=None, feature_map=held)
+    _fit(model, _FIRST_STEPS)
+    return model
 
 
 class _Held(nn.Module):
@@ -307,10 +320,6 @@ def _fit(model: MultiTaskABLR, steps: int, **how: Any) -> None:
         progress=False,
         **how,
     )
-
-
-def _held(module: nn.Module) -> _Held:
-    return _Held(deepcopy(module))
 
 
 def _history(problem: Any, like: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""A warm start from rows that are spread over several processes.
+"""Tasks whose rows are spread over several processes.
 
 Run it on two processes of this machine, or over machines as ``torchrun`` says:
 

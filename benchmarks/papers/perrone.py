@@ -154,7 +154,7 @@ def figure_2_right() -> tuple[str, list[Claim]]:
 ITEMS = [
     Item(
         "Figure 1, left",
-        "partly",
+        "reproduces",
         figure_1_left,
         picture=("perrone_1.png", _draw_quadratics),
     ),
@@ -164,7 +164,7 @@ ITEMS = [
         figure_1_right,
         picture=("perrone_1_right.png", _draw_seconds),
     ),
-    Item("Figure 2, left", "partly", figure_2_left),
+    Item("Figure 2, left", "does not", figure_2_left),
     Item("Figure 2, right", "does not", figure_2_right),
 ]
 

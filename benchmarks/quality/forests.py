@@ -14,12 +14,15 @@ were used during development. ``--table svm``: the same with 50 data sets and 28
 support vector machines, whose parameters are conditional (``support_vector_tables``).
 
 Printed: ranks averaged over data sets, seeds and all budgets from 1; the mean distance
-to the data set's best forest (of the range of its forests); and, for the warm start
-against each other method, the smallest p over budgets of a one-sided Wilcoxon test
-*against* it (that it has found worse forests), on means over the seeds of each data
-set: if that is below 0.05, it is significantly worse at some budget. Likewise the
-smallest p that it is better, and the p of the mean over all budgets, with Holm's
-correction over the other methods.
+to the data set's best forest (of the range of its forests); and, for the first of
+``--methods`` (default: the warm start) against each other one, the smallest p over
+budgets of a one-sided Wilcoxon test *against* it (that it has found worse forests), on
+means over the seeds of each data set: if that is below 0.05, it is significantly worse
+at some budget. Likewise the smallest p that it is better, and the p of the mean over
+all budgets, with Holm's correction over the other methods.
+
+``earlier`` and ``without`` are the models of ``suggest`` with and without the other
+data sets as old studies; they score the table's rows, from the same two starts.
 
 DIR holds ``openml_flow6969_random_forest.arff.gz`` (``random_forest.arff`` of the
 repository janvanrijn/openml-pimp), or ``tst_svm_50datasets_288configs.csv.gz``
@@ -196,7 +199,8 @@ def figure(
 
 def tables(numbers: dict[str, Any], at: Sequence[int]) -> str:
     """What ``main`` prints."""
-    (against,) = [v for k, v in numbers.items() if k.endswith("_against")]
+    (first,) = [k.removesuffix("_against") for k in numbers if k.endswith("_against")]
+    against = numbers[f"{first}_against"]
     at = [n for n in at if n <= numbers["budget"]]
     rows = []
     for name, of in numbers["methods"].items():
@@ -210,7 +214,7 @@ def tables(numbers: dict[str, Any], at: Sequence[int]) -> str:
         row.append(f"{test['better_smallest_p']:.2g} (at {test['better_at']})")
         rows.append([*row, f"{test['better_on_average_p_holm']:.2g}"])
     header = ["method", "mean rank", *(f"gap at {n}" for n in at)]
-    header += ["p: warm worse", "p: warm better", "p (Holm): better, all"]
+    header += [f"p: {first} worse", f"p: {first} better", "p (Holm): better, all"]
     title = (
         f"{numbers['runs']} runs on {numbers['data_sets']} data sets, budget "
         f"{numbers['budget']}"

@@ -9,8 +9,8 @@
 * ``TransferGP``: what these and the outcomes of a young study say.
 * ``TreedGP``: the objective is flat in one region and rough in another: regions are
   found from the data, each with a GP of its own (Assael et al. 2014).
-* ``MultiTaskABLR``: a warm start from the evaluations of old searches, linear in their
-  number, or signals that are observed beside the objective (Perrone et al. 2017).
+* ``MultiTaskABLR``: many tasks modelled jointly, linear in the number of their rows, or
+  signals that are observed beside the objective (Perrone et al. 2017).
 * ``DecomposedGP``: the objective is a sum whose parts are observed, or known, each with
   a model of its own (Wang and Welch 2018).
 * ``MonotoneGP``: the outcome is known to rise, or to fall, with some columns (Wang and

@@ -51,14 +51,6 @@ MAKERS: dict[str, Maker] = {
 models = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 
 
-def new_task(X: Tensor, Y: Tensor, train_Yvar: Tensor | None = None) -> MultiTaskABLR:
-    old = torch.rand(N, 4)
-    old[:, 3] = torch.arange(N) % 3
-    network = TanhNetwork(3, widths=(4, 4))
-    model = MultiTaskABLR(old, old[:, :1], task_feature=3, feature_map=network)
-    return model.new_task(X, Y, train_Yvar)
-
-
 def with_value(values: Tensor, place: tuple[int, int], value: float) -> Tensor:
     values = values.clone()
     values[place] = value
@@ -124,9 +116,7 @@ def starts_with(message: str) -> str:
     return "^" + re.escape(message).replace(r"\.\*", ".*")
 
 
-@pytest.mark.parametrize(
-    "make", [*MAKERS.values(), new_task], ids=[*MAKERS, "new_task"]
-)
+@models
 @pytest.mark.parametrize(
     ("error", "message", "change"), BAD_DATA, ids=[row[1] for row in BAD_DATA]
 )

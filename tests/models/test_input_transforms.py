@@ -136,11 +136,6 @@ def test_the_task_column_is_counted_as_inputs_have_it(
         m.fantasize(x, IIDNormalSampler(torch.Size([2]), seed=0)) for m, x in pair
     ]
     same(fantasies[0].posterior(with_task[:, :3]), fantasies[1].posterior(with_task))
-    new, other = (
-        m.new_task(x[:4][:, [j for j in range(x.shape[-1]) if j != task]], Y[:4])
-        for m, x in ((model, given), (known, X))
-    )
-    same(new.posterior(T[:, others]), other.posterior(T[:, [*others, 3]]))
     if on_train:
         more, expected = (
             m.condition_on_observations(x[:2], Y[:2]).posterior(x)

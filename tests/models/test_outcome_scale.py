@@ -47,13 +47,8 @@ def decomposed(X: Tensor, Y: Tensor, **kwargs: Any) -> DecomposedGP:
     )
 
 
-def new_task(X: Tensor, Y: Tensor, **kwargs: Any) -> MultiTaskABLR:
-    old = MultiTaskABLR(X, Y, 0, feature_map=features(), **kwargs)
-    return old.new_task(X[:3, 1:], Y[:3])
-
-
 def points_of(name: str, X: Tensor) -> Tensor:
-    return X[:, 1:] if name in ("tasks", "signals", "new_task") else X
+    return X[:, 1:] if name in ("tasks", "signals") else X
 
 
 MODELS: dict[str, Callable[..., Any]] = {
@@ -71,7 +66,6 @@ MODELS: dict[str, Callable[..., Any]] = {
     "signals": lambda X, Y, **kw: MultiTaskABLR(
         X[:, 1:], torch.cat([Y, -2 * Y.flip(0)], -1), None, feature_map=features(), **kw
     ),
-    "new_task": new_task,
     "outputs": lambda X, Y, **kw: ConditionalGP(
         X, torch.cat([Y, 1e3 * Y.flip(0)], -1), TREE, **kw
     ),
@@ -180,7 +174,7 @@ def test_equal_outcomes_are_as_in_botorch(name: str) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_targets_that_would_be_rounded_are_refused(name: str) -> None:
     X, Y = data(14)
-    if name not in ("decomposed", "tasks", "signals", "new_task", "outputs"):
+    if name not in ("decomposed", "tasks", "signals", "outputs"):
         with pytest.raises(ValueError, match="train_Y: expected .* got"):
             MODELS[name](X, 1e-9 * Y, outcome_transform=Standardize(m=1))
     with pytest.raises(ValueError, match="train_Y: expected .* got"):

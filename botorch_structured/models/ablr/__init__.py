@@ -1,9 +1,10 @@
-r"""Multiple adaptive Bayesian linear regression: a warm start that is linear in rows.
+r"""Multiple adaptive Bayesian linear regression: many tasks, linear in their rows.
 
-Choose ``MultiTaskABLR`` to start a search with the evaluations of old ones, a hundred
-or hundreds of thousands, or where other signals come with the objective. With a few
+Choose ``MultiTaskABLR`` to model many tasks jointly, with a hundred evaluations or
+hundreds of thousands, or where other signals come with the objective. With a few
 hundred rows of a few tasks BoTorch's ``MultiTaskGP``, cubic in the rows, also transfers
-levels between tasks.
+levels between tasks. For a new search of the same space after old ones see
+``botorch_structured.models.tree.old_studies``.
 
 What [Perrone2017multiple]_ has, and where it is (modules of this package):
 
@@ -38,9 +39,8 @@ section 3, tasks and signals at once        not here: the paper's future work
 =========================================== ============================================
 
 ``MultiTaskABLR.as_published`` is the paper's model without the priors and scales that
-the default adds. Beyond the paper: a prior from the population of old tasks
-(``new_task.population``, ``MultiTaskABLR.new_task``), exchangeable priors of the
-precisions (``hyperparameters``), updates by one outcome
+the default adds. Beyond the paper: exchangeable priors of the precisions
+(``hyperparameters``), updates by one outcome
 (``regressions.WeightPosterior.update``), whole sampled functions
 (``prediction.WeightPath``) and rows that are spread over processes
 (``rows.Processes``).

@@ -1,9 +1,11 @@
-r"""Bayesian linear regressions on shared features: a warm start that is linear in rows.
+r"""Bayesian linear regressions on shared features: many tasks, linear in rows.
 
-Which model when: ``MultiTaskABLR`` is for starting a search with what old ones taught,
-from a hundred evaluations to hundreds of thousands, and for objectives observed
-together with other signals. With a few hundred rows of a few tasks BoTorch's
-``MultiTaskGP`` also transfers *levels* between tasks; its cost is cubic.
+Which model when: ``MultiTaskABLR`` is for many tasks modelled jointly, from a hundred
+evaluations to hundreds of thousands, and for objectives observed together with other
+signals. For a new search after old ones of the same space, ``TransferGP`` and
+``earlier`` of ``suggest`` need no fit of all rows for each new one. With a few hundred
+rows of a few tasks BoTorch's ``MultiTaskGP`` also transfers *levels* between tasks; its
+cost is cubic.
 
 References:
 
@@ -66,7 +68,6 @@ from botorch_structured.models.ablr.hyperparameters import (
     fill_without_rows,
     noise_model,
 )
-from botorch_structured.models.ablr.new_task import UsualScale, new_task_model
 from botorch_structured.models.ablr.regressions import Regressions, WeightPosterior
 from botorch_structured.models.ablr.rows import Processes, TaskRows
 from botorch_structured.models.ablr.tasks import StandardizeTasks, find_tasks
@@ -140,8 +141,8 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
     *Tasks.* With a ``task_feature``, as in BoTorch's ``MultiTaskGP``: a column says
     which task a row is of. Tasks share the features and the priors of noise and weight
     precisions, not values: the mean of a task without rows is flat. For a task that
-    comes after the fit use ``new_task``: its prior is the distribution of the old
-    tasks' weights, levels and scales.
+    comes later, fit again with its rows included; the fit may start from the state of
+    the last model.
 
     *Signals.* With ``task_feature=None`` the m columns of ``train_Y`` are signals
     observed together (section 3.3), each a regression of its own; NaN is a signal that
@@ -192,19 +193,18 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         UnsupportedError: If ``all_tasks`` lacks a task that has rows.
 
     Example:
-        >>> old = MultiTaskABLR(old_X_and_task, old_Y, task_feature=-1)
-        >>> fit_gpytorch_mll(ExactMarginalLogLikelihood(old.likelihood, old))
-        >>> model = old.new_task(X, Y)  # ``n x d`` and ``n x 1``, n may be 0
+        >>> model = MultiTaskABLR(X_and_task, Y, task_feature=-1, output_tasks=[7])
+        >>> fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+        >>> posterior = model.posterior(X)  # of task 7, X without the task column
     """
 
     _supports_batched_models = False
     _supports_cache_root = False
     _data_caches = ("_rows_cache", "_noise_cache")
-    _fit_caches = ("_weights", "_known_population")
+    _fit_caches = ("_weights",)
     _rows_cache: _TrainingRows | None = None
     _noise_cache: Tensor | None = None
     _weights: list[WeightPosterior] | None = None
-    _known_population: Any = None  # see ``new_task.population_of``
     _appended: tuple[_Appended, ...] = ()
     _conditioned_batch = torch.Size()
     _train_inputs: Any
@@ -273,17 +273,13 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         plain = X if tasks is None else tasks.without(X)
         made = as_feature_map(feature_map, covar_module, plain, seed, group).to(train_X)
         level = weight_level(made, plain, group)
-        # ``UsualScale`` is a guess from other tasks: its targets may have any scale
-        scaled = outcome_transform is DEFAULT or isinstance(
-            outcome_transform, UsualScale
-        )
-        given = train_Y
-        if outcome_transform is DEFAULT:
+        given, default = train_Y, outcome_transform is DEFAULT
+        if default:
             outcome_transform = StandardizeTasks(count, tasks, group).to(train_X)
         if outcome_transform is not None:
             outcome_transform.train()
             train_Y, train_Yvar = outcome_transform(Y=train_Y, Yvar=train_Yvar, X=X)
-        if not scaled:
+        if not default:
             check_scale(given, train_Y)
         several = tasks is None and count > 1
         targets = train_Y.mT if several else train_Y.squeeze(-1)
@@ -503,13 +499,6 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         total = self._group.total_int(len(inputs), inputs.device)
         return _TrainingRows(inputs, row, data, total)
 
-    def _rows_of_tasks(self) -> Tensor:
-        """The number of outcomes of each task on all processes, ``T``."""
-        counts = self._rows().data.rows.counts
-        return self._group.total(
-            torch.tensor(counts, device=self._train_targets.device)
-        )
-
     def _prior_means(self, X: Tensor) -> Tensor:
         """Prior means of all tasks at transformed rows, ``batch_shape x n x T``.
 
@@ -668,7 +657,9 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
                 fit(options["maxiter"])
         if self.tasks is not None:
             # by maximum likelihood, nothing moves those of tasks without rows
-            empty = self._rows_of_tasks() == 0
+            counts = self._rows().data.rows.counts
+            device = self._train_targets.device
+            empty = self._group.total(torch.tensor(counts, device=device)) == 0
             if empty.any() and not empty.all():
                 fill_without_rows(self.covar_module.weight_precision, "value", empty)
                 if isinstance(self.likelihood, TaskLikelihood):
@@ -1184,52 +1175,6 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         new._weights = list(self._weights) if self._weights else None
         new._noise_cache = self._noise_cache
         return new
-
-    def new_task(
-        self,
-        train_X: Tensor,
-        train_Y: Tensor,
-        train_Yvar: Tensor | None = None,
-        exclude_tasks: Sequence[int] = (),
-    ) -> Any:
-        r"""A regression for one more task whose prior is what the tasks have in common.
-
-        The features are held. With the weights of the T tasks a sample of ``N(mu,
-        Sigma)`` (empirical Bayes, see ``ablr.new_task.population``),
-
-        .. math:: y = o + s \, (\phi_z(x)' w + \epsilon), \quad w \sim N(\mu, \Sigma),
-
-        and level o, scale s and noise distributed as theirs (o = 0 and s = 1 without
-        an outcome transform). Without a row of the new task its mean is that of the
-        average task, and two rows are scaled by what is usual, not by their own
-        standard deviation. Tasks of one row, which standardised is zero, do not count.
-        Costs O(T D^3) once and O(n D^2): make it anew for each evaluation of a search,
-        and fit the features again (``fit_gpytorch_mll`` of the model of all tasks) now
-        and then. Fitting the new model is for its noise and weight precision.
-
-        This goes beyond Perrone et al. (2017), where tasks share features only.
-
-        With a ``process_group`` all processes must call this, with the same rows; each
-        has a model of its own.
-
-        Args:
-            train_X: ``n x d``, without a task column; n may be 0.
-            train_Y: ``n x 1``, not standardised.
-            train_Yvar: ``n x 1`` observed noise variances; inferred if None, or without
-                an outcome.
-            exclude_tasks: Task values that are not taken for a sample, such as that of
-                earlier rows of the new task.
-
-        Returns:
-            A ``MultiTaskABLR`` of one task, ready to predict, to fit and to condition.
-            It is a copy: it does not change with this model.
-
-        Raises:
-            ValueError: For signals, fantasies, a mean or an outcome transform of one's
-                own, if no task is left that has two rows (one, without an outcome
-                transform), or if data do not fit.
-        """
-        return new_task_model(self, train_X, train_Y, train_Yvar, exclude_tasks)
 
     # -- training data -----------------------------------------------------------------
 

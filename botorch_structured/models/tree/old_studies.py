@@ -3,7 +3,7 @@ r"""What old studies of the same space have taught: functions, first points, a m
 Choose ``OldStudiesMean`` where the same space was searched before for other data sets
 (or other customers, other versions): ``suggest`` and ``Study`` take it as ``earlier``,
 ``TransferGP`` is the model that makes the most of it, and any model takes it as its
-prior mean. ``MultiTaskABLR.new_task`` does the same without a tree.
+prior mean. The space may be flat, and old studies may have a million rows in all.
 
 The outcomes of each old study are replaced by normal scores, so that scales, outliers
 and failures of single studies do not count. A Gaussian process with a common and an own
