@@ -52,6 +52,40 @@ def test_moments_are_those_of_the_definition(
     torch.testing.assert_close(posterior.mean.flatten(), found.mean)
 
 
+@pytest.mark.parametrize("known", [False, True])
+def test_points_alone_are_those_of_the_joint_posterior(
+    old: OldStudiesMean, known: bool
+) -> None:
+    X, Y = points(9)
+    Yvar = torch.linspace(0.01, 0.1, 9).double().unsqueeze(-1) if known else None
+    model, test = TransferGP(X, Y, old, Yvar), SPACE.sample(24, seed=7)
+    alone, together = test.clone().requires_grad_(), test.clone().requires_grad_()
+    batches = model.posterior(alone.reshape(4, 6, 1, -1))
+    assert batches.mean.shape == batches.variance.shape == (4, 6, 1, 1)
+    assert batches.rsample(torch.Size([3])).shape == (3, 4, 6, 1, 1)
+    joint = model.posterior(together)
+    for name in ("mean", "variance"):
+        found, expected = getattr(batches, name), getattr(joint, name)
+        torch.testing.assert_close(
+            found.flatten(), expected.flatten(), rtol=1e-6, atol=1e-9
+        )
+        found.sum().backward(retain_graph=True)
+        expected.sum().backward(retain_graph=True)
+    torch.testing.assert_close(alone.grad, together.grad, rtol=1e-6, atol=1e-7)
+
+
+def test_new_data_may_have_gradients(old: OldStudiesMean) -> None:
+    model, test = TransferGP(*points(9), old), SPACE.sample(5, seed=7)
+    X, Y = SPACE.sample(2, seed=8).requires_grad_(), torch.zeros(2, 1).double()
+    model.posterior(test)
+    new = model.condition_on_observations(X, Y)
+    for _ in range(2):
+        mean = new.posterior(test.unsqueeze(-2)).mean
+        (slope,) = torch.autograd.grad(mean.sum(), X, retain_graph=True)
+        assert slope.abs().sum() > 0.0
+    assert new.point_moments(test) is None  # they know no gradients of data
+
+
 def test_gradients_are_those_of_autograd(old: OldStudiesMean) -> None:
     model = TransferGP(*points(9), old)
     X = SPACE.sample(20, seed=7).requires_grad_(True)
