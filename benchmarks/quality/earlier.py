@@ -546,6 +546,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if options.figure:
             draw(runs, options.figure)
         return
+    methods = options.methods or ["without", "earlier-10"]
+    if options.reference not in methods:
+        parser.error(f"--reference: expected one of {methods}.")
     out = options.out / options.half
     old = (options.old or out / "old.json").resolve()
     if not old.exists():
@@ -556,7 +559,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for name in [*named][: options.tasks]:
             problems[name] = partial(named[name], data=options.data)
     run(
-        _methods(options.methods or ["without", "earlier-10"], old),
+        _methods(methods, old),
         problems,
         seeds=range(options.first_seed, options.first_seed + options.seeds),
         budget=options.budget,

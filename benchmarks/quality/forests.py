@@ -7,10 +7,9 @@ Section 3.2 and Figure 2, left: 94 data sets of OpenML with 500 random forests e
 other 74 as history. Evaluations are looked up, so a method chooses among the 500
 forests; two random starts count as evaluations. Networks are fitted again after every
 tenth evaluation. The held-out data sets are the first 20 of a random permutation of
-those whose forests differ. The warm start was developed on the next 36;
-``--development`` runs the first ten of these, with neither them nor the 20 in the
-history. Seeds below 100
-were used during development. ``--table svm``: the same with 50 data sets and 288
+those whose forests differ. Methods were developed on the next 36; ``--development``
+runs the first ten of these, with neither them nor the 20 in the history. Seeds below
+100 were used during development. ``--table svm``: the same with 50 data sets and 288
 support vector machines, whose parameters are conditional (``support_vector_tables``).
 
 Printed: ranks averaged over data sets, seeds and all budgets from 1; the mean distance

@@ -60,6 +60,8 @@ def test_runs_go_on_and_are_reported(
     methods += ["shuffled-2", "reversed-2", "unrelated-2", "ablr-2", "warm-2"]
     arguments = ["--methods", *methods, "--tasks", "1", "--budget", "5"]
     arguments += ["--processes", "0", "--out", str(tmp_path), "--old", str(old)]
+    with pytest.raises(SystemExit):  # before any run
+        earlier.main([*arguments, "--reference", "earlier-7"])
     earlier.main([*arguments, "--kinds", "yahpo", "--reference", "earlier-3"])
     shown = capsys.readouterr().out
     assert "yahpo: 1 runs" in shown and "| 1 | 3 | 5 |" in shown
