@@ -47,7 +47,7 @@ _MOST_LINES = 800
 # The weight of the house, and what it may weigh: lines of code (no docstrings, no
 # comments, no blank lines), files, and questions after an exact type. A
 # change that needs more says in its message what that is worth.
-_MOST_CODE = 29_025
+_MOST_CODE = 28_710
 _MOST_FILES = 130
 _MOST_EXACT_TYPES = 30
 
