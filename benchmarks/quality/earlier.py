@@ -547,9 +547,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             draw(runs, options.figure)
         return
     methods = options.methods or ["without", "earlier-10"]
-    if options.reference not in methods:
-        parser.error(f"--reference: expected one of {methods}.")
     out = options.out / options.half
+    reported = {*methods, *(path.name for path in out.glob("runs/*/*"))}
+    if options.reference not in reported:
+        parser.error(f"--reference: expected one of {sorted(reported)}.")
     old = (options.old or out / "old.json").resolve()
     if not old.exists():
         make_old_studies(options.half, options.data, old)

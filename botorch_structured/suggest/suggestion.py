@@ -152,10 +152,10 @@ def suggest(
         earlier: Old studies of the space: what `OldStudiesMean.from_studies` has learnt
             once, or its argument, ``(X, Y)`` of each. A `TransferGP` is averaged with
             the other models; up to five evaluations it is alone if it predicts these
-            better than a GP that knows nothing. Begin as `Study` does: with the first
-            of ``earlier.starts()``, and the next of these on another path; where they
-            mislead (`TransferGP.log_odds` below 0) with ``space.starts()``, too. For
-            one objective.
+            better than a GP that knows nothing. Begin with the first of
+            ``earlier.starts()`` and the next of these on another path, and where they
+            mislead (`TransferGP.log_odds` below 0) with those of ``space.starts()`` on
+            paths without a point; `Study` does this by itself. For one objective.
         kwargs: Further arguments of the models of objectives, such as
             ``outcome_transform``, or ``train_Yvar`` (``n x m``).
 

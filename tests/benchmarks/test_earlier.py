@@ -62,6 +62,7 @@ def test_runs_go_on_and_are_reported(
     arguments += ["--processes", "0", "--out", str(tmp_path), "--old", str(old)]
     with pytest.raises(SystemExit):  # before any run
         earlier.main([*arguments, "--reference", "earlier-7"])
+    assert "--reference: expected one of" in capsys.readouterr().err
     earlier.main([*arguments, "--kinds", "yahpo", "--reference", "earlier-3"])
     shown = capsys.readouterr().out
     assert "yahpo: 1 runs" in shown and "| 1 | 3 | 5 |" in shown

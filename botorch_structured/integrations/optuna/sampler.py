@@ -425,12 +425,12 @@ class StructuredSampler(BaseSampler):
         began = time.monotonic()
         while True:
             shared = SharedPaths(study, self._declared, self._old_trials)
-            own, others = shared.read(number), shared.others(settled)
+            ended = {t.number for t in shared.trials if t.state.is_finished()}
+            own, others = shared.read(number), shared.others({number, *ended})
             waits = False
             for trial in shared.trials:
                 # a trial gives its suggestion up just before it has ended
-                ends = trial.state.is_finished() or trial.number not in others
-                if ends and trial.number not in settled:
+                if trial.number not in settled and trial.number not in others:
                     values, path = self._values(trial), known.get(trial.number)
                     if not (path and _agree(path.suggestion, values)):
                         if suggestion.shares_branch(SuggestedPath(values)):

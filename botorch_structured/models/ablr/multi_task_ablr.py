@@ -141,8 +141,8 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
     *Tasks.* With a ``task_feature``, as in BoTorch's ``MultiTaskGP``: a column says
     which task a row is of. Tasks share the features and the priors of noise and weight
     precisions, not values: the mean of a task without rows is flat. For a task that
-    comes later, fit again with its rows included; the fit may start from the state of
-    the last model.
+    comes later, fit again with its rows included, with ``feature_map`` that of the last
+    model: the fit goes on from its features.
 
     *Signals.* With ``task_feature=None`` the m columns of ``train_Y`` are signals
     observed together (section 3.3), each a regression of its own; NaN is a signal that
@@ -293,7 +293,7 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         self._task_feature = None if tasks is None else tasks.column
         self._output_tasks = outputs
         self._num_outputs = len(outputs)
-        self._has_priors, self._group = priors, group
+        self._group = group
         self.mean_module = mean_module or ZeroMean()
         precision = WeightPrecision(count, level, prior=priors)
         self.covar_module = TaskFeatureKernel(made, precision, tasks)

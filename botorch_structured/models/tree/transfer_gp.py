@@ -278,10 +278,12 @@ class TransferGP(FastSingleTaskGP):
         return MultivariateNormal(mean.reshape(X.shape[:-1]), covariance)
 
     def _is_plain(self, X: Tensor) -> bool:
-        """Whether there are no batches, gradients of data, single precision or GPU."""
-        data = self.train_inputs[0], self.train_targets
+        """Whether only the points may have gradients, on a CPU, in double precision,
+        and there are no batches, nor fantasies with a noise of their own."""
+        data = self.train_inputs[0], self.train_targets, *self.parameters()
         plain = X.dtype == torch.float64 and X.device.type == "cpu"
-        return plain and data[1].ndim == 1 and not any(t.requires_grad for t in data)
+        plain = plain and self._fantasy_noise is None and data[1].ndim == 1
+        return plain and not any(t.requires_grad for t in data)
 
     def _moments(self, x: Tensor, gradient: bool) -> tuple[Tensor, ...]:
         """Means and variances at transformed inputs, ``n``, and ``n x d`` gradients."""

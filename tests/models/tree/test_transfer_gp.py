@@ -79,11 +79,31 @@ def test_new_data_may_have_gradients(old: OldStudiesMean) -> None:
     X, Y = SPACE.sample(2, seed=8).requires_grad_(), torch.zeros(2, 1).double()
     model.posterior(test)
     new = model.condition_on_observations(X, Y)
+    with torch.no_grad():  # keeps nothing without gradients
+        new.posterior(test.unsqueeze(-2))
     for _ in range(2):
         mean = new.posterior(test.unsqueeze(-2)).mean
         (slope,) = torch.autograd.grad(mean.sum(), X, retain_graph=True)
         assert slope.abs().sum() > 0.0
     assert new.point_moments(test) is None  # they know no gradients of data
+
+
+def test_hyperparameters_may_have_gradients(old: OldStudiesMean) -> None:
+    model, test = TransferGP(*points(9), old), SPACE.sample(5, seed=7)
+    model.requires_grad_(True)
+    for _ in range(2):  # nothing is cached of a graph
+        model.posterior(test.unsqueeze(-2)).mean.sum().backward()
+    assert model.mean_module.raw_slope.grad is not None
+
+
+def test_noise_that_new_data_were_given_counts(old: OldStudiesMean) -> None:
+    model, test = TransferGP(*points(9), old), SPACE.sample(5, seed=7)
+    model.posterior(test)
+    x, y = transformed(SPACE.sample(2, seed=8)), torch.zeros(2).double()
+    new = model.get_fantasy_model(x, y, noise=torch.full_like(y, 5.0))
+    alone, joint = new.posterior(test.unsqueeze(-2)), new.posterior(test)
+    torch.testing.assert_close(alone.mean.flatten(), joint.mean.flatten())
+    assert new.point_moments(test) is None
 
 
 def test_gradients_are_those_of_autograd(old: OldStudiesMean) -> None:
