@@ -249,8 +249,7 @@ class StructuredSampler(BaseSampler):
                 settled.add(trial.number)
                 others = shared.others(settled)
                 # one that has parameters and keeps no suggestion is seen as it is
-                settled.update(t.number for t in trials if t.params)
-                settled -= others.keys()
+                settled |= {t.number for t in trials if t.params} - others.keys()
                 held = self._held(study, trial, trials)
                 suggestion = self._choose(study, trial, trials, others, held)
             self._suggested[key] = suggestion

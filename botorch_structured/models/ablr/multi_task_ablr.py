@@ -141,8 +141,8 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
     *Tasks.* With a ``task_feature``, as in BoTorch's ``MultiTaskGP``: a column says
     which task a row is of. Tasks share the features and the priors of noise and weight
     precisions, not values: the mean of a task without rows is flat. For a task that
-    comes later, fit again with its rows included, with ``feature_map`` that of the last
-    model: the fit goes on from its features.
+    comes later, fit again with its rows included. With ``feature_map`` a deep copy of
+    the last model's the fit goes on from there; without a copy it changes that model.
 
     *Signals.* With ``task_feature=None`` the m columns of ``train_Y`` are signals
     observed together (section 3.3), each a regression of its own; NaN is a signal that

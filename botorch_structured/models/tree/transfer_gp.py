@@ -45,7 +45,6 @@ from typing import Any, NamedTuple
 import torch
 from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.utils.types import DEFAULT
-from gpytorch import settings
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
@@ -142,8 +141,8 @@ class _Weights(NamedTuple):
 class TransferGP(FastSingleTaskGP):
     """What old studies and the outcomes of a new one say; it needs no fit.
 
-    It is for one outcome without batches. Moments in closed form, for searches without
-    autograd, are those of a CPU in double precision.
+    It is for one outcome without batches. On a CPU, in double precision, points one by
+    one (``b x 1 x d``) have moments in closed form; others have GPyTorch's.
 
     Args:
         train_X: ``n x d`` points of the space of the old studies.
@@ -270,8 +269,7 @@ class TransferGP(FastSingleTaskGP):
 
     def _fast_posterior(self, X: Tensor) -> MultivariateNormal | None:
         """Of points one by one; GPyTorch computes a joint covariance for each batch."""
-        alone = X.ndim > 2 and X.shape[-2] == 1 and settings.detach_test_caches.on()
-        if not (alone and self._is_plain(X)):
+        if not (X.ndim > 2 and X.shape[-2] == 1 and self._is_plain(X)):
             return None
         mean, variance = self._moments(X.reshape(-1, X.shape[-1]), gradient=False)
         covariance = DiagLinearOperator(variance.reshape(X.shape[:-1]))
