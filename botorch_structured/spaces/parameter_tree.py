@@ -336,11 +336,10 @@ class ParameterTree:
     def _path_counts(self) -> list[int]:
         """On how many declared paths each column is active; above 4,096 paths 2 stands
         for more."""
-        search = self._search
-        if search.is_listed:
-            counts = search.counts(self._exprs)
-        else:
-            counts = {e: len(search.where(e, most=2)[0]) for e in set(self._exprs)}
+        if self._search.is_listed:
+            return self._locate(self.path_points).active.sum(0).tolist()
+        distinct = set(self._exprs)
+        counts = {e: len(self._search.where(e, most=2)[0]) for e in distinct}
         return [counts[expr] for expr in self._exprs]
 
     def can_be_active(self, column: int, fixed: Mapping[int, float]) -> bool:

@@ -196,7 +196,8 @@ class PathSearch:
             missing = [g for g in missing if counts[g]]
         paths = new = first
         while True:
-            missing = [g for g in missing if not self.holds(g, new).any()]
+            for path in new.tolist():
+                missing = [g for g in missing if not _holds_on(path, g)]
             if not missing or len(paths) == n:
                 return paths
             goal = all_of([missing[0], where])
@@ -288,6 +289,15 @@ def _parents_first(conditions: Sequence[Expr]) -> list[int]:
 @lru_cache(maxsize=65536)
 def _bits(mask: int, size: int) -> np.ndarray:
     return np.array(bits(mask, size))
+
+
+def _holds_on(path: Sequence[int], goal: Expr) -> bool:
+    """Whether a goal holds for the states of one path."""
+
+    def truth(part: Expr) -> bool:
+        return part if isinstance(part, bool) else bool(part[2] >> path[part[1]] & 1)
+
+    return bool(holds(goal, truth))
 
 
 def _distinct(tables: Sequence[np.ndarray]) -> np.ndarray:

@@ -739,8 +739,8 @@ class SearchSpace:
                 first = default
         seed = int(torch.randint(1 << 62, (), generator=generator))
         if at_most is not None and (not is_complete or len(some) > many):
-            needed = search.cover(at_most, where, goals, seed, first)
-            n = min(at_most, max(len(needed), 5))
+            first = search.cover(at_most, where, goals, seed, first)
+            n = min(at_most, max(len(first), 5))
         return search.spread(n, where, goals, seed, first)
 
     def _span(self, k: int, code: int) -> Span | None:

@@ -10,7 +10,7 @@ import ConfigSpace as CS
 import pytest
 import torch
 from hypothesis import given
-from strategies import random_configspace, random_tree, seeds
+from strategies import random_configspace, random_tree, seeds, up_to_last_digits
 from torch import Tensor
 
 from botorch_structured.spaces import (
@@ -129,7 +129,7 @@ def test_random_configspaces(seed: int) -> None:
         drawn = space.tree.path_key(space.sample(50, seed=seed))
         assert set(drawn.tolist()) <= set(keys.tolist())
     default = dict(cs.get_default_configuration())
-    assert space.decode(X[:1]) == [default]
+    assert space.decode(X[:1]) == [up_to_last_digits(default)]
 
 
 @given(seeds)
