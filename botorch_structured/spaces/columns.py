@@ -15,6 +15,7 @@ declared default, None if there is none. All kinds have these methods:
                       ``span`` (default: the bounds); ``spread``: one of them in each
                       n-th of the distribution, in random order
 ``expected()``        the values that the parameter takes, in words
+``takes_blank``       whether None, NaN or empty text is one of them
 ====================  ==================================================================
 
 A `Constant` is a parameter without a column.
@@ -25,6 +26,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, NoReturn
@@ -33,6 +35,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from botorch_structured.spaces.arguments import check_seed
 from botorch_structured.spaces.conditions import And, Condition
 
 #: The share of a distribution that is left out at each of its ends.
@@ -44,6 +47,12 @@ SLACK = 1e-6
 Span = tuple[float, float]
 # Where random numbers come from; None: PyTorch's own generator.
 Source = torch.Generator | None
+
+
+def random_source(seed: int | None) -> Source:
+    """Random numbers of a seed, which is checked; PyTorch's own for None."""
+    seed = check_seed(seed)
+    return None if seed is None else torch.Generator().manual_seed(seed)
 
 
 def _uniform(n: int, generator: Source, spread: bool) -> Tensor:
@@ -85,7 +94,8 @@ def _number(column: Column, value: Any) -> float:
     if isinstance(value, str):
         number = _read(value)
     elif isinstance(value, Real) and not isinstance(value, bool):
-        number = float(value) if abs(value) <= sys.float_info.max else None
+        with suppress(OverflowError):
+            number = float(value)
     return _refuse(column, value) if number is None else number
 
 
@@ -166,6 +176,8 @@ def is_same(a: Any, b: Any) -> bool:
 class _Range:
     """A column between two bounds."""
 
+    takes_blank = False
+
     discrete = False
     ordered = True
     default: float | None = None
@@ -207,6 +219,7 @@ class FloatColumn(_Range):
     """
 
     _places = 14
+    _digits: tuple[int, ...] = (13, 15)
 
     def __init__(
         self, name: str, lower: float, upper: float, log: bool = False
@@ -249,8 +262,27 @@ class FloatColumn(_Range):
             return x
         x = round(x, self._places)
         value = min(max(self._backward(x), self.lower), self.upper)
-        short = (float(f"{value:.{digits}g}") for digits in (12, 13, 14, 15))
+        short = (float(f"{value:.{digits}g}") for digits in self._digits)
         return next((v for v in short if self._forward(v) == x), value)
+
+    @property
+    def beside_cut(self) -> float:
+        """How far from a cut of the tree a value is that ConfigSpace tells from it.
+
+        It rounds. In decades on a logarithmic scale.
+        """
+        return 1e-8 if self.log else 1e-12 * self._scale
+
+    @property
+    def _scale(self) -> float:
+        return max(self.upper - self.lower, abs(self.lower), abs(self.upper), 1.0)
+
+    def is_round(self, x: float) -> bool:
+        """Whether a number has few decimal places, as those of values have."""
+        if self._is_rounded:
+            return round(x, self._places) == x
+        # not significant digits: 5e-324, which is next to a cut at 0, has one
+        return round(x, 12 - math.ceil(math.log10(self._scale))) == x
 
     def middle(self, span: Span) -> float:
         return 0.5 * (span[0] + span[1])
@@ -277,6 +309,7 @@ class QuantileColumn(FloatColumn):
     """
 
     _places = 12
+    _digits = (11,)
 
     def __init__(self, name: str, frozen: Any) -> None:
         self._frozen = frozen
@@ -376,6 +409,7 @@ class CategoricalColumn:
         self.weights = None if weights is None else tuple(float(w) for w in weights)
         self.bounds = (self.codes[0], self.codes[-1])
         self.fill = self.middle(self.bounds)
+        self.takes_blank = any(map(is_blank, self.choices))
 
     def expected(self) -> str:
         if len(self.choices) == 1:
@@ -471,6 +505,11 @@ class Constant:
     def choices(self) -> tuple[Any]:
         """Its value."""
         return (self.value,)
+
+    @property
+    def takes_blank(self) -> bool:
+        """Whether its value is what tables write where there is none."""
+        return is_blank(self.value)
 
     def expected(self) -> str:
         """Its value, in words."""

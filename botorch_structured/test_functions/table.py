@@ -42,8 +42,7 @@ from torch import Tensor
 
 from botorch_structured.spaces import ParameterTree, SearchSpace
 from botorch_structured.spaces.arguments import check_columns, check_count
-from botorch_structured.spaces.columns import FloatColumn
-from botorch_structured.spaces.search_space import random_source
+from botorch_structured.spaces.columns import FloatColumn, random_source
 from botorch_structured.test_functions.base import (
     ConditionalTestFunction,
     default_num_starts,

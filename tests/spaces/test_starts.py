@@ -20,7 +20,7 @@ from botorch_structured.spaces import (
     ParameterTree,
     SearchSpace,
     path_search,
-    search_space,
+    starts,
 )
 
 KINDS = ("random", "spread", "middle", "default")
@@ -297,7 +297,7 @@ def test_starts_where_nearly_no_path_has_a_point() -> None:
     space = SearchSpace(
         [f"x{i}" for i in range(24)], [[0] * 24, [1] * 24], flags, feasible=one_in_fifty
     )
-    with patch.object(search_space, "_OTHERS", (10,)):
+    with patch.object(starts, "_OTHERS", (10,)):
         X = space.starts(seed=0, at_most=10)
         assert len(X) == 5 == len(space.tree.path_key(X).unique())
         assert space.feasible(X).all()
