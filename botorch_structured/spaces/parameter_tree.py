@@ -223,12 +223,13 @@ class ParameterTree:
                     f"values[{col}]: expected all values of column {col}, those its "
                     f"conditions name included, got {list(declared)} without {missing}."
                 )
-            return Decision(col, declared, declared, numeric=False, strict=True)
-        if any(isinstance(a, Between) for a in atoms):
-            lows, highs = cut_intervals([*atoms, *(Equals(col, v) for v in values)])
-            return Decision(col, lows, highs, numeric=True, strict=False)
-        ascending = tuple(sorted(values))
-        return Decision(col, ascending, ascending, numeric=False, strict=False)
+            spans = [(v, v) for v in declared]
+            return Decision(col, tuple(spans), numeric=False, strict=True)
+        spans = [(v, v) for v in sorted(values)]
+        numeric = any(isinstance(a, Between) for a in atoms)
+        if numeric:
+            spans = cut_intervals([*atoms, *(Equals(col, v) for v in values)])
+        return Decision(col, tuple(spans), numeric, strict=False)
 
     @cached_property
     def decision_columns(self) -> list[int]:
@@ -308,8 +309,8 @@ class ParameterTree:
         states = torch.from_numpy(self._search.states).long()
         X = torch.zeros(len(states), self.dim, dtype=torch.double)
         for k, o in enumerate(self._decisions):
-            values = X.new_tensor([0.0, *(lo for lo, _ in o.spans(None))])
-            X[:, o.col] = values[states[:, k]]
+            values = [0.0, *(lo for lo, _ in o.spans())]
+            X[:, o.col] = X.new_tensor(values)[states[:, k]]
         return X
 
     @cached_property
@@ -585,8 +586,8 @@ class ParameterTree:
         arguments.check_count("n", n, least=0)
         X = torch.zeros(n, self.dim, dtype=torch.double)
         for o in self._decisions:
-            limits = None if bounds is None else bounds[:, o.col].tolist()
-            low, high = torch.tensor(o.spans(limits), dtype=torch.double).unbind(-1)
+            spans = o.spans() if bounds is None else o.spans(bounds[:, o.col].tolist())
+            low, high = X.new_tensor(spans).unbind(-1)
             code = torch.randint(len(low), (n,), generator=generator)
             u = torch.rand(n, generator=generator, dtype=torch.double)
             x = low[code] + u * (high - low)[code]

@@ -112,8 +112,7 @@ class Starts:
     def _span(self, k: int, code: int) -> Span | None:
         """Where the ``k``-th decision has an outcome; None if outside of the bounds."""
         decision = self.tree._decisions[k]
-        column = self.space.columns[decision.col]
-        return column.within(decision.lows[code], decision.highs[code])
+        return self.space.columns[decision.col].within(*decision.intervals[code])
 
     def _certain(self, clause: Condition) -> Expr:
         """On which paths a clause forbids every point (False where that is not seen).
