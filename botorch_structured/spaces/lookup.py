@@ -5,18 +5,24 @@ a numeric one. `Lookup` finds, for whole tensors of points, the *state* of each 
 (0: inactive, ``c + 1``: outcome ``c``, the last one: a value that was not declared) and
 the columns that these states switch on.
 
-An atom is a row of truth values, one for each state of its decision. Each distinct
-condition is evaluated once; those of decisions from the top of the tree down.
+Conditions are written over these states. An `Expr` is ``True``, ``False``,
+``("atom", k, mask)`` for "bit s of the mask is set, where s is the state of decision
+k", or ``("and", parts)`` and ``("or", parts)`` with a frozenset of parts. Equal
+conditions are equal expressions, up to the laws of absorption and distribution. Each
+distinct one is evaluated once; those of decisions from the top of the tree down.
 """
 
 from __future__ import annotations
 
+import heapq
 import math
+import operator
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache, partial, reduce
+from graphlib import TopologicalSorter
 from itertools import pairwise
 from typing import Any
 
@@ -25,11 +31,126 @@ import torch
 from torch import Tensor
 
 from botorch_structured.spaces.conditions import Atom, Inactive
-from botorch_structured.spaces.expressions import Expr, atoms, bits, holds
 
 Span = tuple[float, float]
+# A bool, or a tuple as in the module docstring (recursive, hence Any).
+Expr = Any
 # Keys of paths have 62 bits; beyond them are those of undeclared values.
 _UNDECLARED = 1 << 62
+
+
+def atom(k: int, mask: int) -> Expr:
+    """The state of decision ``k`` is in the bit set ``mask``."""
+    return ("atom", k, mask) if mask else False
+
+
+def all_of(parts: Iterable[Expr]) -> Expr:
+    """The conjunction of ``parts``, simplified."""
+    return _combine("and", parts)
+
+
+def any_of(parts: Iterable[Expr]) -> Expr:
+    """The disjunction of ``parts``, simplified."""
+    return _combine("or", parts)
+
+
+def _combine(kind: str, parts: Iterable[Expr]) -> Expr:
+    neutral = kind == "and"
+    masks: dict[int, int] = {}
+    others: set[Expr] = set()
+    stack = list(parts)
+    while stack:
+        part = stack.pop()
+        if isinstance(part, bool):
+            if part is not neutral:
+                return part
+        elif part[0] == kind:
+            stack.extend(part[1])
+        elif part[0] == "atom":
+            _, k, mask = part
+            if k in masks:
+                mask = masks[k] & mask if neutral else masks[k] | mask
+            masks[k] = mask
+        else:
+            others.add(part)
+    if 0 in masks.values():
+        return False
+    others.update(atom(k, mask) for k, mask in masks.items())
+    if len(others) <= 1:
+        return others.pop() if others else neutral
+    return (kind, frozenset(others))
+
+
+def negated(expr: Expr) -> Expr:
+    """The expression that holds exactly where ``expr`` does not."""
+    if isinstance(expr, bool):
+        return not expr
+    if expr[0] == "atom":
+        # ``~mask`` is negative and has all bits but those of the atom.
+        return atom(expr[1], ~expr[2])
+    return _combine("or" if expr[0] == "and" else "and", map(negated, expr[1]))
+
+
+def replaced(expr: Expr, replace: Callable[[Expr], Expr]) -> Expr:
+    """``expr`` with another expression in place of each atom."""
+    if isinstance(expr, bool):
+        return expr
+    if expr[0] == "atom":
+        return replace(expr)
+    return _combine(expr[0], (replaced(part, replace) for part in expr[1]))
+
+
+def atoms(expr: Expr) -> Iterator[Expr]:
+    """The atoms of an expression."""
+    if isinstance(expr, bool):
+        return
+    if expr[0] == "atom":
+        yield expr
+    else:
+        for part in expr[1]:
+            yield from atoms(part)
+
+
+def refers_to(expr: Expr) -> set[int]:
+    """The decisions of an expression."""
+    return {k for _, k, _ in atoms(expr)}
+
+
+@lru_cache(maxsize=65536)
+def bits(mask: int, size: int) -> np.ndarray:
+    """Whether each of ``size`` states is in a bit set; not to be written to."""
+    octets = (mask & ((1 << size) - 1)).to_bytes(size // 8 + 1, "little")
+    digits = np.frombuffer(octets, dtype=np.uint8)
+    return np.unpackbits(digits, count=size, bitorder="little").astype(bool)
+
+
+def holds(expr: Expr, truth: Mapping[Expr, Any]) -> Any:
+    """Where an expression holds.
+
+    Args:
+        expr: The expression.
+        truth: Where its atoms hold: arrays of booleans.
+    """
+    if isinstance(expr, bool) or expr[0] == "atom":
+        return truth[expr]
+    combine = operator.and_ if expr[0] == "and" else operator.or_
+    return reduce(combine, [holds(part, truth) for part in expr[1]])
+
+
+def parents_first(conditions: Sequence[Expr]) -> list[int]:
+    """The decisions in their order, but none before those that its condition names."""
+    sorter = TopologicalSorter({k: refers_to(c) for k, c in enumerate(conditions)})
+    sorter.prepare()
+    ready = list(sorter.get_ready())
+    heapq.heapify(ready)
+    order = []
+    while ready:
+        k = heapq.heappop(ready)
+        order.append(k)
+        sorter.done(k)
+        for child in sorter.get_ready():
+            heapq.heappush(ready, child)
+    return order
 
 
 def cut_intervals(atoms: Iterable[Atom]) -> list[Span]:
@@ -110,7 +231,7 @@ class Decision:
         return finite
 
     def mask(self, atom: Atom) -> int:
-        """The states in which ``atom`` holds, as a bit set (see `expressions`)."""
+        """The states in which ``atom`` holds, as a bit set."""
         if isinstance(atom, Inactive):
             return 1
         states = 0
@@ -208,18 +329,19 @@ class Lookup:
         device: torch.device,
     ) -> None:
         D = len(decisions)
-        width = max(map(len, decisions), default=0)
+        sizes = [len(o.intervals) for o in decisions]
+        width = max(sizes, default=0)
         index = partial(torch.tensor, dtype=torch.long, device=device)
 
         # Beyond the last outcome no number is in an interval.
         beyond = (torch.inf, -torch.inf)
-        limits = [[*o.limits, *[beyond] * (width - len(o))] for o in decisions]
+        limits = [o.limits + [beyond] * (width - len(o.limits)) for o in decisions]
         ends = torch.tensor(limits, dtype=torch.double, device=device)
         ends = ends.reshape(D, width, 2)
         self._low = ends[..., 0].contiguous()
         self._high = ends[..., 1].contiguous()
         self.columns = index([o.col for o in decisions])
-        self.undeclared = index([len(o) + 1 for o in decisions])
+        self.undeclared = index([size + 1 for size in sizes])
         strict = [o.strict for o in decisions]
         self.strict = torch.tensor(strict, dtype=torch.bool, device=device)
 
@@ -231,14 +353,16 @@ class Lookup:
         truth = np.zeros((len(self._row), width + 2), dtype=bool)
         truth[1] = True
         for row, (_, k, mask) in enumerate(distinct, 2):
-            size = len(decisions[k]) + 1
-            truth[row, :size] = bits(mask, size)
+            states = sizes[k] + 1
+            truth[row, :states] = bits(mask, states)
         self._truth = torch.from_numpy(truth).to(device)
+        # Conditions of decisions with their atoms: row of `_truth` and decision.
         self._dependent = []
         for k in order:
             condition = conditions[decisions[k].col]
             if condition is not True:
-                self._dependent.append((k, condition))
+                parts = [(part, self._row[part], part[1]) for part in atoms(condition)]
+                self._dependent.append((k, condition, parts))
         is_always = [condition is True for condition in conditions]
         self._always = torch.tensor(is_always, device=device)
         self._distinct = list(dict.fromkeys(conditions))
@@ -246,9 +370,9 @@ class Lookup:
         self._which = index([place[condition] for condition in conditions])
 
         # The states are the digits of a key.
-        sizes = [len(o) + 2 for o in decisions]
-        strides = [math.prod(sizes[k + 1 :]) for k in range(D)]
-        is_exact = math.prod(sizes) <= _UNDECLARED
+        digits = [size + 2 for size in sizes]
+        strides = [math.prod(digits[k + 1 :]) for k in range(D)]
+        is_exact = math.prod(digits) <= _UNDECLARED
         self._strides = index(strides) if is_exact else None
         generator = torch.Generator().manual_seed(0)
         self.salts = torch.randint(1 << 62, (D,), generator=generator).to(device)
@@ -285,15 +409,10 @@ class Lookup:
         is_declared = flat <= self._high.gather(1, code)
         is_declared &= flat >= self._low[:, :1]
         states = torch.where(is_declared, state, self.undeclared.unsqueeze(-1))
-        for k, expr in self._dependent:
-            states[k] *= holds(expr, partial(self._atom_holds, states))
+        for k, condition, parts in self._dependent:
+            truth = {part: self._truth[row, states[j]] for part, row, j in parts}
+            states[k] *= holds(condition, {**truth, False: False})
         return Located(self, values, states.t().reshape(values.shape))
-
-    def _atom_holds(self, states: Tensor, part: Expr) -> Tensor | bool:
-        """Where an atom holds, given ``D x n`` states; ``part`` may be False."""
-        if part is False:
-            return False
-        return self._truth[self._row[part], states[part[1]]]
 
     def active(self, states: Tensor) -> Tensor:
         """Which columns are active, ``batch_shape x n x d`` booleans."""
@@ -303,7 +422,7 @@ class Lookup:
         flat = states.reshape(-1, len(self.columns)).t()
         truth = self._truth.gather(1, flat[self._parents])
         rows = dict(zip(self._row, truth, strict=True))
-        active = [holds(condition, rows.__getitem__) for condition in self._distinct]
+        active = [holds(condition, rows) for condition in self._distinct]
         return torch.stack(active)[self._which].t().contiguous().reshape(shape)
 
     def key(self, states: Tensor) -> Tensor:

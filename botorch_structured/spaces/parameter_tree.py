@@ -31,15 +31,20 @@ from botorch_structured.spaces.conditions import (
     Inactive,
     Or,
 )
-from botorch_structured.spaces.expressions import (
+from botorch_structured.spaces.lookup import (
+    Decision,
     Expr,
+    Located,
+    Lookup,
+    Span,
     all_of,
     any_of,
     atom,
     bits,
+    cut_intervals,
     negated,
+    parents_first,
 )
-from botorch_structured.spaces.lookup import Decision, Located, Lookup, cut_intervals
 from botorch_structured.spaces.path_search import MAX_LISTED, PathSearch
 
 # {parent column: {parent value: [child columns]}}, the convention of BoTorch and Ax.
@@ -56,7 +61,7 @@ class Path:
         active_columns: The active columns, ascending; active decisions among them.
     """
 
-    decisions: dict[int, float | tuple[float, float]] = field(hash=False)
+    decisions: dict[int, float | Span] = field(hash=False)
     active_columns: tuple[int, ...]
 
     @property
@@ -70,7 +75,7 @@ class Path:
         return {c: v for c, v in self.decisions.items() if not isinstance(v, tuple)}
 
     @property
-    def intervals(self) -> dict[int, tuple[float, float]]:
+    def intervals(self) -> dict[int, Span]:
         """The numeric decision columns with the interval they move in on this path."""
         return {c: v for c, v in self.decisions.items() if isinstance(v, tuple)}
 
@@ -279,11 +284,15 @@ class ParameterTree:
         return leaf
 
     @cached_property
+    def _order(self) -> list[int]:
+        """The decisions, parents first."""
+        return parents_first([self._exprs[o.col] for o in self._decisions])
+
+    @cached_property
     def _search(self) -> PathSearch:
-        return PathSearch(
-            [len(o) for o in self._decisions],
-            [self._exprs[o.col] for o in self._decisions],
-        )
+        sizes = [len(o.intervals) for o in self._decisions]
+        conditions = [self._exprs[o.col] for o in self._decisions]
+        return PathSearch(sizes, conditions, self._order)
 
     @cached_property
     def num_paths(self) -> int:
@@ -597,9 +606,7 @@ class ParameterTree:
     def _lookup(self, device: torch.device) -> Lookup:
         lookups: dict[torch.device, Lookup] = self.__dict__.setdefault("_lookups", {})
         if device not in lookups:
-            lookups[device] = Lookup(
-                self._decisions, self._exprs, self._search.order, device
-            )
+            lookups[device] = Lookup(self._decisions, self._exprs, self._order, device)
         return lookups[device]
 
     def _check_points(self, X: Tensor) -> None:
@@ -630,7 +637,7 @@ class ParameterTree:
         return located
 
 
-def _overlapping(decision: Decision, spans: Sequence[tuple[float, float]]) -> int:
+def _overlapping(decision: Decision, spans: Sequence[Span]) -> int:
     """The states of outcomes that some number in the spans has, as a bit set."""
     return sum(
         2 << code
