@@ -64,7 +64,7 @@ from botorch_structured.linalg.factor import Array
 from botorch_structured.models import checks
 from botorch_structured.models.fast_inference import (
     FastSingleTaskGP,
-    has_methods_of,
+    noise_at,
     with_variance_floor,
 )
 from botorch_structured.models.input_transforms import (
@@ -562,7 +562,7 @@ class MonotoneGP(FastSingleTaskGP):
         """Moments of derivatives given the data, see ``derivative_moments``."""
         X, targets = self.train_inputs[0], self.train_targets
         X = self.transform_inputs(X) if self.training else X
-        noise = self._noise_of_rows(X)
+        noise = noise_at(self.likelihood, X, targets.shape)
         modules = self.mean_module, self.covar_module
         return derivative_moments(*modules, X, targets, noise, x, columns, given_sites)
 
@@ -771,7 +771,8 @@ class MonotoneGP(FastSingleTaskGP):
         """Of one process; for batches and several outputs GPyTorch's."""
         data = self.train_inputs[0], self.train_targets
         if (
-            not (self.has_sites and has_methods_of(MonotoneGP, self, "forward"))
+            not self.has_sites
+            or "forward" in self.redefined
             or (data[0].ndim, data[1].ndim) != (2, 1)
             or settings.detach_test_caches.off()
             or any(t.requires_grad for t in data)
@@ -781,7 +782,7 @@ class MonotoneGP(FastSingleTaskGP):
             kernel, mean = self.covar_module, self.mean_module
             if kernel.batch_shape:
                 return None
-            noise = self._noise_of_rows(data[0]).detach()
+            noise = noise_at(self.likelihood, data[0], data[1].shape).detach()
             predictor = SitePredictor(kernel, mean, *data, noise)
             self._predictor = predictor
         return predictor(X)
@@ -918,7 +919,7 @@ def _array_objective(mll: MarginalLogLikelihood) -> EvidenceObjective | None:
         or type(mll) is not ExactMarginalLogLikelihood
         or mll.likelihood is not model.likelihood
         or not all(isinstance(term, SiteEvidence) for term in terms)
-        or not has_methods_of(MonotoneGP, model, *own)
+        or not model.redefined.isdisjoint(own)
         or (gp := ArrayGP.of(model)) is None
     ):
         return None

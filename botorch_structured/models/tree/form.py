@@ -51,10 +51,9 @@ from torch import Tensor
 from botorch_structured.kernels.mondrian import LaplaceKernel
 from botorch_structured.linalg.block_low_rank import positions
 from botorch_structured.linalg.correlations import computes_as
-from botorch_structured.models.fast_inference import has_methods_of
 from botorch_structured.models.parameters import UnknownFormError
 from botorch_structured.models.tree.conditional_kernel import ConditionalKernel
-from botorch_structured.models.tree.leaf_inference import COVARIANCE
+from botorch_structured.models.tree.leaf_inference import COVARIANCE, LeafKernel
 from botorch_structured.models.tree.tree_structured_kernel import TreeStructuredKernel
 
 Array = NDArray[np.float64]
@@ -189,11 +188,12 @@ class Form:
         self.num_weights = 0
         self.still = self.smooth = torch.zeros(count, 0, dtype=torch.bool)
         self.smooth_columns = np.array([kernel.tree.dim])
-        if has_methods_of(TreeStructuredKernel, kernel, *COVARIANCE):
+        plain = isinstance(kernel, LeafKernel) and not kernel.redefined & COVARIANCE
+        if plain and isinstance(kernel, TreeStructuredKernel):
             self._read_tree(kernel)
             self._read_weights(kernel)
             self.read_correlation()
-        elif has_methods_of(ConditionalKernel, kernel, *COVARIANCE):
+        elif plain and isinstance(kernel, ConditionalKernel):
             self.deviations, self.terms = self._quantities.add(2)[:, None]
             self._read_conditional(kernel)
         else:

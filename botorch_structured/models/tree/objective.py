@@ -14,8 +14,6 @@ the covariance (``linalg.block_evidence``). Log-normal priors are quadratic in u
 
 from __future__ import annotations
 
-__all__ = ["LeafObjective"]
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -36,11 +34,7 @@ from botorch_structured.linalg.block_evidence import (
 )
 from botorch_structured.linalg.block_low_rank import Bucket
 from botorch_structured.linalg.correlations import ARRAY_SLOPES
-from botorch_structured.models.fast_inference import (
-    FastSingleTaskGP,
-    has_methods_of,
-    noise_is_known,
-)
+from botorch_structured.models.fast_inference import noise_is_known
 from botorch_structured.models.parameters import (
     LogPriors,
     RawParameters,
@@ -60,10 +54,6 @@ _MAX_KEPT = 2**17
 # Those of other columns, and of correlations that are rough at zero, are always kept;
 # up to so many (32 MiB).
 _MAX_DISTANCES = 2**22
-# What a fit minimises.
-_WAY_OF_AN_OBJECTIVE = "compute_custom_loss", "__call__", "forward"
-_WAY_OF_AN_MLL = "__call__", "forward", "_add_other_terms"
-_KNOWN_MEANS = {kind.forward for kind in (ConstantMean, PathMean)}
 # The unit of a parameter in a fit, in standard deviations of its prior. With these
 # units a fit takes half as many evaluations as without. A whole deviation would be as
 # fast, but a first step of that length often ends near another optimum: with 60 points
@@ -293,17 +283,15 @@ class LeafObjective:
         units: See ``_UNIT``, ``k``.
     """
 
-    def __init__(
-        self, mll: MarginalLogLikelihood, element: tuple[int, ...] | None
-    ) -> None:
-        model, likelihood = mll.model, mll.likelihood
+    def __init__(self, mll: MarginalLogLikelihood, index: tuple[int, ...]) -> None:
+        model = mll.model
+        likelihood = mll.likelihood
         kernel = model.kernel_by_leaf()
-        self._parameters = u = RawParameters(mll, element)
+        self._parameters = u = RawParameters(mll, index)
         self._priors = LogPriors(model, u, by_torch=True)
-        X, y = model.train_inputs[0], model.train_targets
         with torch.no_grad():
-            X = model.transform_inputs(X)
-        X, y = (X, y) if element is None else (X[element], y[element])
+            X = model.transform_inputs(model.train_inputs[0])[index]
+        y = model.train_targets[index]
         if not isinstance(kernel, LeafKernel):
             raise UnknownFormError
         structure = kernel.structure(X)
@@ -320,8 +308,7 @@ class LeafObjective:
             noise = u.logarithm(likelihood.noise_covar.raw_noise)
             self._noise, units[noise] = form.add(noise), self._priors.deviations[noise]
         else:
-            value = likelihood.noise if element is None else likelihood.noise[element]
-            fixed_noise[:] = value.detach().numpy()
+            fixed_noise[:] = likelihood.noise[index].detach().numpy()
         self._read_mean(model.mean_module, X)
         data = _Data(form, structure, X, fixed_noise)
         self._leaves = [data.leaves(bucket) for bucket in structure.layout.buckets]
@@ -338,7 +325,7 @@ class LeafObjective:
 
     def _read_mean(self, mean: Mean, X: Tensor) -> None:
         """A mean that is constant on each path: of each row the place of its level."""
-        if type(mean).forward not in _KNOWN_MEANS:
+        if type(mean) not in (ConstantMean, PathMean):
             raise UnknownFormError
         u, n = self._parameters, len(X)
         if isinstance(mean, ConstantMean):
@@ -352,7 +339,7 @@ class LeafObjective:
 
     @classmethod
     def of(
-        cls, mll: MarginalLogLikelihood, element: tuple[int, ...] | None = None
+        cls, mll: MarginalLogLikelihood, index: tuple[int, ...] = ()
     ) -> LeafObjective | None:
         """The objective of a tree model, or None where there is no closed form.
 
@@ -363,25 +350,27 @@ class LeafObjective:
 
         Args:
             mll: The objective, in training mode.
-            element: Of a model with a batch of data sets or outputs, the index of one
-                in the batch shape; its objective is independent of the others.
+            index: The element of a batch of data sets or outputs; its objective is
+                independent of the others.
         """
         model = mll.model
         tensors = (*model.train_inputs, model.train_targets)
         transform = getattr(model, "input_transform", None)
-        known = (
-            has_methods_of(ExactMarginalLogLikelihood, mll, *_WAY_OF_AN_MLL)
-            and mll.likelihood is model.likelihood
-            and noise_is_known(mll.likelihood)
-            and getattr(mll.likelihood, "second_noise_covar", None) is None
-            and has_methods_of(FastSingleTaskGP, model, *_WAY_OF_AN_OBJECTIVE)
-            and not any(True for _ in model.added_loss_terms())
-            and (transform is None or not any(True for _ in transform.parameters()))
-            and all(t.dtype == torch.float64 for t in tensors)
-            and all(t.device.type == "cpu" for t in tensors)
-        )
+        methods = {"compute_custom_loss", "_fast_evidence", "__call__", "forward"}
+        if (
+            type(mll) is not ExactMarginalLogLikelihood
+            or mll.likelihood is not model.likelihood
+            or not noise_is_known(mll.likelihood)
+            or getattr(mll.likelihood, "second_noise_covar", None) is not None
+            or not model.redefined.isdisjoint(methods)
+            or any(True for _ in model.added_loss_terms())
+            or (transform is not None and any(True for _ in transform.parameters()))
+            or any(t.dtype != torch.float64 for t in tensors)
+            or any(t.device.type != "cpu" for t in tensors)
+        ):
+            return None
         try:
-            return cls(mll, element) if known else None
+            return cls(mll, index)
         except UnknownFormError:
             return None
 

@@ -277,10 +277,10 @@ class TransferGP(FastSingleTaskGP):
 
     def _is_plain(self, X: Tensor) -> bool:
         """Whether only the points may have gradients, on a CPU, in double precision,
-        and there are no batches, nor fantasies with a noise of their own."""
+        and there are no batches."""
         data = self.train_inputs[0], self.train_targets, *self.parameters()
         plain = X.dtype == torch.float64 and X.device.type == "cpu"
-        plain = plain and self._fantasy_noise is None and data[1].ndim == 1
+        plain = plain and data[1].ndim == 1
         return plain and not any(t.requires_grad for t in data)
 
     def _moments(self, x: Tensor, gradient: bool) -> tuple[Tensor, ...]:

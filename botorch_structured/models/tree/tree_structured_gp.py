@@ -36,11 +36,7 @@ from torch import Tensor
 import botorch_structured.models.tree.leaf_features  # noqa: F401 (registers itself)
 from botorch_structured._botorch_names import DefaultType
 from botorch_structured.linalg.correlations import CORRELATIONS
-from botorch_structured.models.fast_inference import (
-    has_methods_of,
-    with_gradient,
-    with_variance_floor,
-)
+from botorch_structured.models.fast_inference import with_gradient, with_variance_floor
 from botorch_structured.models.input_transforms import protect_decisions
 from botorch_structured.models.outcome_scale import least_variance, with_least_variance
 from botorch_structured.models.tree.leaf_inference import COVARIANCE
@@ -358,17 +354,14 @@ class TreeStructuredGP(LeafModel):
             posterior = transform.untransform_posterior(posterior, X=X)
         return with_least_variance(posterior, least_variance(transform, X))
 
-    def _has_own_posterior(self, path: bool) -> bool:
-        own = not path or has_methods_of(TreeStructuredGP, self, "path_posterior")
-        return own and super()._has_own_posterior(path)
-
     @property
     def path_columns(self) -> list[int]:
         """The columns, besides decisions, that ``path_posterior`` may depend on."""
         tree = self.tree
         known = (
-            has_methods_of(TreeStructuredGP, self, "path_posterior")
-            and has_methods_of(TreeStructuredKernel, self.covar_module, *COVARIANCE)
+            "path_posterior" not in self.redefined
+            and isinstance(self.covar_module, TreeStructuredKernel)
+            and self.covar_module.redefined.isdisjoint(COVARIANCE)
             and is_mean_of_paths(self.mean_module)
             and ColumnScales.of(getattr(self, "input_transform", None), tree.dim)
         )
@@ -407,13 +400,13 @@ class TreeStructuredGP(LeafModel):
 
     def _weight_moments(self) -> tuple[Tensor, Tensor]:
         """Mean ``V`` and inverse root J (``M^-1 = J'J``) of the scaled weights."""
-        if self._is_structured() and self._use_predictor():
-            predictor = self._predictor()
-            return predictor.weight_mean, predictor.weight_root
+        solver = self.solver if self._is_single() else None
+        if solver is not None and solver.predictor is not None:
+            return solver.predictor.weight_mean, solver.predictor.weight_root
         X = self.train_inputs[0]
         with torch.no_grad():
             prior = self.forward(X)
-            covariance = self._likelihood_of_rows(X)(prior, X).covariance_matrix
+            covariance = self.likelihood(prior, X).covariance_matrix
             features = self._features(X)
             residual = (self.train_targets - prior.mean).unsqueeze(-1)
             chol = psd_safe_cholesky(covariance)

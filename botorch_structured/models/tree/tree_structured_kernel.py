@@ -676,11 +676,6 @@ class TreeStructuredKernel(LeafKernel):
         """V, the number of weights."""
         return self.weights.num_weights
 
-    @property
-    def variant(self) -> Correlation:
-        """State besides hyperparameters and data that predictions depend on."""
-        return self.correlation
-
     def set_correlation(self, name: str) -> None:
         """Choose "matern" or "rbf"; hyperparameters are left as they are."""
         check_choices(correlation=name)
