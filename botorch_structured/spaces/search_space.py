@@ -6,7 +6,6 @@ __all__ = ["SearchSpace", "random_source"]
 
 import math
 import pickle
-import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -36,12 +35,11 @@ from botorch_structured.spaces.columns import (
     with_slack,
 )
 from botorch_structured.spaces.conditions import Atom, Between, Condition
-from botorch_structured.spaces.decomposition import (
+from botorch_structured.spaces.expressions import (
     Expr,
     all_of,
     any_of,
     atom,
-    evaluate,
     negated,
 )
 from botorch_structured.spaces.parameter_tree import ParameterTree, translated
@@ -69,11 +67,6 @@ KINDS = ("random", "spread", "middle", "default")
 _OTHERS = (100, 1_000, 10_000)
 # How far from a value a number may lie and still count as rounding. Fits float32.
 _SLACK = 1e-6
-# So often paths are chosen; after that, starts are random points.
-_MAX_ROUNDS = 20
-# Where ``at_most`` is given: paths up to which each has a start, and starts where there
-# are more paths and fewer starts show every value.
-_EACH, _FEWEST = 10, 5
 
 
 class SearchSpace:
@@ -684,27 +677,26 @@ class SearchSpace:
         if kind in ("middle", "default") and seed is None:
             seed = 0
         empty: list[Expr] = []  # paths on which no point was found
-        for _ in range(_MAX_ROUNDS):
+        for _ in range(20):
             generator = random_source(seed)
-            paths = self._choose_paths(n, at_most, kind, generator, empty)
-            decisions = range(len(self.tree.decision_columns))
-            rows = [[path.get(k, -1) for k in decisions] for path in paths]
-            codes = torch.tensor(rows, dtype=torch.long).reshape(len(paths), -1)
+            states = self._choose_paths(n, at_most, kind, generator, empty)
+            codes = torch.from_numpy(states).long() - 1
             # paths, then repetitions
-            first = len(rows) if kind == "spread" else len(set(map(tuple, rows)))
+            first = (
+                len(codes) if kind == "spread" else len({*map(tuple, states.tolist())})
+            )
             parts = [
                 self._start(codes[:first], kind, generator),
                 self._start(codes[first:], "random", generator),
             ]
-            X, found = (torch.cat(part) for part in zip(*parts, strict=True))
-            if found.all():
+            X, good = (torch.cat(part) for part in zip(*parts, strict=True))
+            if good.all():
                 return X
             empty += [
-                all_of([atom(k, 2 << code) for k, code in path.items()])
-                for path, good in zip(paths, found.tolist(), strict=True)
-                if not good
+                all_of([atom(k, 1 << state) for k, state in enumerate(path) if state])
+                for path in states[~good.numpy()].tolist()
             ]
-        return torch.cat([X[found], self.sample(int((~found).sum()), seed)])
+        return torch.cat([X[good], self.sample(int((~good).sum()), seed)])
 
     def _choose_paths(
         self,
@@ -713,8 +705,8 @@ class SearchSpace:
         kind: str,
         generator: Source,
         empty: Sequence[Expr],
-    ) -> list[dict[int, int]]:
-        """Active decisions and their outcomes; see `starts`.
+    ) -> np.ndarray:
+        """Paths for `starts`, by the states of their decisions.
 
         Args:
             n: See `starts`.
@@ -723,33 +715,33 @@ class SearchSpace:
             generator: Random numbers.
             empty: Paths that are not to be chosen.
         """
-        tree, decomposition = self.tree, self.tree._decomposition
+        tree = self.tree
+        search = tree._search
         edges = [(k, c) for k, o in enumerate(tree._decisions) for c in range(len(o))]
         outside = [atom(k, 2 << c) for k, c in edges if self._span(k, c) is None]
         forbidden = [translated(c, self._certain) for c in self._forbidden]
         where = negated(any_of([*outside, *forbidden, *empty]))
-        goals = dict.fromkeys([*(atom(k, 2 << c) for k, c in edges), *tree._exprs])
-        total = decomposition.count_where(where)
-        if not total:
+        goals = [*(atom(k, 2 << c) for k, c in edges), *tree._exprs]
+        many = 0 if at_most is None else min(at_most, 10)
+        some, is_complete = search.where(where, many + 1)
+        if not len(some):
             raise ValueError(
                 "space: expected some path that has points within the bounds that are "
                 f"not forbidden, got none of {tree.num_paths}"
                 + (f" (of {_OTHERS[-1]} random draws on each)." if empty else ".")
             )
-        first: list[dict[int, int]] = []  # the path of the defaults
+        first = some[:0]
         if kind == "default" and any(c.default is not None for c in self.columns):
             x = [self._at(c, 1, kind, None, c.bounds) for c in self.columns]
             X = torch.stack(x, -1)
-            codes = tree.locate(X, strict=False)[0][0].tolist()
-            default = {k: code for k, code in enumerate(codes) if code >= 0}
-            if tree.is_declared(X).all() and evaluate(where, default):
-                first = [default]
-        state = int(torch.randint(1 << 62, (), generator=generator))
-        if at_most is not None and total > min(at_most, _EACH):
-            rng = random.Random(state)  # that chooses the same paths below
-            needed = decomposition.cover(at_most, where, goals, rng, first)
-            n = min(at_most, max(len(needed), _FEWEST))
-        return decomposition.spread(n, where, goals, random.Random(state), first)
+            default = 1 + tree.decision_codes(X, strict=False).numpy()
+            if tree.is_declared(X).all() and search.holds(where, default).all():
+                first = default
+        seed = int(torch.randint(1 << 62, (), generator=generator))
+        if at_most is not None and (not is_complete or len(some) > many):
+            needed = search.cover(at_most, where, goals, seed, first)
+            n = min(at_most, max(len(needed), 5))
+        return search.spread(n, where, goals, seed, first)
 
     def _span(self, k: int, code: int) -> Span | None:
         """Where the ``k``-th decision has an outcome; None if outside of the bounds."""

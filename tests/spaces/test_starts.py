@@ -19,7 +19,7 @@ from botorch_structured.spaces import (
     Inactive,
     ParameterTree,
     SearchSpace,
-    decomposition,
+    path_search,
     search_space,
 )
 
@@ -103,7 +103,7 @@ def test_rows_are_spread_evenly(seed: int) -> None:
 def test_a_covering_sample_of_random_trees(seed: int) -> None:
     space = unit_space(random_tree(seed))
     total = len(paths_with_room(space))
-    with patch.object(decomposition, "_MAX_LISTED", 0):
+    with patch.object(path_search, "_MAX_SPREAD", 0):
         for kind in KINDS:
             X = space.starts(kind=kind, seed=seed)
             check_points(space, X)
@@ -268,7 +268,7 @@ def test_forbidden_paths_have_no_start() -> None:
     X = space.starts(seed=0)
     assert len(X) == 3 and space.tree.num_paths == 4
     assert space.feasible(X).all()
-    with patch.object(decomposition, "_MAX_LISTED", 0):
+    with patch.object(path_search, "_MAX_SPREAD", 0):
         assert len(space.starts(3, seed=0).unique(dim=0)) == 3
     outside = SearchSpace(
         ["x", "y"], [[0, 0], [1, 1]], ParameterTree(2, None, {1: Between(0, 2, 3)})
