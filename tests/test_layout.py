@@ -39,7 +39,6 @@ LAYERS = [
     "test_functions",
     "plots",
     "study",
-    "demo",
     "integrations",
     "__main__",
 ]
