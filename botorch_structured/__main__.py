@@ -126,9 +126,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (OSError, ValueError) as error:
         options.error(str(error))
     print(
-        f"Which of nine classifiers, with which hyperparameters, for {chosen.dataset}? "
-        f"Seed {chosen.seed},\nnine starts and {chosen.budget} choices, error by 5-fold "
-        f"cross-validation.\nThe log: {log}"
+        "Which of nine classifiers, with which hyperparameters, for "
+        f"{chosen.dataset}? Seed {chosen.seed},\nnine starts and {chosen.budget} "
+        f"choices, error by 5-fold cross-validation.\nThe log: {log}"
     )
     try:
         run(study, problem, len(problem.starts(chosen.seed)) + chosen.budget)
@@ -192,9 +192,7 @@ def report(study: Study, problem: ScikitLearnCASH, dataset: str, folder: Path) -
 
 def learner_table(study: Study, best: Mapping[str, Any]) -> str:
     """A row for each learner: its evaluations, and what the model expects of it."""
-    lines = [
-        f"{'learner':10}{'evaluations':>12}{'best error':>12}{'predicted':>12}{'next':>8}"
-    ]
+    lines = ["learner    evaluations  best error   predicted    next"]
     lines.append("-" * len(lines[0]))
     for row in study.explain(best)["paths"]:
         learner = row["path"].removeprefix("learner=")

@@ -1,6 +1,6 @@
 """Problems that are a sum of parts, each of which is observed and bends one way.
 
-`MonotoneMixture1D` is synthetic. Tuning problems are real trainings: as a learner's
+`MonotoneMixture1D` is synthetic, `ElasticNetTuning` is real trainings: as a learner's
 capacity grows, its training error falls and the gap to the validation error rises, two
 parts that are believed to bend one way each, of a sum that does not.
 
@@ -15,7 +15,6 @@ __all__ = [
     "DecomposedTestFunction",
     "ElasticNetTuning",
     "MonotoneMixture1D",
-    "TuningTestFunction",
 ]
 
 from abc import abstractmethod
@@ -126,35 +125,7 @@ class MonotoneMixture1D(DecomposedTestFunction):
         return -parts.square().mul(-0.5).exp().mean(-1)
 
 
-class TuningTestFunction(DecomposedTestFunction):
-    """Validation error; the parts are the training error and the gap between both.
-
-    The former is believed to fall and the latter to rise with the learner's capacity.
-    A configuration is trained once; it has the same value again, as splits and random
-    states depend on ``seed`` only. A subclass defines ``_train``.
-    """
-
-    def __init__(self, seed: int, noise_std: float | None, negate: bool) -> None:
-        check_count("seed", seed, least=0)
-        super().__init__(noise_std=noise_std, negate=negate)
-        self.seed = seed
-        self._measured: dict[tuple[float, ...], tuple[float, float]] = {}
-
-    @abstractmethod
-    def _train(self, x: tuple[float, ...]) -> tuple[float, float]:
-        """Training and validation error of one configuration."""
-
-    def _evaluate_components(self, X: Tensor) -> Tensor:
-        parts = []
-        for x in map(tuple, X.reshape(-1, self.dim).tolist()):
-            if x not in self._measured:
-                self._measured[x] = self._train(x)
-            training, validation = self._measured[x]
-            parts.append((training, validation - training))
-        return X.new_tensor(parts).reshape(*X.shape[:-1], 2)
-
-
-class ElasticNetTuning(TuningTestFunction):
+class ElasticNetTuning(DecomposedTestFunction):
     r"""Validation error of a linear regression with an elastic net.
 
     [Wang2018monotonicity]_, section 4.1: columns are alpha in [0, 1], the share of the
@@ -190,8 +161,10 @@ class ElasticNetTuning(TuningTestFunction):
         Raises:
             ImportError: Without scikit-learn.
         """
-        super().__init__(seed, noise_std, negate)
+        check_count("seed", seed, least=0)
+        super().__init__(noise_std=noise_std, negate=negate)
         import_sklearn("linear_model")
+        self.seed = seed
         rng = np.random.default_rng(seed)
         coefficients = np.zeros(100)
         coefficients[rng.permutation(100)[:50]] = rng.normal(0.0, 0.22, 50)
@@ -201,9 +174,13 @@ class ElasticNetTuning(TuningTestFunction):
             targets = features @ coefficients + rng.standard_normal(200)
             self._data.append((features, targets))
 
-    def _train(self, x: tuple[float, ...]) -> tuple[float, float]:
-        alpha = x[0]
-        strength = 2.0 ** x[1]
+    def _evaluate_components(self, X: Tensor) -> Tensor:
+        parts = [self._train(*x) for x in X.reshape(-1, 2).tolist()]
+        return X.new_tensor(parts).reshape(X.shape)
+
+    def _train(self, alpha: float, log2_lambda: float) -> tuple[float, float]:
+        """The training error, and the gap to the validation error."""
+        strength = 2.0**log2_lambda
         linear_model = import_sklearn("linear_model")
         if alpha < 1e-8:  # coordinate descent would not end; errors change by 1e-7
             # Ridge has the sum of squares over 200 rows, and not half the mean
@@ -218,7 +195,7 @@ class ElasticNetTuning(TuningTestFunction):
             )
         model.fit(*self._data[0])
         errors = [np.square(y - model.predict(X)).mean() / 2 for X, y in self._data]
-        return float(errors[0]), float(errors[1])
+        return errors[0], errors[1] - errors[0]
 
     @cached_property
     def _random_values(self) -> Tensor:
