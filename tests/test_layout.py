@@ -40,7 +40,6 @@ LAYERS = [
     "test_functions",
     "plots",
     "study",
-    "demo",
     "integrations",
     "__main__",
 ]

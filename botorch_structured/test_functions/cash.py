@@ -6,13 +6,7 @@ it. With a time limit it therefore runs in a process of its own, a `KillableWork
 
 from __future__ import annotations
 
-__all__ = [
-    "CallTimeout",
-    "Evaluation",
-    "KillableWorker",
-    "ScikitLearnCASH",
-    "WorkerDied",
-]
+__all__ = ["Evaluation", "ScikitLearnCASH"]
 
 import contextlib
 import os
@@ -40,7 +34,6 @@ from botorch_structured.test_functions.base import (
 from botorch_structured.test_functions.learners import LEARNERS
 
 DATASETS = ("breast_cancer", "digits", "iris", "moons", "wine")
-_START_LIMIT = 120.0  # seconds for imports on a slow, busy machine
 
 
 class WorkerDied(Exception):
@@ -110,7 +103,8 @@ class KillableWorker:
         self._process = process
         self._finalizer = weakref.finalize(self, _stop, process)
         try:
-            self._exchange(process, self.first_message, _START_LIMIT)
+            # imports take long on a slow, busy machine
+            self._exchange(process, self.first_message, 120.0)
         except WorkerDied as error:
             raise RuntimeError(f"{self.script.name} did not start: {error}.") from error
         return process
@@ -159,10 +153,10 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 class Evaluation(NamedTuple):
-    """What came of one configuration."""
+    """The result of one configuration."""
 
     value: float  # the cross-validation error; 1.0, the worst, where it failed
-    error: str | None  # of a failure, the message
+    error: str | None  # the message of a failure
     seconds: float
     status: Literal["ok", "failed", "timeout"]
 
@@ -250,12 +244,11 @@ class ScikitLearnCASH(ConditionalTestFunction):
         self.seed = seed
         self.timeout = timeout
         self.evaluations: list[tuple[dict[str, Any], Evaluation]] = []
-        self._features, self._labels = features, labels
-        self._worker: KillableWorker | None = None
-        if timeout is not None:
-            self._worker = KillableWorker(
-                Path(learners.__file__), (list(sys.path), features, labels, seed)
-            )
+        self._features = features
+        self._labels = labels
+        self._worker = KillableWorker(
+            Path(learners.__file__), (list(sys.path), features, labels, seed)
+        )
 
     def evaluate(self, config: Mapping[str, Any]) -> Evaluation:
         r"""Cross-validate one configuration, and note it in ``evaluations``.
@@ -270,18 +263,23 @@ class ScikitLearnCASH(ConditionalTestFunction):
         """
         learner, arguments = self._split(config)
         start = time.perf_counter()
-        status: Literal["ok", "failed", "timeout"]
+        value = 1.0
+        error: str | None
+        status: Literal["ok", "failed", "timeout"] = "failed"
         try:
-            if self._worker is None or self.timeout is None:
+            if self.timeout is None:
                 value, error = learners.cross_validated_error(
                     self._features, self._labels, learner, arguments, self.seed
                 )
             else:
                 value, error = self._worker.call((learner, arguments), self.timeout)
-            status = "ok" if error is None else "failed"
-        except WorkerDied as problem:
-            value, error = 1.0, str(problem)
-            status = "timeout" if isinstance(problem, CallTimeout) else "failed"
+            if error is None:
+                status = "ok"
+        except CallTimeout as late:
+            error = str(late)
+            status = "timeout"
+        except WorkerDied as death:
+            error = str(death)
         seconds = time.perf_counter() - start
         evaluation = Evaluation(value, error, seconds, status)
         self.evaluations.append((dict(config), evaluation))
@@ -305,27 +303,22 @@ class ScikitLearnCASH(ConditionalTestFunction):
         """
         name, arguments = self._split(config)
         learner = LEARNERS[name]
-        given = {**arguments, **learner.fixed}
-        call = ", ".join(f"{key}={value!r}" for key, value in given.items())
-        imports = f"""\
-from {learner.module} import {learner.class_name}
+        arguments |= learner.fixed
+        call = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
+        return f"""\
 from sklearn.model_selection import StratifiedKFold, cross_val_score
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler"""
-        return (
-            "\n".join(sorted(imports.split("\n")))
-            + f"""
+from sklearn.preprocessing import StandardScaler
+from {learner.module} import {learner.class_name}
 
 model = make_pipeline(StandardScaler(), {learner.class_name}({call}))
 folds = StratifiedKFold(5, shuffle=True, random_state={self.seed})
 error = 1 - cross_val_score(model, X, y, cv=folds).mean()
 """
-        )
 
     def close(self) -> None:
         """End the process that evaluates, if there is one; it restarts when needed."""
-        if self._worker is not None:
-            self._worker.close()
+        self._worker.close()
 
 
 def _load(dataset: str | tuple[Any, Any], seed: int) -> tuple[np.ndarray, np.ndarray]:

@@ -12,8 +12,6 @@ torch.
 
 from __future__ import annotations
 
-__all__ = ["LEARNERS", "Learner", "cross_validated_error", "serve"]
-
 import importlib
 import os
 import pickle
@@ -41,26 +39,44 @@ _TREE = {
     "min_samples_split": (2, 100),
     "min_samples_leaf": (2, 100),
 }
-_C, _GAMMA = {"C": (1e-5, 1e5, "log")}, {"gamma": (1e-5, 1e5, "log")}
-_ROUNDS, _NEIGHBOURS = {"n_estimators": (1, 30)}, {"n_neighbors": (1, 30)}
-_SEED = {"random_state": 0}
-_ENSEMBLE, _LINEAR = "sklearn.ensemble", "sklearn.discriminant_analysis"
 
 # ``max_iter`` bounds the two SVMs, which take minutes to converge where C is large.
 # The paper takes ``reg_param`` to 1e3; scikit-learn rejects more than 1.
 LEARNERS: dict[str, Learner] = {
-    "knn": Learner("sklearn.neighbors", "KNeighborsClassifier", _NEIGHBOURS),
-    "svm": Learner("sklearn.svm", "SVC", _C | _GAMMA, {"max_iter": 200_000}),
-    "linsvm": Learner("sklearn.svm", "LinearSVC", _C, {"max_iter": 1_000, **_SEED}),
-    "dt": Learner("sklearn.tree", "DecisionTreeClassifier", _TREE, _SEED),
-    "rf": Learner(
-        _ENSEMBLE, "RandomForestClassifier", _ROUNDS | _TREE, {"n_jobs": 1, **_SEED}
+    "knn": Learner(
+        "sklearn.neighbors", "KNeighborsClassifier", {"n_neighbors": (1, 30)}
     ),
-    "adab": Learner(_ENSEMBLE, "AdaBoostClassifier", _ROUNDS, _SEED),
+    "svm": Learner(
+        "sklearn.svm",
+        "SVC",
+        {"C": (1e-5, 1e5, "log"), "gamma": (1e-5, 1e5, "log")},
+        {"max_iter": 200_000},
+    ),
+    "linsvm": Learner(
+        "sklearn.svm",
+        "LinearSVC",
+        {"C": (1e-5, 1e5, "log")},
+        {"max_iter": 1_000, "random_state": 0},
+    ),
+    "dt": Learner("sklearn.tree", "DecisionTreeClassifier", _TREE, {"random_state": 0}),
+    "rf": Learner(
+        "sklearn.ensemble",
+        "RandomForestClassifier",
+        {"n_estimators": (1, 30)} | _TREE,
+        {"n_jobs": 1, "random_state": 0},
+    ),
+    "adab": Learner(
+        "sklearn.ensemble",
+        "AdaBoostClassifier",
+        {"n_estimators": (1, 30)},
+        {"random_state": 0},
+    ),
     "gnb": Learner("sklearn.naive_bayes", "GaussianNB"),
-    "lda": Learner(_LINEAR, "LinearDiscriminantAnalysis"),
+    "lda": Learner("sklearn.discriminant_analysis", "LinearDiscriminantAnalysis"),
     "qda": Learner(
-        _LINEAR, "QuadraticDiscriminantAnalysis", {"reg_param": (1e-3, 1.0, "log")}
+        "sklearn.discriminant_analysis",
+        "QuadraticDiscriminantAnalysis",
+        {"reg_param": (1e-3, 1.0, "log")},
     ),
 }
 
