@@ -63,6 +63,11 @@ MAX_LOSS = 0.1
 #: What models take for the structure of their inputs.
 Dependencies = SearchSpace | ParameterTree | Mapping[int, Mapping[float, Sequence[int]]]
 
+# GPyTorch's prediction copies the training data for each element of a t-batch, so
+# predictions by leaf are faster unless weights are more than rows and than this. (With
+# 2,100 weights and 100 rows its copies took more than 20 GB.)
+_MANY_WEIGHTS = 8192
+
 
 def read_arguments(
     train_X: Tensor,
@@ -258,9 +263,7 @@ class LeafModel(FastSingleTaskGP):
         if any(tensor.requires_grad for tensor in tensors):
             return None
         kernel = self.kernel_by_leaf()
-        # With more weights GPyTorch takes less memory, which copies the training data
-        # for each element of a t-batch.
-        if kernel.num_weights > max(self.train_inputs[0].shape[-2], 8192):
+        if kernel.num_weights > max(self.train_inputs[0].shape[-2], _MANY_WEIGHTS):
             return None
         if kernel is self.covar_module:
             return make_solver(self, kernel)
