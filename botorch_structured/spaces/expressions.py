@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Iterator
-from functools import reduce
+from functools import lru_cache, reduce
 from typing import Any
+
+import numpy as np
 
 # A bool, or a tuple as in the module docstring (recursive, hence Any).
 Expr = Any
@@ -95,10 +97,12 @@ def refers_to(expr: Expr) -> set[int]:
     return {k for _, k, _ in atoms(expr)}
 
 
-def bits(mask: int, size: int) -> list[bool]:
-    """Whether each of ``size`` states is in a bit set."""
-    digits = f"{mask & ((1 << size) - 1):0{size}b}"
-    return [digit == "1" for digit in reversed(digits)]
+@lru_cache(maxsize=65536)
+def bits(mask: int, size: int) -> np.ndarray:
+    """Whether each of ``size`` states is in a bit set; not to be written to."""
+    octets = (mask & ((1 << size) - 1)).to_bytes(size // 8 + 1, "little")
+    digits = np.frombuffer(octets, dtype=np.uint8)
+    return np.unpackbits(digits, count=size, bitorder="little").astype(bool)
 
 
 def holds(expr: Expr, truth: Callable[[Expr], Any]) -> Any:

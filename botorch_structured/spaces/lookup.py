@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -219,16 +220,18 @@ class Lookup:
         distinct = dict.fromkeys(part for expr in conditions for part in atoms(expr))
         self._row = {part: i for i, part in enumerate([False, True, *distinct])}
         self._parents = index([0, 0, *(k for _, k, _ in distinct)])
-        truth = [[False] * (width + 2), [True] * (width + 2)]
-        for _, k, mask in distinct:
-            declared = bits(mask, len(decisions[k]) + 1)
-            truth.append(declared + [False] * (width + 2 - len(declared)))
-        self._truth = torch.tensor(truth, device=device)
+        truth = np.zeros((2 + len(distinct), width + 2), dtype=bool)
+        truth[1] = True
+        for row, (_, k, mask) in enumerate(distinct, 2):
+            size = len(decisions[k]) + 1
+            truth[row, :size] = bits(mask, size)
+        self._truth = torch.from_numpy(truth).to(device)
         own = [conditions[o.col] for o in decisions]
         self._dependent = [(k, own[k]) for k in order if own[k] is not True]
         self._always = torch.tensor([e is True for e in conditions], device=device)
         self._distinct = list(dict.fromkeys(conditions))
-        self._which = index([self._distinct.index(expr) for expr in conditions])
+        place = {expr: i for i, expr in enumerate(self._distinct)}
+        self._which = index([place[expr] for expr in conditions])
 
         # A digit of the key is a state, from 1 on where it cannot be "inactive".
         always = [expr is True for expr in own]

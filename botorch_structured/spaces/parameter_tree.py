@@ -278,9 +278,9 @@ class ParameterTree:
             for a in self.conditions.get(col, And(())).atoms():
                 k = self._position[a.col]
                 decision = self._decisions[k]
-                _, *switched_on = bits(decision.mask(a), len(decision) + 1)
                 start = self.edge_offsets[k]
-                leaf[start : start + len(decision)] &= ~torch.tensor(switched_on)
+                is_inner = bits(decision.mask(a), len(decision) + 1)[1:]
+                leaf[start : start + len(decision)] &= torch.from_numpy(~is_inner)
         return leaf
 
     @cached_property
@@ -336,11 +336,10 @@ class ParameterTree:
     def _path_counts(self) -> list[int]:
         """On how many declared paths each column is active; above 4,096 paths 2 stands
         for more."""
-        search = self._search
-        if search.is_listed:
-            counts = search.counts(self._exprs)
-        else:
-            counts = {e: len(search.where(e, most=2)[0]) for e in set(self._exprs)}
+        if self._search.is_listed:
+            return self._locate(self.path_points).active.sum(0).tolist()
+        distinct = set(self._exprs)
+        counts = {e: len(self._search.where(e, most=2)[0]) for e in distinct}
         return [counts[expr] for expr in self._exprs]
 
     def can_be_active(self, column: int, fixed: Mapping[int, float]) -> bool:
@@ -407,13 +406,13 @@ class ParameterTree:
     def _paths_of(self, X: Tensor) -> Iterator[Path]:
         """The path of each of ``n x d`` points."""
         at = self._locate(X)
-        rows = zip(X.tolist(), at.states.tolist(), at.active, strict=True)
-        for x, states, active in rows:
+        rows = zip(at.values.tolist(), at.states.tolist(), at.active, strict=True)
+        for values, states, active in rows:
             decisions = {}
-            for o, state in zip(self._decisions, states, strict=True):
+            for o, x, state in zip(self._decisions, values, states, strict=True):
                 if state:
                     is_declared = state <= len(o)
-                    decisions[o.col] = o.values[state - 1] if is_declared else x[o.col]
+                    decisions[o.col] = o.values[state - 1] if is_declared else x
             yield Path(decisions, tuple(active.nonzero().flatten().tolist()))
 
     def _identity(self) -> tuple[Any, ...]:
@@ -473,6 +472,10 @@ class ParameterTree:
         """
         at = self._locate(X, strict)
         return at.states - 1, at.active.clone(), at.keys.clone()
+
+    def _active_states(self, states: Tensor) -> Tensor:
+        """Which columns are active, given the states of the decisions."""
+        return self._lookup(states.device).active(states)
 
     def is_declared(self, X: Tensor) -> Tensor:
         """Whether all active decisions of a row have values that were declared.

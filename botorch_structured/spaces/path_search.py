@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from graphlib import TopologicalSorter
 
 import numpy as np
@@ -79,7 +79,7 @@ class PathSearch:
             if isinstance(part, bool):
                 return np.full(len(states), part)
             _, k, mask = part
-            return _bits(mask, self.sizes[k] + 1)[states[:, k]]
+            return bits(mask, self.sizes[k] + 1)[states[:, k]]
 
         return holds(goal, truth)
 
@@ -126,7 +126,7 @@ class PathSearch:
         decided_by = refers_to(goal)
         worth = [np.zeros(size + 1) for size in self.sizes]
         for _, k, mask in wanted or ():
-            worth[k] += _bits(mask, self.sizes[k] + 1)
+            worth[k] += bits(mask, self.sizes[k] + 1)
         states = np.zeros((1, len(self.sizes)), dtype=np.int32)
         score = np.zeros(1)
         is_complete = True
@@ -144,7 +144,7 @@ class PathSearch:
                     if isinstance(part, bool) or part[1] in undecided:
                         return np.full(len(row), part is not False)  # noqa: B023
                     column = state if part[1] == k else states[row, part[1]]  # noqa: B023
-                    return _bits(part[2], self.sizes[part[1]] + 1)[column]
+                    return bits(part[2], self.sizes[part[1]] + 1)[column]
 
                 possible = holds(goal, truth)
                 row = row[possible]
@@ -196,7 +196,8 @@ class PathSearch:
             missing = [g for g in missing if counts[g]]
         paths = new = first
         while True:
-            missing = [g for g in missing if not self.holds(g, new).any()]
+            for path in new.tolist():
+                missing = [g for g in missing if not _holds_on(path, g)]
             if not missing or len(paths) == n:
                 return paths
             goal = all_of([missing[0], where])
@@ -285,9 +286,13 @@ def _parents_first(conditions: Sequence[Expr]) -> list[int]:
     return order
 
 
-@lru_cache(maxsize=65536)
-def _bits(mask: int, size: int) -> np.ndarray:
-    return np.array(bits(mask, size))
+def _holds_on(path: Sequence[int], goal: Expr) -> bool:
+    """Whether a goal holds for the states of one path."""
+
+    def truth(part: Expr) -> bool:
+        return part if isinstance(part, bool) else bool(part[2] >> path[part[1]] & 1)
+
+    return bool(holds(goal, truth))
 
 
 def _distinct(tables: Sequence[np.ndarray]) -> np.ndarray:

@@ -96,7 +96,7 @@ def read_fixed(space: SearchSpace, fixed: Any) -> dict[int, float]:
             if not isinstance(p, Constant) and takes(p, value):
                 held[space._position[p.name]] = p.encode(value)
 
-    is_left = partial(space.can_have, held=held)
+    is_left = partial(space.can_have, fixed=held)
     for name, value in fixed.items():
         good = [p for p in named[name] if takes(p, value)]
         wrong = [p for p in named[name] if not takes(p, value)]

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from botorch_structured.spaces import ParameterTree, SearchSpace
 from botorch_structured.spaces.arguments import check_columns, check_count
-from botorch_structured.spaces.columns import FloatColumn
-from botorch_structured.spaces.search_space import random_source
+from botorch_structured.spaces.columns import FloatColumn, random_source
 from botorch_structured.test_functions.base import ConditionalTestFunction
 
 # Points this near, in widths of the bounds, are the same row: fits float32.

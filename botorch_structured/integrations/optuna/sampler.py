@@ -58,7 +58,6 @@ from botorch_structured.spaces.arguments import check_seed, later_seed
 from botorch_structured.spaces.columns import (
     CategoricalColumn,
     Column,
-    is_alike,
     is_equal,
 )
 from botorch_structured.study import Study
@@ -620,7 +619,7 @@ def _constraints(function: Callable[..., Any], trial: FrozenTrial) -> Any:
 def _agree(suggestion: SuggestedPath, values: Values) -> bool:
     """Whether a trial has its suggested values; an enqueued one need not."""
     return all(
-        name not in values or is_alike(values[name][1], value)
+        name not in values or is_equal(values[name][1], value)
         for name, (_, value) in suggestion.values.items()
     )
 
