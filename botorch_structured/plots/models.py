@@ -349,9 +349,7 @@ def _draw_line(
     pieces = np.split(grid[:, 0], starts)
     firsts = regions[[0, *starts]]
     counts = Counter(_regions(model, X, X.cpu().numpy()).tolist())
-    for k, (piece, region) in enumerate(
-        zip(pieces, regions[[0, *starts]], strict=True)
-    ):
+    for k, piece in enumerate(pieces):
         x = np.linspace(piece[0], piece[-1], 2 + resolution // len(pieces))
         mean, deviation = _predicted(model, X, x[:, None], noise)
         style.fill_band(ax, x, mean, 2 * deviation, BLUE)
