@@ -28,6 +28,7 @@ LAYERS = [
     "spaces",
     "linalg",
     "_botorch_names",
+    "_learners",
     "kernels",
     "transforms",
     "models",

@@ -75,13 +75,18 @@ def plot_monotone_components(
             f"{len(others)}."
         )
     with _evaluating(model, without):
-        data = [None if _is_known(c) else _training_data(c) for c in components]
+        data = [  # None for a known component
+            None if isinstance(part, DeterministicModel) else _training_data(part)
+            for part in components
+        ]
         total = _observed_sum(data, components)
         _check_no_decision([*components, *others], column)
         line = _line(components, data, total, column, at, bounds, resolution)
         if names is None:
-            known = [" (known)" if _is_known(part) else "" for part in components]
-            names = [f"f{k}{note}" for k, note in enumerate(known, 1)]
+            names = [
+                f"f{k} (known)" if points is None else f"f{k}"
+                for k, points in enumerate(data, 1)
+            ]
         if isinstance(names, str) or len(names) != len(components):
             raise ValueError(f"names: expected {len(components)} names, got {names!r}.")
         shown = list(zip(names, components, others, data, strict=True))
@@ -97,8 +102,10 @@ def plot_monotone_components(
             label = "mean"
             if other is not None:
                 label = "with monotonicity"
-                _draw_model(ax, other, line, column, RED, "without monotonicity", "--")
-            _draw_model(ax, part, line, column, BLUE, label, "-")
+                _draw_prediction(
+                    ax, other, line, column, RED, "without monotonicity", "--"
+                )
+            _draw_prediction(ax, part, line, column, BLUE, label)
             if points is not None:
                 _draw_data(ax, *points, line, column)
             _draw_signs(ax, part, column)
@@ -114,17 +121,13 @@ def plot_monotone_components(
     return panels
 
 
-def _is_known(part: Any) -> bool:
-    return isinstance(part, DeterministicModel)
-
-
 def _check_no_decision(parts: Sequence[Any], column: int) -> None:
     """Raise for a decision: there are no points between its values."""
     for part in parts:
         tree = getattr(part, "tree", None)
-        if not isinstance(tree, ParameterTree) or column in tree.numeric_decisions:
+        if not isinstance(tree, ParameterTree):
             continue
-        if column in tree.decision_columns:
+        if column in {*tree.decision_columns} - {*tree.numeric_decisions}:
             raise ValueError(
                 "column: expected one that moves continuously, got the decision "
                 f"{column}, which has the values {tree.decision_values[column]}."
@@ -135,15 +138,15 @@ def _observed_sum(
     data: Sequence[tuple[Tensor, Tensor] | None], components: Sequence[Any]
 ) -> tuple[Tensor, Tensor] | None:
     """``n`` observations of the sum; None unless all are at the same points."""
-    observed = [points for points in data if points is not None]
-    X = observed[0][0]
-    if not all(torch.equal(X, points) for points, _ in observed):
+    inputs = [points[0] for points in data if points is not None]
+    if not all(torch.equal(inputs[0], X) for X in inputs):
         return None
-    total = torch.stack([values for _, values in observed]).sum(0)
     with torch.no_grad():
-        for part in filter(_is_known, components):
-            total = total + part.posterior(X).mean.squeeze(-1)
-    return X, total
+        values = [
+            part.posterior(inputs[0]).mean.squeeze(-1) if points is None else points[1]
+            for part, points in zip(components, data, strict=True)
+        ]
+    return inputs[0], torch.stack(values).sum(0)
 
 
 def _line(
@@ -173,13 +176,21 @@ def _line(
     return line
 
 
-def _draw_model(
-    ax: Axes, part: Any, line: Tensor, column: int, colour: str, label: str, dashes: str
+def _draw_prediction(
+    ax: Axes,
+    model: Any,
+    points: Tensor,
+    column: int,
+    colour: str,
+    label: str | None,
+    dashes: str = "-",
+    noise: bool = False,
 ) -> None:
-    mean, deviation = _predicted(part, line, line.cpu().numpy())
-    x = line[:, column].cpu().numpy()
-    if not _is_known(part):
-        style.fill_band(ax, x, mean, 2 * deviation, colour)
+    """The mean along a column, and a band of two standard deviations."""
+    mean, deviation = _predicted(model, points, noise)
+    x = points[:, column].cpu().numpy()
+    band = (mean - 2 * deviation, mean + 2 * deviation)
+    ax.fill_between(x, *band, color=colour, alpha=0.15, linewidth=0)
     ax.plot(x, mean, color=colour, linewidth=2, linestyle=dashes, label=label)
 
 
@@ -294,7 +305,8 @@ def plot_partition(
             ax = style.new_axes(ax, 5.2 if colorbar else 4.6, 4.2)
             axes = [np.linspace(low[j], high[j], n) for j in range(2)]
             grid = np.stack(np.meshgrid(*axes), axis=-1)  # rows are the second column
-            predicted = _predicted(model, X, grid.reshape(-1, 2), observation_noise)
+            points = torch.as_tensor(grid.reshape(-1, 2)).to(X)
+            predicted = _predicted(model, points, observation_noise)
             image = ax.pcolormesh(
                 *axes,
                 predicted[0 if show == "mean" else 1].reshape(n, n),
@@ -349,14 +361,11 @@ def _draw_line(
     pieces = np.split(grid[:, 0], starts)
     firsts = regions[[0, *starts]]
     counts = Counter(_regions(model, X, X.cpu().numpy()).tolist())
-    for k, (piece, region) in enumerate(
-        zip(pieces, regions[[0, *starts]], strict=True)
-    ):
+    for k, piece in enumerate(pieces):
         x = np.linspace(piece[0], piece[-1], 2 + resolution // len(pieces))
-        mean, deviation = _predicted(model, X, x[:, None], noise)
-        style.fill_band(ax, x, mean, 2 * deviation, BLUE)
+        points = torch.as_tensor(x[:, None]).to(X)
         label = None if k else "mean"  # once in a legend
-        ax.plot(x, mean, color=BLUE, linewidth=2, label=label)
+        _draw_prediction(ax, model, points, 0, BLUE, label, noise=noise)
         if k:
             ax.axvline(piece[0], color=RED, linewidth=1.0, linestyle="--", zorder=1)
         if len(pieces) > 1 and len(piece) > 8_000:  # there is room for it
@@ -403,15 +412,15 @@ def _evaluating(*models: Any) -> Iterator[None]:
 
 @torch.no_grad()
 def _predicted(
-    model: Any, X: Tensor, points: np.ndarray, noise: bool = False
+    model: Any, points: Tensor, noise: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation at each of ``n x d`` points, on the axes of ``X``.
+    """Mean and standard deviation at each of ``n x d`` points.
 
     Each point by itself: a joint covariance is not needed, and is large.
     """
     means = []
     variances = []
-    for part in torch.as_tensor(points).to(X).unsqueeze(-2).split(4096):
+    for part in points.unsqueeze(-2).split(4096):
         posterior = model.posterior(part, observation_noise=noise)
         means.append(posterior.mean.reshape(-1))
         variances.append(posterior.variance.reshape(-1))

@@ -89,15 +89,6 @@ def tidy(ax: Axes) -> None:
     ax.set_axisbelow(True)
 
 
-def fill_band(
-    ax: Axes, x: np.ndarray, middle: np.ndarray, half: np.ndarray, colour: str
-) -> None:
-    """A band of this half width about a curve."""
-    ax.fill_between(
-        x, middle - half, middle + half, color=colour, alpha=0.15, linewidth=0
-    )
-
-
 def step_curve(
     ax: Axes,
     steps: np.ndarray,

@@ -475,19 +475,16 @@ def plot_covariance(
         raise ValueError(f"kernel: expected a kernel or a tensor, got {brief(kernel)}.")
     if tree is None:
         tree = getattr(kernel, "tree", None)
-    if tree is None and not (names is None and labels is None):
+    if tree is not None:
+        tree, columns, texts = with_names(tree, names, labels)
+    elif not (names is None and labels is None):
         raise ValueError("names, labels: expected a tree with them, got none.")
     if limits is not None and not limits[0] < limits[1]:
         raise ValueError(f"limits: expected two numbers in order, got {limits}.")
-    blocks: list[tuple[str, int]] = []
-    if tree is None:
-        style.check_points(X, None)
-        covariance = _covariance(kernel, X)
-    else:
-        tree, columns, texts = with_names(tree, names, labels)
-        style.check_points(X, tree.dim)
-        order, blocks = _sorted_by_path(tree, X, columns, texts)
-        covariance = _covariance(kernel, X)[order][:, order]
+    covariance = _covariance(kernel, X, None if tree is None else tree.dim)
+    if tree is not None:
+        index, order = tree.path_index(X).cpu().sort(stable=True)
+        covariance = covariance[order][:, order]
     ax = style.new_axes(ax, 4.8 if colorbar else 4.0, 4.0)
     if limits is None:
         largest = covariance.abs().max().item() or 1.0
@@ -500,14 +497,20 @@ def plot_covariance(
         clim=limits,
         interpolation="none",
     )
-    _mark_blocks(ax, blocks, len(X))
+    ax.tick_params(length=0, labelcolor=INK)
+    ax.spines[:].set_color(GREY)
+    if tree is None:
+        ax.set(xticks=[], yticks=[])
+    else:
+        _mark_paths(ax, tree, X[order], index, columns, texts)
     if colorbar:
         ax.figure.colorbar(image, ax=ax)
     return ax
 
 
-def _covariance(kernel: Kernel | Tensor, X: Tensor) -> Tensor:
+def _covariance(kernel: Kernel | Tensor, X: Tensor, d: int | None) -> Tensor:
     """``n x n`` on the CPU."""
+    style.check_points(X, d)
     if isinstance(kernel, Kernel):
         with torch.no_grad():
             covariance = to_dense(kernel(X))
@@ -527,42 +530,29 @@ def _covariance(kernel: Kernel | Tensor, X: Tensor) -> Tensor:
     return covariance.detach().double().cpu()
 
 
-def _sorted_by_path(
+def _mark_paths(
+    ax: Axes,
     tree: ParameterTree,
     X: Tensor,
+    index: Tensor,
     names: Sequence[str],
-    outcomes: Mapping[tuple[int, Any], str],
-) -> tuple[Tensor, list[tuple[str, int]]]:
-    """The order of the rows; the label and the number of points of each path."""
-    index, order = tree.path_index(X).sort(stable=True)
-    _, counts = index.unique_consecutive(return_counts=True)
+    texts: Mapping[tuple[int, Any], str],
+) -> None:
+    """Lines between the blocks of sorted points, and labels below and on the left."""
     shown = names if len(tree.decision_columns) > 1 else None
-    blocks = []
-    first = 0
-    for count in counts.tolist():
-        path = tree.path_of(X[order[first]])
-        blocks.append((path_text(path, shown, outcomes), count))
-        first += count
-    return order.cpu(), blocks
-
-
-def _mark_blocks(ax: Axes, blocks: list[tuple[str, int]], n: int) -> None:
-    """Lines between blocks and their labels, below and on the left."""
     ticks = []
     labels = []
     start = 0
-    for text, count in blocks:
+    for count in index.unique_consecutive(return_counts=True)[1].tolist():
         if start:
             ax.axhline(start - 0.5, color=INK, linewidth=0.8)
             ax.axvline(start - 0.5, color=INK, linewidth=0.8)
         # labels of smaller blocks would overlap; a single block needs none
-        if count >= 0.03 * n and len(blocks) > 1:
+        if 0.03 * len(index) <= count < len(index):
             ticks.append(start + (count - 1) / 2)
-            labels.append(text)
+            labels.append(path_text(tree.path_of(X[start]), shown, texts))
         start += count
     # long labels would run into each other along the bottom
     crowded = max(map(len, labels), default=0) * len(labels) > 25
     ax.set_xticks(ticks, labels, rotation=90 if crowded else 0)
     ax.set_yticks(ticks, labels)
-    ax.tick_params(length=0, labelcolor=INK)
-    ax.spines[:].set_color(GREY)

@@ -338,13 +338,6 @@ class QuadraticTask(BoxTestFunction):
         self.context = context
         self.history = history
 
-    @property
-    def value_range(self) -> float:
-        """The largest value on the box less the smallest: the unit of gaps."""
-        a, b, c = self.context
-        best = self._optimizers[0][0]
-        return 3 * (0.5 * a * (1.0 - best**2) + b * (1.0 - best))
-
     def _evaluate_true(self, X: Tensor) -> Tensor:
         return _quadratic(X, X.new_tensor(self.context))
 

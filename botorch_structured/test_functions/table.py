@@ -68,7 +68,7 @@ class TableProblem(ConditionalTestFunction):
             X: ``n x d`` numbers, the inputs as they stand in the table. A row that is
                 repeated is one candidate, with the mean of its values.
             y: ``n`` values.
-            names: Of the columns. Default: ``x1, ..., xd``.
+            names: Those of the columns. Default: ``x0, ..., x{d-1}``.
             log_features: Columns whose decimal logarithm a model sees. It
                 stands in ``candidates`` and ``bounds``.
             space: For tables with integers, categories or conditions, in place of

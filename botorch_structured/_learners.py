@@ -1,8 +1,7 @@
 """The nine scikit-learn learners of Levesque et al. (2017), section V, as data.
 
-This file is also the program of the process that a fit with a time limit runs in
-(``KillableWorker`` in ``cash.py``). It stands alone, so that the process starts without
-torch.
+It stands outside `test_functions`, so that the process in which fits have a time limit
+imports neither torch nor BoTorch.
 
 .. [Levesque2017conditional]
     J.-C. Levesque, A. Durand, C. Gagne, R. Sabourin. Bayesian Optimization for
@@ -13,10 +12,6 @@ torch.
 from __future__ import annotations
 
 import importlib
-import os
-import pickle
-import signal
-import sys
 import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -106,38 +101,3 @@ def cross_validated_error(
         except Exception as error:
             return 1.0, f"{type(error).__name__}: {error}"
     return float(1.0 - scores.mean()), None
-
-
-def serve() -> None:
-    """Answer ``(learner, arguments)`` with ``cross_validated_error``.
-
-    Pickles over standard input and output. The first message brings the path to look
-    for modules on, the data and the seed, and is answered with ``"ready"``.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
-    source = sys.stdin.buffer
-    sink = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # prints of a learner
-
-    def answer(message: Any) -> None:
-        pickle.dump(message, sink)
-        sink.flush()
-
-    path, X, y, seed = pickle.load(source)
-    sys.path[:] = path
-    import sklearn.model_selection  # noqa: F401  (the slow imports, before any clock)
-    import sklearn.preprocessing  # noqa: F401
-
-    for entry in LEARNERS.values():
-        importlib.import_module(entry.module)
-    answer("ready")
-    while True:
-        try:
-            learner, arguments = pickle.load(source)
-        except EOFError:  # the parent has gone
-            return
-        answer(cross_validated_error(X, y, learner, arguments, seed))
-
-
-if __name__ == "__main__":
-    serve()
