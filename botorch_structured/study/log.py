@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["StudyLog", "describe", "writable"]
-
 import json
 import os
 from collections.abc import Mapping
@@ -38,19 +36,20 @@ _HEADER: _Fields = {
     "costs": ("true or false", bool),
     "seed": ("a whole number", int),
 }
-_ASKED: _Fields = {
-    "asked": ("a list of configurations", [dict]),
-    "x": ("a list of points", [[float]]),
-    "fitted": ("true or false", bool),
-}
+_ASKED: _Fields = {"asked": ("a list of configurations", [dict])}
 _TOLD: _Fields = {
     "told": ("a configuration", dict),
     "values": ("an object or null", (dict, None)),
     "cost": ("a number or null", (float, None)),
     "error": ("a text or null", (str, None)),
 }
-# These are only there where they were told.
-_FURTHER: _Fields = {"sem": ("an object", dict), "metadata": ("an object", dict)}
+# These are only there where they were told, or, the last two, in older logs.
+_FURTHER: _Fields = {
+    "sem": ("an object", dict),
+    "metadata": ("an object", dict),
+    "x": ("a list of points", [[float]]),
+    "fitted": ("true or false", bool),
+}
 
 
 def _fits(x: Any, kind: Any) -> bool:
@@ -241,7 +240,7 @@ class StudyLog:
             where = self.where(number)
             entry = _parse(line, where)
             further = {k: v for k, v in _FURTHER.items() if k in entry}
-            fields = _ASKED if "asked" in entry else _TOLD | further
+            fields = (_ASKED if "asked" in entry else _TOLD) | further
             self.entries.append((number, _check(entry, fields, where)))
         return int(header["seed"])
 
