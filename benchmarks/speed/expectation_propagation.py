@@ -26,13 +26,13 @@ from scipy.special import erfcx
 from torch import Tensor
 
 from benchmarks.speed import report
-from botorch_structured.models.monotone.derivatives import StationaryDerivatives
 from botorch_structured.models.monotone.expectation_propagation import (
     EPRun,
     ep_result,
     expectation_propagation,
     site_system,
 )
+from botorch_structured.models.monotone.site_kernel import StationaryDerivatives
 
 TOLERANCE = 1e-6
 
@@ -114,7 +114,7 @@ def compare(
         return expectation_propagation(*peer_data, nu, tolerance=TOLERANCE)
 
     run = ours()
-    result = ep_result([run], torch.Size(), mean.device, TOLERANCE)
+    result = ep_result([run], torch.Size(), TOLERANCE)
     precision, shift, peer_sweeps = sequential(*peer_data, nu)
     if not bool(result.converged):
         raise RuntimeError(f"Problem {seed}: no convergence.")
