@@ -1170,11 +1170,15 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
 
     # -- training data -----------------------------------------------------------------
 
-    def _forget_fantasies(self) -> None:
-        super()._forget_fantasies()
-        self._conditioned = None
-        self._conditioned_batch = torch.Size()
-        self._total = None
+    def set_train_data(
+        self, inputs: Any = None, targets: Tensor | None = None, strict: bool = True
+    ) -> None:
+        """Replace the training data, see ``ExactGP.set_train_data``."""
+        super().set_train_data(inputs, targets, strict)
+        if targets is not None:  # BoTorch sets inputs alone, transformed or not
+            self._conditioned = None
+            self._conditioned_batch = torch.Size()
+            self._total = None
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Load a state, see ``GPyTorchModel.load_state_dict``.
