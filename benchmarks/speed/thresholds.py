@@ -37,7 +37,6 @@ from botorch_structured.linalg.factor import inverse_factors
 from botorch_structured.models import (
     MonotoneGP,
     SampledGP,
-    TreedGP,
     TreeStructuredGP,
 )
 from botorch_structured.models.contexts import few_threads
@@ -135,13 +134,6 @@ def _monotone(n: int) -> Call:
     return lambda: fitted(MonotoneGP(X, Y, {0: 1}), optimizer_kwargs=few)
 
 
-def _treed(n: int, make: Callable[..., TreedGP] = TreedGP) -> Call:
-    g = torch.Generator().manual_seed(0)
-    X, noise = torch.rand(n, 2, generator=g).double(), torch.randn(n, 1, generator=g)
-    Y = (9.0 * X[:, :1]).sin() * (X[:, :1] > 0.5) + 0.1 * noise
-    return lambda: fitted(make(X, Y))
-
-
 def _threads(n: int) -> Call:
     covariance = np.eye(n) + 1.0 / n
 
@@ -194,11 +186,6 @@ THRESHOLDS = [
         time.perf_counter,
     ),
     Threshold(
-        "models.treed.maximum._FEW_ROWS",
-        partial(_treed, make=TreedGP.as_published),
-        (50, 128, 250),
-    ),
-    Threshold(
         "models.contexts._ROWS_FOR_ONE_THREAD",
         _threads,
         (200, 1000, 2000),
@@ -216,7 +203,6 @@ WITHOUT_A_ROW = {
         "models.ablr.rows._KEPT_ROWS",
         "models.sampled.folded_prediction._CHUNK",
         "models.sampled.folded_prediction._DEVICE_CHUNK",
-        "models.treed.objective._BLOCK",
         "models.tree.moments._MAX_NUMBERS",
     ],
     "memory: of more distances that are no squares there is no closed form": [
@@ -238,11 +224,7 @@ WITHOUT_A_ROW = {
         "models.tree.old_studies._BEST_ROWS",
         "models.tree.old_studies._FEW_STARTS",
         "models.tree.old_studies._FITTED_ROWS",
-        "models.treed.growth._MODE_ROWS",
-        "models.treed.growth._SCALE_ROWS",
-        "models.treed.objective._INFORMED_ROWS",
-        "models.treed.maximum._SMALL_SHARE",
-        "models.treed.scoring.SCORED_ROWS",
+        "models.treed.objective._FITTED_ROWS",
     ],
 }
 

@@ -14,10 +14,8 @@ predictions. ``TreePartition`` holds one as buffers and gives it back.
 
 from __future__ import annotations
 
-__all__ = ["ChangePoint", "Proposal", "Split", "TreeNode", "grow", "split_by_variance"]
-
 import heapq
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -283,3 +281,33 @@ def _numeric_reductions(
     left, right = after, n - first
     allowed = (np.minimum(left, right) >= min_leaf_size) & (np.maximum(left, right) < n)
     return np.where(allowed & starts, reduction, -np.inf), x
+
+
+def grow_by_variance(
+    X: Array,
+    y: Array,
+    min_leaf_size: int,
+    max_leaves: int | None = None,
+    categorical: Sequence[int] = (),
+) -> TreeNode:
+    """CART as in section 3.1 of Assael et al. (2014): as deep as it goes.
+
+    Args:
+        X: ``n x d``.
+        y: ``n``.
+        min_leaf_size: Fewest points of a leaf, shared ones included.
+        max_leaves: Where to stop.
+        categorical: Columns without an order.
+    """
+    root = TreeNode.root(X)
+
+    def propose(node: TreeNode) -> Proposal | None:
+        best = split_by_variance(X[node.rows], y[node.rows], min_leaf_size, categorical)
+        if best is None:
+            return None
+        reduction, split = best
+        children = node.divided(X, split)
+        return Proposal(reduction * len(node.rows), split, children)
+
+    grow(root, propose, max_leaves)
+    return root

@@ -58,8 +58,9 @@ from botorch_structured.models.parameters import UnknownFormError
 from botorch_structured.models.treed import leaf_modules
 from botorch_structured.models.treed.cart import Rows, TreeNode
 from botorch_structured.models.treed.growth import NOISE_FLOOR, GrownTrees, grow_trees
-from botorch_structured.models.treed.maximum import LeafProblem
 from botorch_structured.models.treed.objective import (
+    LeafDensity,
+    LeafProblem,
     TreeData,
     leaf_terms,
     path_evidence,
@@ -67,10 +68,6 @@ from botorch_structured.models.treed.objective import (
 from botorch_structured.models.treed.prediction import TreedPredictor
 from botorch_structured.models.treed.tree_partition import TreePartition
 from botorch_structured.spaces.arguments import check_columns, check_count
-
-# A leaf's hyperparameters are independent of another leaf's: L-BFGS-B has to learn the
-# curvature of each leaf, for which its default memory of 10 steps is short.
-_FIT_OPTIONS = {**FIT_OPTIONS, "maxcor": 30}
 
 
 class TreedGP(fast_inference.FastSingleTaskGP):
@@ -298,7 +295,6 @@ class TreedGP(fast_inference.FastSingleTaskGP):
                 categorical=categorical,
                 kernel=leaf_kernel or (split_criterion if by_evidence else "matern"),
                 nodes_too=not self._share_all or leaf_kernel == "evidence",
-                one_leaf=warp or bool(categorical),
             )
         self.partition = TreePartition(grown.roots, grown.inputs, self._aug_batch_shape)
         if self.partition.num_leaves > 1 or warp or categorical:
@@ -548,13 +544,11 @@ class TreedGP(fast_inference.FastSingleTaskGP):
         ``fit_gpytorch_mll`` calls this; every argument of it is honoured. Not for
         direct use.
         """
-        own = self._is_treed and not self.partition.tree_shape
-        options = _FIT_OPTIONS if own else None
-        problem = None
-        if not any(kwargs.values()):  # None is what was not given
-            problem = self._leaf_problem(mll.train())
-            if problem is not None and problem.in_logarithms:
-                kwargs["optimizer"] = problem.optimize
+        options = None
+        if self._is_treed and not self.partition.tree_shape:
+            # the curvature of each leaf has to be learnt
+            options = {**FIT_OPTIONS, "maxcor": 30}
+        problem = self._leaf_problem(mll.train())
         with few_threads(self.train_targets.shape[-1]):
             return fit_map(mll, options, objective=problem, **kwargs)
 
@@ -601,17 +595,20 @@ class TreedGP(fast_inference.FastSingleTaskGP):
         else:  # a node above the leaves has their noise, but other values of its own
             return None
         (data,) = self._plan()
-        own_levels = self._is_treed and not self._share_all
+        levels = None
+        if self._is_treed and not self._share_all:
+            levels = self.levels.cpu().double().numpy()
         terms = leaf_terms(
             data.root,
             self._data_of,
             data.X.cpu().double().numpy(),
             data.y.cpu().double().numpy(),
             noise,
-            None if not own_levels else self.levels.cpu().double().numpy(),
+            levels,
         )
+        densities = [LeafDensity(part, correlation) for part in terms]
         try:
-            return LeafProblem(mll, (*own, raw_noise), terms, correlation)
+            return LeafProblem(mll, (*own, raw_noise), densities)
         except UnknownFormError:
             return None
 
