@@ -74,12 +74,6 @@ class Path:
         """The numeric decision columns with the interval they move in on this path."""
         return {c: v for c, v in self.decisions.items() if isinstance(v, tuple)}
 
-    @property
-    def free_columns(self) -> list[int]:
-        """The active columns that this path does not fix to one value."""
-        fixed = self.fixed_features
-        return [c for c in self.active_columns if c not in fixed]
-
 
 class ParameterTree:
     """A search space whose columns depend on each other.
@@ -205,8 +199,7 @@ class ParameterTree:
             return cls(dim, x)
         raise ValueError(
             "hierarchical_dependencies: expected a ParameterTree or {column: {value: "
-            "[columns]}}, with {} for a space without decisions, got "
-            f"{kind}{hint}."
+            f"[columns]}}}}, with {{}} for a space without decisions, got {kind}{hint}."
         )
 
     def _collect_decisions(self) -> list[Decision]:
@@ -214,27 +207,28 @@ class ParameterTree:
         for condition in self.conditions.values():
             for a in condition.atoms():
                 atoms.setdefault(a.col, []).append(a)
-        decisions = []
-        for col in sorted({*atoms, *self._values}):
-            here = atoms.get(col, [])
-            points = set(self._dependencies.get(col, ()))
-            for a in here:
-                points |= {lo for lo, _ in a.intervals if not isinstance(a, Between)}
-            declared = self._values.get(col)
-            if declared is not None:
-                missing = sorted(points - set(declared))
-                if missing:
-                    raise ValueError(
-                        f"values[{col}]: expected all values of column {col}, those "
-                        f"its conditions name included, got {list(declared)} without "
-                        f"{missing}."
-                    )
-            numeric = declared is None and any(isinstance(a, Between) for a in here)
-            lows = highs = tuple(sorted(points)) if declared is None else declared
-            if numeric:
-                lows, highs = cut_intervals([*here, *(Equals(col, v) for v in points)])
-            decisions.append(Decision(col, lows, highs, numeric, declared is not None))
-        return decisions
+        for col in self._values:
+            atoms.setdefault(col, [])
+        return [self._decision(col, atoms[col]) for col in sorted(atoms)]
+
+    def _decision(self, col: int, atoms: Sequence[Atom]) -> Decision:
+        """A column that atoms are about."""
+        values = {
+            *self._dependencies.get(col, ()),
+            *(v for a in atoms if not isinstance(a, Between) for v, _ in a.intervals),
+        }
+        if (declared := self._values.get(col)) is not None:
+            if missing := sorted(values - set(declared)):
+                raise ValueError(
+                    f"values[{col}]: expected all values of column {col}, those its "
+                    f"conditions name included, got {list(declared)} without {missing}."
+                )
+            return Decision(col, declared, declared, numeric=False, strict=True)
+        if any(isinstance(a, Between) for a in atoms):
+            lows, highs = cut_intervals([*atoms, *(Equals(col, v) for v in values)])
+            return Decision(col, lows, highs, numeric=True, strict=False)
+        ascending = tuple(sorted(values))
+        return Decision(col, ascending, ascending, numeric=False, strict=False)
 
     @cached_property
     def decision_columns(self) -> list[int]:
@@ -385,14 +379,14 @@ class ParameterTree:
     @cached_property
     def own_columns(self) -> list[int]:
         """The columns, other than decisions by value, that are active on one path."""
-        counts, fixed = enumerate(self._path_counts), self.decisions_by_value
-        return [c for c, n in counts if n == 1 and c not in fixed]
+        counts = enumerate(self._path_counts)
+        return [c for c, n in counts if n == 1 and c not in self.decisions_by_value]
 
     @cached_property
     def shared_columns(self) -> list[int]:
         """The columns, other than decisions by value, active on more than one path."""
-        counts, fixed = enumerate(self._path_counts), self.decisions_by_value
-        return [c for c, n in counts if n > 1 and c not in fixed]
+        counts = enumerate(self._path_counts)
+        return [c for c, n in counts if n > 1 and c not in self.decisions_by_value]
 
     def leaf_columns(self, path: Path | int) -> list[int]:
         """The columns that are active on this path and on no other.
@@ -405,9 +399,9 @@ class ParameterTree:
 
     def _paths_of(self, X: Tensor) -> Iterator[Path]:
         """The path of each of ``n x d`` points."""
-        at = self._locate(X)
-        rows = zip(at.values.tolist(), at.states.tolist(), at.active, strict=True)
-        for values, states, active in rows:
+        located = self._locate(X)
+        every_row = (located.values.tolist(), located.states.tolist(), located.active)
+        for values, states, active in zip(*every_row, strict=True):
             decisions = {}
             for o, x, state in zip(self._decisions, values, states, strict=True):
                 if state:
@@ -470,8 +464,8 @@ class ParameterTree:
             ``batch_shape x n x num_decisions`` integers, ``batch_shape x n x d``
             booleans and ``batch_shape x n`` integers.
         """
-        at = self._locate(X, strict)
-        return at.states - 1, at.active.clone(), at.keys.clone()
+        located = self._locate(X, strict)
+        return located.states - 1, located.active.clone(), located.keys.clone()
 
     def _active_states(self, states: Tensor) -> Tensor:
         """Which columns are active, given the states of the decisions."""
@@ -621,16 +615,18 @@ class ParameterTree:
     def _locate(self, X: Tensor, strict: bool = True) -> Located:
         """Values and states of all decisions, and what they say."""
         self._check_points(X)
-        at = self._lookup(X.device).at(X)
-        if strict and (bad := at.refused) is not None:
-            k = int(bad.reshape(-1, bad.shape[-1]).any(0).nonzero()[0])
-            got = at.values[..., k][bad[..., k]].unique().tolist()
-            o = self._decisions[k]
-            expected = f"one of its declared values {list(o.values)}"
-            if not o.strict:
-                expected = "a number, as it decides which columns are active"
-            raise ValueError(f"X: column {o.col}: expected {expected}, got {got}.")
-        return at
+        located = self._lookup(X.device).at(X)
+        if strict and (refused := located.refused) is not None:
+            k = int(refused.reshape(-1, refused.shape[-1]).any(0).nonzero()[0])
+            got = located.values[..., k][refused[..., k]].unique().tolist()
+            decision = self._decisions[k]
+            expected = "a number, as it decides which columns are active"
+            if decision.strict:
+                expected = f"one of its declared values {list(decision.values)}"
+            raise ValueError(
+                f"X: column {decision.col}: expected {expected}, got {got}."
+            )
+        return located
 
 
 def _overlapping(decision: Decision, spans: Sequence[tuple[float, float]]) -> int:
@@ -650,21 +646,21 @@ def translated(condition: Condition, of_atom: Callable[[Condition], Expr]) -> Ex
     return of_atom(condition)
 
 
-def _mapping(name: str, given: Any, form: str) -> Mapping[Any, Any]:
-    """``given`` if it is a mapping; an empty one for None."""
-    if given is not None and not isinstance(given, Mapping):
-        raise ValueError(f"{name}: expected {form}, got {given!r}.")
-    return given or {}
+def _mapping(name: str, value: Any, form: str) -> Mapping[Any, Any]:
+    """``value`` if it is a mapping; an empty one for None."""
+    if value is not None and not isinstance(value, Mapping):
+        raise ValueError(f"{name}: expected {form}, got {value!r}.")
+    return value or {}
 
 
 def _read_dependencies(
-    dim: int, given: HierarchicalDependencies | None
+    dim: int, dependencies: HierarchicalDependencies | None
 ) -> dict[int, dict[float, list[int]]]:
     """The dictionary with plain integers and floats, once it is checked."""
     name = "hierarchical_dependencies"
     plain: dict[int, dict[float, list[int]]] = {}
-    given = _mapping(name, given, "{parent: {value: [children]}}")
-    for parent, branches in given.items():
+    branches_of = _mapping(name, dependencies, "{parent: {value: [children]}}")
+    for parent, branches in branches_of.items():
         parent = arguments.check_column(name, parent, dim)
         if not _mapping(f"{name}[{parent}]", branches, "{value: [children]}"):
             raise ValueError(
@@ -684,39 +680,37 @@ def _read_dependencies(
 def _read_conditions(
     dim: int,
     dependencies: dict[int, dict[float, list[int]]],
-    given: Mapping[int, Condition] | None,
+    conditions: Mapping[int, Condition] | None,
 ) -> dict[int, Condition]:
     """``{child: condition}``, children ascending, one condition for each."""
-    under: dict[tuple[int, int], list[float]] = {}  # child and parent -> values
+    parts: dict[int, list[Condition]] = {}
     for parent, branches in dependencies.items():
+        values: dict[int, list[float]] = {}
         for value, children in branches.items():
             for child in children:
-                under.setdefault((child, parent), []).append(value)
-    parts: dict[int, list[Condition]] = {}
-    for (child, parent), values in under.items():
-        parts.setdefault(child, []).append(In(parent, values))
-    given = _mapping("conditions", given, "{child: condition}")
-    for child, condition in given.items():
+                values.setdefault(child, []).append(value)
+        for child in values:
+            parts.setdefault(child, []).append(In(parent, values[child]))
+    conditions = _mapping("conditions", conditions, "{child: condition}")
+    for child, condition in conditions.items():
         child = arguments.check_column("conditions", child, dim)
+        name = f"conditions[{child}]"
         if not isinstance(condition, Condition):
             raise ValueError(
-                f"conditions[{child}]: expected Equals, In, Between or a combination "
-                f"of them by & and |, got {condition!r}."
+                f"{name}: expected Equals, In, Between or a combination of them by & "
+                f"and |, got {condition!r}."
             )
-        arguments.check_columns(
-            f"conditions[{child}]", sorted(condition.columns()), dim
-        )
+        arguments.check_columns(name, sorted(condition.columns()), dim)
         parts.setdefault(child, []).append(condition)
-    normal = {c: p[0] if len(p) == 1 else Or(tuple(p)) for c, p in parts.items()}
-    return dict(sorted(normal.items()))
+    return {c: p[0] if len(p) == 1 else Or(tuple(p)) for c, p in sorted(parts.items())}
 
 
 def _read_values(
-    dim: int, given: Mapping[int, Sequence[float]] | None
+    dim: int, values: Mapping[int, Sequence[float]] | None
 ) -> dict[int, tuple[float, ...]]:
     """``{decision: all its values}``, both ascending."""
-    given = _mapping("values", given, "{decision: [all its values]}")
-    listed = {arguments.check_column("values", col, dim): given[col] for col in given}
+    values = _mapping("values", values, "{decision: [all its values]}")
+    listed = {arguments.check_column("values", c, dim): v for c, v in values.items()}
     return {
         c: arguments.check_values(f"values[{c}]", listed[c]) for c in sorted(listed)
     }

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
+from strategies import up_to_last_digits
 
 from botorch_structured.spaces import SearchSpace
 
@@ -301,7 +302,8 @@ def test_every_configuration_comes_back(dictionaries: list[dict[str, Any]]) -> N
     for config in configs:
         assert any(config.keys() == d.keys() for d in dictionaries)
     # through the first dictionary that has it, perhaps another than it came from
-    assert space.decode(space.encode(configs)) == configs
+    again = space.decode(space.encode(configs))
+    assert again == [up_to_last_digits(config) for config in configs]
 
 
 def test_a_range_that_was_written_as_a_list() -> None:

@@ -135,9 +135,6 @@ def test_points_of_random_trees(seed: int) -> None:
             for c, k in zip(tree.decision_columns, row, strict=True)
             if k >= 0
         ] == list(path.decisions.values())
-        assert path.free_columns == [
-            c for c in path.active_columns if c not in path.fixed_features
-        ]
     for one, other in zip(
         tree.locate(X), (codes, active, tree.path_key(X)), strict=True
     ):
@@ -264,7 +261,6 @@ def test_numeric_decisions_are_cut_into_intervals() -> None:
     assert tree.active_mask(X)[:, 2].tolist() == [False, False, False, True, True]
     assert tree.path_index(X).tolist() == [0, 1, 1, 2, 3]
     assert tree.paths[0].intervals == {0: spans[0]}
-    assert tree.paths[0].free_columns == [0]
     assert tree.paths[0].fixed_features == {}
     # With all its values declared it is a decision by value.
     tree = ParameterTree(2, conditions={1: Between(0, 2, 9)}, values={0: [1, 2, 3]})
