@@ -135,7 +135,10 @@ class FastInference(ExactGP):
         data = [] if self.train_inputs is None else self.train_inputs
         tensors = (*data, self.train_targets, *self.parameters(), *self.buffers())
         with torch.no_grad():
-            if all(tensor is None or fn(tensor) is tensor for tensor in tensors):
+            for tensor in tensors:
+                if tensor is not None and fn(tensor) is not tensor:
+                    break
+            else:
                 return self
         result = super()._apply(fn)
         self._clear_cache()  # GPyTorch's have the old dtype and device

@@ -18,6 +18,7 @@ from __future__ import annotations
 __all__ = ["PathMean", "TreeStructuredGP"]
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Literal, Self
 
 import torch
@@ -48,6 +49,7 @@ from botorch_structured.models.tree.leaf_model import (
 )
 from botorch_structured.models.tree.noise import default_likelihood, set_noise_prior
 from botorch_structured.models.tree.point_moments import ColumnScales, is_mean_of_paths
+from botorch_structured.models.tree.template import Template
 from botorch_structured.models.tree.tree_structured_kernel import (
     PathMean,
     TreeStructuredKernel,
@@ -216,29 +218,31 @@ class TreeStructuredGP(LeafModel):
         own_likelihood = False
         if structured:
             self._warn_of_scales(train_X, tree, known_values, input_transform)
-            covar_module = TreeStructuredKernel(
+            template = _template(
                 tree,
-                shared_features,
-                leaf_inputs,
-                leaf_hyperparameters,
-                leaf_offset == "random",
-                bool(node_weights),
-                weight_variances,
-                categorical_features=known_values,
+                tuple((c, tuple(values)) for c, values in known_values.items()),
+                tuple(
+                    check_columns("context_features", context_features or (), tree.dim)
+                ),
+                aug_batch_shape,
+                train_X.dtype,
+                train_X.device,
+                torch.get_default_dtype(),
+                shared_features=shared_features,
+                leaf_inputs=leaf_inputs,
+                leaf_hyperparameters=leaf_hyperparameters,
+                leaf_offset=leaf_offset == "random",
+                node_weights=bool(node_weights),
+                weight_variances=weight_variances,
                 correlation="matern" if leaf_kernel == "evidence" else leaf_kernel,
-                batch_shape=aug_batch_shape,
-                context_features=context_features,
             )
+            defaults = template.copy([tree, *CORRELATIONS])
+            covar_module, default_noise, default_mean = defaults
             if likelihood is None and train_Yvar is None:
-                likelihood = default_likelihood(aug_batch_shape)
+                likelihood = default_noise
                 own_likelihood = True
             if mean_module is None:
-                fixed = leaf_offset == "fixed"
-                mean_module = (
-                    PathMean(tree, batch_shape=aug_batch_shape)
-                    if fixed
-                    else ConstantMean(batch_shape=aug_batch_shape)
-                )
+                mean_module = default_mean
         self._choose_kernel = structured and leaf_kernel == "evidence"
         super().__init__(
             train_X=train_X,
@@ -415,6 +419,36 @@ class TreeStructuredGP(LeafModel):
             eye = torch.eye(features.shape[-1], dtype=X.dtype, device=X.device)
             root = psd_safe_cholesky(eye - half.mT @ half).mT
         return mean.squeeze(-1), root
+
+
+@lru_cache(maxsize=8)  # for one model after the other of the same tree
+def _template(
+    tree: ParameterTree,
+    categorical: tuple[tuple[int, tuple[float, ...]], ...],
+    context_features: tuple[int, ...],
+    batch_shape: torch.Size,
+    dtype: torch.dtype,
+    device: torch.device,
+    default_dtype: torch.dtype,  # of new priors
+    *,
+    leaf_offset: bool,
+    **options: Any,
+) -> Template:
+    """Kernel, likelihood and mean of a model."""
+    kernel = TreeStructuredKernel(
+        tree,
+        leaf_offset=leaf_offset,
+        categorical_features={c: list(values) for c, values in categorical},
+        batch_shape=batch_shape,
+        context_features=context_features,
+        **options,
+    )
+    mean = ConstantMean(batch_shape=batch_shape)
+    if not leaf_offset:
+        mean = PathMean(tree, batch_shape=batch_shape)
+    modules = torch.nn.ModuleList([kernel, default_likelihood(batch_shape), mean])
+    modules.to(dtype=dtype, device=device)
+    return Template(modules, [tree, *CORRELATIONS])
 
 
 def _known_values(
