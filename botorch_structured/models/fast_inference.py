@@ -67,6 +67,7 @@ from botorch_structured.models.checks import (
 from botorch_structured.models.fantasies import gradients_in_data
 from botorch_structured.models.outcome_scale import (
     AnyScaleStandardize,
+    ScaledNormal,
     check_scale,
     least_variance,
     some_outputs,
@@ -295,11 +296,15 @@ class FastSingleTaskGP(FastInference, SingleTaskGP):
         """
         self._check_points(X)
         posterior: Any = None
-        if observation_noise is False:
+        if observation_noise is False and X.shape[-2] == 1:
             posterior = self._point_posterior(X)
-        if posterior is None:
+        if posterior is None and self.train_inputs[0].grad_fn is None:
+            posterior = super().posterior(X, observation_noise=observation_noise)
+        elif posterior is None:  # rows of fantasies
             with gradients_in_data(self):
                 posterior = super().posterior(X, observation_noise=observation_noise)
+        normal = getattr(posterior, "distribution", None)
+        if not isinstance(normal, ScaledNormal):
             transform = getattr(self, "outcome_transform", None)
             least = least_variance(transform, X, self.num_outputs)
             posterior = with_least_variance(posterior, least)

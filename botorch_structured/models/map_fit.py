@@ -216,10 +216,10 @@ def fit_map(
         arguments = dict(optimizer_kwargs or {})
         arguments["options"] = {**(options or {}), **(arguments.get("options") or {})}
         if closure_kwargs is None and arguments.keys() <= set(_SCIPY_ARGUMENTS):
-            kinds = {(p.device.type, p.dtype) for p in mll.parameters()}
-            one = mll.model.train_targets.ndim == 1
-            if objective is None and one and kinds == {(_GPU, torch.float64)}:
-                objective = DeviceObjective(mll, _cuda_graph)
+            if objective is None and mll.model.train_targets.ndim == 1:
+                kinds = {(p.device.type, p.dtype) for p in mll.parameters()}
+                if kinds == {(_GPU, torch.float64)}:
+                    objective = DeviceObjective(mll, _cuda_graph)
             if objective is not None:
                 if not (mll.training and mll.model.training):
                     mll.train()
