@@ -343,10 +343,10 @@ class FastSingleTaskGP(FastInference, SingleTaskGP):
         if fantasize_flag.off():  # else BoTorch made them from points that were checked
             self._check_points(X)
             batch = check_new_data(X, Y, noise, self._num_outputs, self.batch_shape)
-            known = isinstance(self.likelihood, FixedNoiseGaussianLikelihood)
-            if not (known or X.shape[-2]):
+            fixed_noise = isinstance(self.likelihood, FixedNoiseGaussianLikelihood)
+            if not (fixed_noise or X.shape[-2]):
                 noise = None  # BoTorch's fantasies at no points, noise of no rows
-            if noise is not None and not known:
+            if noise is not None and not fixed_noise:
                 raise ValueError(
                     "noise: expected None, as this model has inferred its noise, got "
                     "variances; models with train_Yvar take them."
@@ -390,14 +390,14 @@ class FastSingleTaskGP(FastInference, SingleTaskGP):
         """Check the number of columns after the transform, which may append some."""
         self.eval()
         raw = raw_inputs(self).shape[-1]
-        found: int | None = None
+        width: int | None = None
         try:
             with torch.no_grad():
-                found = self.transform_inputs(X).shape[-1]
+                width = self.transform_inputs(X).shape[-1]
         except (RuntimeError, IndexError, ValueError, BotorchTensorDimensionError):
             if X.ndim > 1 and X.shape[-1] == raw:
                 raise
-        if X.ndim < 2 or found != self.train_inputs[0].shape[-1]:
+        if X.ndim < 2 or width != self.train_inputs[0].shape[-1]:
             raise ShapeError(
                 f"X: expected ``batch_shape x q x {raw}`` as train_X, or what "
                 f"input_transform, a {type(self.input_transform).__name__}, makes "

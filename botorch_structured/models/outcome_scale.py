@@ -285,9 +285,11 @@ def some_outputs(posterior: Any, outputs: Sequence[int], m: int) -> Any:
             f"linear, got {outputs!r}; use subset_output."
         )
     joint: Any = posterior.distribution
-    shape, dim = tuple(joint.event_shape), -1
+    shape = tuple(joint.event_shape)
+    dim = -1
     if not joint._interleaved:
-        shape, dim = shape[::-1], -2
+        shape = shape[::-1]
+        dim = -2
     # ``... x n x m x n x m``, or m before n: covariances between different outputs are
     # zero
     dense = joint.covariance_matrix.unflatten(-1, shape).unflatten(-3, shape)

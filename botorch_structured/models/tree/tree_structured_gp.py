@@ -202,10 +202,10 @@ class TreeStructuredGP(LeafModel):
             "context_features": context_features is not None,
         }
         if covar_module is not None and any(options.values()):
-            given = [name for name, changed in options.items() if changed]
+            changed_options = [name for name, changed in options.items() if changed]
             raise ValueError(
                 "covar_module: expected None beside arguments that configure the "
-                f"covariance it replaces, got both it and {given}."
+                f"covariance it replaces, got both it and {changed_options}."
             )
         known_values = _known_values(categorical_features, tree, train_X)
         input_transform = protect_decisions(
@@ -362,14 +362,14 @@ class TreeStructuredGP(LeafModel):
     def path_columns(self) -> list[int]:
         """The columns, besides decisions, that ``path_posterior`` may depend on."""
         tree = self.tree
-        known = (
+        shared_only = (
             "path_posterior" not in self.redefined
             and isinstance(self.covar_module, TreeStructuredKernel)
             and self.covar_module.redefined.isdisjoint(COVARIANCE)
             and is_mean_of_paths(self.mean_module)
             and ColumnScales.of(getattr(self, "input_transform", None), tree.dim)
         )
-        return sorted(tree.shared_columns) if known else list(range(tree.dim))
+        return sorted(tree.shared_columns) if shared_only else list(range(tree.dim))
 
     def weight_posterior(self) -> MultivariateNormal:
         r"""Posterior N(Lambda_c^-1 f_c, Lambda_c^-1) of the weights c (section 2.2).
@@ -464,8 +464,8 @@ def _known_values(
     seen = {c: torch.unique(train_X[..., c][active[..., c]]).tolist() for c in features}
     if not isinstance(features, Mapping):
         return seen
-    known = {c: [float(v) for v in values] for c, values in features.items()}
-    for c, values in known.items():
+    declared = {c: [float(v) for v in values] for c, values in features.items()}
+    for c, values in declared.items():
         # undeclared values would all be the same value; the tree has those of decisions
         odd = [] if c in tree.decision_columns else sorted({*seen[c]} - {*values})
         if odd:
@@ -473,4 +473,4 @@ def _known_values(
                 f"categorical_features: expected all values of column {c} of train_X, "
                 f"got {values}, and train_X has {odd[:10]}."
             )
-    return known
+    return declared
