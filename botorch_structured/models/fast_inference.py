@@ -67,6 +67,7 @@ from botorch_structured.models.checks import (
 from botorch_structured.models.fantasies import gradients_in_data
 from botorch_structured.models.outcome_scale import (
     AnyScaleStandardize,
+    ScaledNormal,
     check_scale,
     least_variance,
     some_outputs,
@@ -135,7 +136,10 @@ class FastInference(ExactGP):
         data = [] if self.train_inputs is None else self.train_inputs
         tensors = (*data, self.train_targets, *self.parameters(), *self.buffers())
         with torch.no_grad():
-            if all(tensor is None or fn(tensor) is tensor for tensor in tensors):
+            for tensor in tensors:
+                if tensor is not None and fn(tensor) is not tensor:
+                    break
+            else:
                 return self
         result = super()._apply(fn)
         self._clear_cache()  # GPyTorch's have the old dtype and device
@@ -292,11 +296,15 @@ class FastSingleTaskGP(FastInference, SingleTaskGP):
         """
         self._check_points(X)
         posterior: Any = None
-        if observation_noise is False:
+        if observation_noise is False and X.shape[-2] == 1:
             posterior = self._point_posterior(X)
-        if posterior is None:
+        if posterior is None and self.train_inputs[0].grad_fn is None:
+            posterior = super().posterior(X, observation_noise=observation_noise)
+        elif posterior is None:  # rows of fantasies
             with gradients_in_data(self):
                 posterior = super().posterior(X, observation_noise=observation_noise)
+        normal = getattr(posterior, "distribution", None)
+        if not isinstance(normal, ScaledNormal):
             transform = getattr(self, "outcome_transform", None)
             least = least_variance(transform, X, self.num_outputs)
             posterior = with_least_variance(posterior, least)
@@ -335,10 +343,10 @@ class FastSingleTaskGP(FastInference, SingleTaskGP):
         if fantasize_flag.off():  # else BoTorch made them from points that were checked
             self._check_points(X)
             batch = check_new_data(X, Y, noise, self._num_outputs, self.batch_shape)
-            known = isinstance(self.likelihood, FixedNoiseGaussianLikelihood)
-            if not (known or X.shape[-2]):
+            fixed_noise = isinstance(self.likelihood, FixedNoiseGaussianLikelihood)
+            if not (fixed_noise or X.shape[-2]):
                 noise = None  # BoTorch's fantasies at no points, noise of no rows
-            if noise is not None and not known:
+            if noise is not None and not fixed_noise:
                 raise ValueError(
                     "noise: expected None, as this model has inferred its noise, got "
                     "variances; models with train_Yvar take them."
@@ -382,14 +390,14 @@ class FastSingleTaskGP(FastInference, SingleTaskGP):
         """Check the number of columns after the transform, which may append some."""
         self.eval()
         raw = raw_inputs(self).shape[-1]
-        found: int | None = None
+        width: int | None = None
         try:
             with torch.no_grad():
-                found = self.transform_inputs(X).shape[-1]
+                width = self.transform_inputs(X).shape[-1]
         except (RuntimeError, IndexError, ValueError, BotorchTensorDimensionError):
             if X.ndim > 1 and X.shape[-1] == raw:
                 raise
-        if X.ndim < 2 or found != self.train_inputs[0].shape[-1]:
+        if X.ndim < 2 or width != self.train_inputs[0].shape[-1]:
             raise ShapeError(
                 f"X: expected ``batch_shape x q x {raw}`` as train_X, or what "
                 f"input_transform, a {type(self.input_transform).__name__}, makes "

@@ -96,7 +96,8 @@ class DeviceObjective:
         record: Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]],
     ) -> None:
         parameters, bounds = get_parameters_and_bounds(mll, requires_grad=True)
-        self._mll, self._free = mll, list(parameters.values())
+        self._mll = mll
+        self._free = list(parameters.values())
         # parameters are parts of one tensor from now on
         self._theta = _in_one(self._free)
         parts = self._theta.split([p.numel() for p in self._free])
@@ -106,7 +107,8 @@ class DeviceObjective:
         limits = get_bounds_as_ndarray(parameters, bounds)
         none = np.multiply.outer(self.units, (-np.inf, np.inf))
         self.bounds = none if limits is None else limits
-        self._record, self._calls = record, 0
+        self._record = record
+        self._calls = 0
         self._graph: tuple[Callable[[], None], Tensor] | None = None
 
     def __call__(self, theta: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
@@ -119,22 +121,23 @@ class DeviceObjective:
             except RuntimeError as error:
                 name = type(self._mll.model).__name__
                 _logger.info("No CUDA graph for a fit of %s: %s", name, error)
-        k, found = 1 + len(theta), None
+        k = 1 + len(theta)
+        numbers = None
         if self._graph is not None:
             self._graph[0]()
-            found = self._graph[1].cpu().numpy()
-        if found is None or found[k:].any():
+            numbers = self._graph[1].cpu().numpy()
+        if numbers is None or numbers[k:].any():
             try:
-                found = self._evaluate().cpu().numpy()
+                numbers = self._evaluate().cpu().numpy()
             except NanError:
-                found = np.full(k, np.nan)
-        return float(found[0]), found[1:k]
+                numbers = np.full(k, np.nan)
+        return float(numbers[0]), numbers[1:k]
 
     def _unread(self) -> Tensor:
         """Value, gradient and flags, without a look at any of them."""
         with unread_flags() as flags:
-            found = self._evaluate()
-        return _in_one([found, *flags])
+            numbers = self._evaluate()
+        return _in_one([numbers, *flags])
 
     def _evaluate(self) -> Tensor:
         """Value and gradient."""
@@ -160,16 +163,17 @@ def _in_one(parts: Sequence[Tensor]) -> Tensor:
 def _cuda_graph(function: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
     """A function as a CUDA graph, see ``DeviceObjective``."""
     mode = torch.cuda.get_sync_debug_mode()
-    with warnings.catch_warnings(record=True) as found:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
         try:
             function()
         finally:
             torch.cuda.set_sync_debug_mode(mode)
-    if any("synchronizing CUDA operation" in str(w.message) for w in found):
+    if any("synchronizing CUDA operation" in str(w.message) for w in caught):
         raise RuntimeError("the host waits for the device in an evaluation.")
-    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+    graph = torch.cuda.CUDAGraph()
+    stream = torch.cuda.current_stream()
     try:
         with torch.cuda.graph(graph):
             result = function()
@@ -216,10 +220,10 @@ def fit_map(
         arguments = dict(optimizer_kwargs or {})
         arguments["options"] = {**(options or {}), **(arguments.get("options") or {})}
         if closure_kwargs is None and arguments.keys() <= set(_SCIPY_ARGUMENTS):
-            kinds = {(p.device.type, p.dtype) for p in mll.parameters()}
-            one = mll.model.train_targets.ndim == 1
-            if objective is None and one and kinds == {(_GPU, torch.float64)}:
-                objective = DeviceObjective(mll, _cuda_graph)
+            if objective is None and mll.model.train_targets.ndim == 1:
+                kinds = {(p.device.type, p.dtype) for p in mll.parameters()}
+                if kinds == {(_GPU, torch.float64)}:
+                    objective = DeviceObjective(mll, _cuda_graph)
             if objective is not None:
                 if not (mll.training and mll.model.training):
                     mll.train()

@@ -70,7 +70,9 @@ class RawParameters:
         self._plain: list[Indices] = []
         self._transformed: list[tuple[Indices, Interval]] = []  # by torch
         self.names: list[str] = []
-        free, bounds, start = [], [], 0
+        free = []
+        bounds = []
+        start = 0
         for name, p, constraint in mll.named_parameters_and_constraints():
             if p.dtype != torch.float64 or p.device.type != "cpu":
                 raise UnknownFormError
@@ -90,7 +92,8 @@ class RawParameters:
                 bounds[-1][:, 0], bounds[-1][:, 1] = limits
         if not free:
             raise UnknownFormError
-        self.free, self.bounds = np.concatenate(free), np.concatenate(bounds)
+        self.free = np.concatenate(free)
+        self.bounds = np.concatenate(bounds)
         self.values = np.zeros(start)
         self.read()
 
@@ -103,7 +106,8 @@ class RawParameters:
         low, high = (bound.detach().numpy() for bound in constraint)
         if low.size > 1:
             raise UnknownFormError
-        low, high = low.reshape(()), high.reshape(())
+        low = low.reshape(())
+        high = high.reshape(())
         if low >= 0.0:
             self._positive.add(id(p))
         if isinstance(constraint, (LogInterval, LogTransformedInterval)):
@@ -174,7 +178,8 @@ class RawParameters:
             with torch.enable_grad():
                 logarithm = constraint.transform(raw).log()
                 (gradient,) = torch.autograd.grad(logarithm.sum(), raw)
-            slope[place], u[place] = gradient.numpy(), logarithm.detach().numpy()
+            slope[place] = gradient.numpy()
+            u[place] = logarithm.detach().numpy()
         return u, slope
 
 
@@ -206,7 +211,8 @@ class LogPriors:
         constants = 0.0
         rows: list[Array] = []  # place, power, location, scale, tilt
         for _, module, prior, closure, _ in model.named_priors():
-            reader, kind = _reader_of(closure), known_kind(prior)
+            reader = _reader_of(closure)
+            kind = known_kind(prior)
             mean = reader is not None and reader[0] in _MEANS
             if reader is None or kind is None or mean != (kind is NormalPrior):
                 if parameters.batch_dims or not by_torch:
@@ -216,15 +222,18 @@ class LogPriors:
             name, power = reader
             raw = getattr(module, name)
             if mean:
-                place, tilt = parameters.unbounded(raw), 0.0
+                place = parameters.unbounded(raw)
+                tilt = 0.0
             else:
-                place, tilt = parameters.logarithm(raw), power
+                place = parameters.logarithm(raw)
+                tilt = power
             if kind is HorseshoePrior:
                 scale = np.broadcast_to(prior.scale.numpy(), place.shape)
                 self._horseshoes.append((place, power, scale))
                 continue
             if kind is GammaPrior:
-                a, b = prior.concentration, prior.rate
+                a = prior.concentration
+                b = prior.rate
                 terms = torch.xlogy(a, b) - a.lgamma(), a - 1.0, b
                 constant, shape, rate = (
                     np.broadcast_to(t.double().numpy(), place.shape) for t in terms

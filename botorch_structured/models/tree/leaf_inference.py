@@ -231,14 +231,17 @@ def leaf_blocks(kernel: LeafKernel, X: Tensor, structure: Structure) -> list[Lea
         X: ``n x d``.
         structure: From ``structure``, of inputs with the same decisions.
     """
-    buckets, m = structure.layout.buckets, len(structure.rows)
+    buckets = structure.layout.buckets
+    m = len(structure.rows)
     rows = kernel.rows(X.index_select(0, structure.rows), structure.row_places)
     sizes = [bucket.index.numel() for bucket in buckets]
     parts = [part.expand(m, *part.shape[1:]).split(sizes) for part in rows]
     out = []
-    for bucket, weights, *mine in zip(buckets, structure.weights, *parts, strict=True):
+    for bucket, weights, *part_of_bucket in zip(
+        buckets, structure.weights, *parts, strict=True
+    ):
         shape = bucket.index.shape
-        block = LeafRows(*(part.unflatten(0, shape) for part in mine))
+        block = LeafRows(*(part.unflatten(0, shape) for part in part_of_bucket))
         out.append(LeafBlock(bucket, block, weights))
     return out
 
@@ -262,7 +265,8 @@ class _WithSlopes(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        (grad,), slopes = grad_outputs, ctx.saved_tensors
+        (grad,) = grad_outputs
+        slopes = ctx.saved_tensors
         return None, *[None] * len(slopes), *(grad * slope for slope in slopes)
 
 
@@ -300,9 +304,11 @@ def log_evidence(
                     block_evidence.Block(*(t.detach().numpy() for t in tensors))
                 )
             r = residual.detach().numpy()
-            number, found = block_evidence.log_evidence(arrays, r, kernel.num_weights)
+            number, derivatives = block_evidence.log_evidence(
+                arrays, r, kernel.num_weights
+            )
             value = residual.new_tensor(number)
-            slopes = [torch.from_numpy(slope) for of in found for slope in of]
+            slopes = [torch.from_numpy(slope) for of in derivatives for slope in of]
         else:
             factors = factorise(blocks, residual, kernel.num_weights)
             value = factors.log_density(len(X))

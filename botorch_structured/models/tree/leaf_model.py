@@ -111,7 +111,8 @@ def read_arguments(
     )
     space = None
     if isinstance(dependencies, SearchSpace):
-        space, dependencies = dependencies, dependencies.tree
+        space = dependencies
+        dependencies = dependencies.tree
         if space.tree.dim != train_X.shape[-1]:
             raise ShapeError(
                 f"train_X: expected the {space.tree.dim} columns of the space, got "
@@ -122,7 +123,8 @@ def read_arguments(
     if space is not None and input_transform is None:
         input_transform = space.input_transform()
     if space is not None and categorical is None and covar_module is None:
-        named, decisions = space.categorical_features.items(), tree.decision_columns
+        named = space.categorical_features.items()
+        decisions = tree.decision_columns
         categorical = {c: codes for c, codes in named if c not in decisions} or None
     return tree, input_transform, categorical
 
@@ -301,14 +303,14 @@ class LeafModel(FastSingleTaskGP):
         outcomes = [t.expand(*targets_shape, t.shape[-1]) for t in (old_y, targets)]
         all_X = torch.cat(rows, dim=-2).expand(*targets_shape, -1, -1)
         new.set_train_data(all_X, torch.cat(outcomes, dim=-1), strict=False)
-        known = isinstance(self.likelihood, FixedNoiseGaussianLikelihood)
+        fixed_noise = isinstance(self.likelihood, FixedNoiseGaussianLikelihood)
         if (
             X.ndim == 2
             and targets.ndim == 1
             and old_y.ndim == 1
             and not (X.requires_grad or targets.requires_grad)
             and isinstance(solver.solvers[0], LeafSolver)
-            and (known or kwargs.get("noise") is None)
+            and (fixed_noise or kwargs.get("noise") is None)
         ):
             return new
         conditioned = solver.append(self, X, targets, kwargs.get("noise"))
@@ -454,8 +456,10 @@ class LeafModel(FastSingleTaskGP):
         if not objectives:
             # BoTorch's options of a SingleTaskGP, and of batches that are fitted as one
             single = self._aug_batch_shape.numel() == 1
-            own = single and bool(self.tree.decision_columns)
-            map_fit.fit_map(mll, map_fit.FIT_OPTIONS if own else None, **kwargs)
+            with_decisions = single and bool(self.tree.decision_columns)
+            map_fit.fit_map(
+                mll, map_fit.FIT_OPTIONS if with_decisions else None, **kwargs
+            )
             return
         options = map_fit.FIT_OPTIONS if by_leaf else map_fit.FLAT_FIT_OPTIONS
         for objective in objectives:
@@ -479,8 +483,8 @@ class LeafModel(FastSingleTaskGP):
             return [] if objective is None else [objective]
         shape = self.train_targets.shape[:-1]
         options = kwargs.get("optimizer_kwargs") or {}
-        given = [kwargs.get(n) for n in ("closure", "closure_kwargs", "optimizer")]
-        if any(given) or options.keys() - {"options", "method"}:
+        custom = [kwargs.get(n) for n in ("closure", "closure_kwargs", "optimizer")]
+        if any(custom) or options.keys() - {"options", "method"}:
             return []
         if not (self.tree.decision_columns and self._is_by_leaf()):
             return []
