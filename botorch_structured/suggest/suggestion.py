@@ -122,7 +122,8 @@ def suggest(
         q: How many points.
         X_pending: ``p x d`` points that are being evaluated.
         start_from: The last suggestion, its ``surrogates``, or the ``models`` of its
-            only objective: fits are shorter.
+            only objective: fits are shorter. With more than a thousand points there is
+            none, except with ``models``, if there was one for 95 % of them.
         seed: The same seed and data give the same points. Default: PyTorch's generator.
         train_C: ``n x k`` outcomes of constraints, as in BoTorch feasible where all are
             at most 0: give ``memory - 8.0`` for a memory of at most 8. NaN only where

@@ -26,7 +26,7 @@ from botorch_structured.models.contexts import seeded
 from botorch_structured.models.fast_inference import FastSingleTaskGP
 from botorch_structured.models.leave_one_out import leave_one_out_weights
 from botorch_structured.models.outcome_scale import AnyScaleStandardize
-from botorch_structured.models.tree.leaf_model import LeafModel
+from botorch_structured.models.tree.leaf_model import LeafModel, take_values
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.spaces.arguments import check_seed
 from botorch_structured.transforms import ClipTail
@@ -82,11 +82,13 @@ class Surrogates(NamedTuple):
         constraints: The models of each constraint's outcome.
         cost: The model of the logarithm of the cost; None where fewer than two costs
             were told.
+        num_fitted: To how many evaluations hyperparameters were fitted.
     """
 
     objectives: list[Mixture]
     constraints: list[Mixture]
     cost: LeafModel | None = None
+    num_fitted: int = 0
 
 
 def fit_models(
@@ -130,6 +132,7 @@ def _fit_models(
     train_Y: Tensor,
     start_from: Iterable[LeafModel],
     averaged: bool,
+    refits: bool = True,
     **kwargs: Any,
 ) -> list[LeafModel]:
     starts = {type(model): model for model in start_from}
@@ -143,7 +146,9 @@ def _fit_models(
         options = {name: deepcopy(value) for name, value in kwargs.items()}
         options.setdefault("outcome_transform", _compressed_tail())
         start = starts.get(kind)
-        models.append(_fit_model(kind, space, train_X, train_Y, start, **options))
+        models.append(
+            _fit_model(kind, space, train_X, train_Y, start, refits, **options)
+        )
     return models
 
 
@@ -153,9 +158,11 @@ def _fit_model(
     train_X: Tensor,
     train_Y: Tensor,
     start_from: LeafModel | None,
+    refits: bool = True,
     train_Yvar: Tensor | None = None,
     **kwargs: Any,
 ) -> LeafModel:
+    """One model; if it need not be fitted, with the hyperparameters of the start."""
     step = len(train_X) // _SUBSET
     if start_from is None and step > 1 and bool(train_Y[::step].isfinite().any()):
         options = {name: deepcopy(value) for name, value in kwargs.items()}
@@ -168,8 +175,11 @@ def _fit_model(
     # variances of the noise may be told now that were not, or the other way round
     if start_from is None or type(start_from.likelihood) is not type(model.likelihood):
         fit_gpytorch_mll(mll)
-    else:
+    elif refits:
         fit_gpytorch_mll(mll, start_from=start_from)
+    else:
+        take_values(model, start_from)
+        mll.eval()
     return model
 
 
@@ -226,6 +236,8 @@ def fit_checked(
     """`fit_surrogates` of data that `check_data` has seen."""
     last = Surrogates([], []) if start_from is None else start_from
     n, m = data.Y.shape
+    # hyperparameters hardly change any more
+    refits = n <= 1_000 or last.num_fitted < 0.95 * n
     averaged = m == 1  # of several objectives the second model makes the front worse
     alone = False
     if old is not None and n <= _ALONE:
@@ -240,7 +252,9 @@ def fit_checked(
             options["train_Yvar"] = data.Yvar[:, k, None]
         start = last.objectives[k].models if k < len(last.objectives) else []
         objectives.append(
-            _fit_mixture(space, data.X, y, start, averaged, old, alone, **options)
+            _fit_mixture(
+                space, data.X, y, start, averaged, old, alone, refits=refits, **options
+            )
         )
     constraints = []
     for k, c in enumerate([] if data.C is None else data.C.split(1, dim=-1)):
@@ -249,7 +263,13 @@ def fit_checked(
         tail = _compressed_tail(maximize=False)
         constraints.append(
             _fit_mixture(
-                space, data.X[told], c[told], start, averaged, outcome_transform=tail
+                space,
+                data.X[told],
+                c[told],
+                start,
+                averaged,
+                refits=refits,
+                outcome_transform=tail,
             )
         )
     cost = None
@@ -257,8 +277,10 @@ def fit_checked(
         told = ~data.cost.isnan().squeeze(-1)
         if int(told.sum()) > 1:
             logs = data.cost[told].log()
-            cost = _fit_model(TreeStructuredGP, space, data.X[told], logs, last.cost)
-    return Surrogates(objectives, constraints, cost)
+            cost = _fit_model(
+                TreeStructuredGP, space, data.X[told], logs, last.cost, refits
+            )
+    return Surrogates(objectives, constraints, cost, n if refits else last.num_fitted)
 
 
 def _fit_mixture(
