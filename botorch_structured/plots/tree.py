@@ -271,7 +271,6 @@ class PathData:
         declared = index < tree.num_paths
         counts = index[declared].bincount(minlength=tree.num_paths)
         self.counts: list[int] = counts.tolist()
-        self.lengths = (counts / counts.max().clamp_min(1)).tolist()  # of bars
         self.elsewhere = int((~declared).sum())
         self.best: list[str] | None = None
         self.winner: int | None = None
@@ -339,6 +338,7 @@ class Drawing:
             room = ax.get_window_extent()
             wide = room.width / figure.dpi / self.width
             scale = min(1.0, wide, room.height / figure.dpi / self.height)
+        font = max(_FONT * scale, 6.0)
         top = -0.5 if self.data is None else -1.5
         ax.set(xlim=(0.0, self.width), ylim=(top + self.height / _ROW, top))
         ax.axis("off")
@@ -353,40 +353,43 @@ class Drawing:
                     linewidth=(1.8 if marked else 1.1) * scale,
                     zorder=2 if marked else 1,
                 )
-        font = max(_FONT * scale, 6.0)
-        for x, row, text, look in self._texts():
-            align = "center" if "\n" in text else "center_baseline"
-            ax.text(x, row, text, fontsize=font, va=align, zorder=4, **look)
-        if self.data is not None:
-            colours = [RED if i == self.winner else BLUE for i in range(self.rows)]
-            lengths = self.data.lengths
-            ax.barh(range(self.rows), lengths, 0.45, left=self.table, color=colours)
-        return ax
-
-    def _texts(self) -> Iterator[tuple[float, float, str, dict[str, Any]]]:
-        """Where each text begins (or ends), its row, itself and its look."""
-        for node in self.nodes:
             x = node.left
             for text, look, width in node.parts:
-                yield x, node.row, text, look
+                _write(ax, font, x, node.row, text, **look)
                 x += width
-        if self.data is None:
-            return
-        grey = {"color": GREY}
-        yield self.table, -1.0, "evaluations", grey
-        for row, count in enumerate(self.data.counts):
-            x = self.table + self.data.lengths[row] + 0.07
-            yield x, row, str(count), {"color": INK}
-        if self.data.elsewhere:
-            text = f"{self.data.elsewhere} more at undeclared values"
-            yield self.table, self.rows, text, grey
-        if self.data.best is not None:
-            yield self.width - _GAP, -1.0, "best", {"color": GREY, "ha": "right"}
-            for row, text in enumerate(self.data.best):
-                look = {"color": INK, "ha": "right"}
+        if self.data is not None:
+            self.draw_table(ax, font, self.data)
+        return ax
+
+    def draw_table(self, ax: Axes, font: float, data: PathData) -> None:
+        """A bar for the evaluations of each path, and its best value."""
+        rows = range(self.rows)
+        longest = max(1, *data.counts)
+        bars = ax.barh(
+            rows,
+            [count / longest for count in data.counts],
+            0.45,
+            left=self.table,
+            color=[RED if row == self.winner else BLUE for row in rows],
+        )
+        ax.bar_label(bars, data.counts, padding=4, fontsize=font, color=INK)
+        _write(ax, font, self.table, -1, "evaluations", color=GREY)
+        if data.elsewhere:
+            more = f"{data.elsewhere} more at undeclared values"
+            _write(ax, font, self.table, self.rows, more, color=GREY)
+        if data.best is not None:
+            right = self.width - _GAP
+            _write(ax, font, right, -1, "best", color=GREY, ha="right")
+            for row, text in enumerate(data.best):
+                look = {"color": INK}
                 if row == self.winner:
-                    look = {"color": RED, "ha": "right", "weight": "bold"}
-                yield self.width - _GAP, row, text, look
+                    look = {"color": RED, "weight": "bold"}
+                _write(ax, font, right, row, text, ha="right", **look)
+
+
+def _write(ax: Axes, font: float, x: float, row: float, text: str, **look: Any) -> None:
+    align = "center" if "\n" in text else "center_baseline"
+    ax.text(x, row, text, fontsize=font, va=align, zorder=4, **look)
 
 
 def _parts(

@@ -117,7 +117,8 @@ class ScikitLearnCASH(ConditionalTestFunction):
         features, labels = _load(dataset, seed)
         if max_rows is not None and max_rows < len(labels):
             keep = np.random.default_rng(seed).permutation(len(labels))[:max_rows]
-            features, labels = features[keep], labels[keep]
+            features = features[keep]
+            labels = labels[keep]
         super().__init__(space, noise_std=noise_std, negate=negate, dtype=dtype)
         self.seed = seed
         self.timeout = timeout
@@ -249,7 +250,8 @@ def _load(dataset: str | tuple[Any, Any], seed: int) -> tuple[np.ndarray, np.nda
             noise = np.random.default_rng(seed).standard_normal((500, 4))
             return np.hstack([X, noise]), y
         return getattr(bundled, f"load_{dataset}")(return_X_y=True)
-    X, y = np.asarray(dataset[0], dtype=float), np.asarray(dataset[1])
+    X = np.asarray(dataset[0], dtype=float)
+    y = np.asarray(dataset[1])
     if X.ndim != 2 or y.shape != X.shape[:1]:
         raise ValueError(
             f"dataset: expected n x p numbers and n labels, got shapes {X.shape} and "
