@@ -32,7 +32,7 @@ from botorch.models.model import FantasizeMixin
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.models.utils import fantasize as fantasize_flag
-from botorch.posteriors import GPyTorchPosterior, Posterior, TransformedPosterior
+from botorch.posteriors import GPyTorchPosterior, TransformedPosterior
 from botorch.sampling.base import MCSampler
 from botorch.sampling.pathwise.paths import SamplePath
 from botorch.sampling.pathwise.posterior_samplers import DrawMatheronPaths
@@ -182,8 +182,6 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
     # the rows and hyperparameters of the model that they come from.
     _conditioned: list[WeightPosterior] | None = None
     _conditioned_batch = torch.Size()
-    # the number of rows in all processes, once it was asked for
-    _total: int | None = None
     _observed_rows: Tensor
 
     def __init__(
@@ -456,6 +454,7 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
                 None if noise is None else noise.expand_as(observed)[observed],
                 self._group,
             )
+            self._data.total = self._group.count(inputs)
         return self._data
 
     def _prior_means(self, X: Tensor) -> Tensor:
@@ -492,15 +491,10 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         row = self._observed_rows
         X = data.X
         Y = data.Y if Y is None else Y
-        transform = getattr(self, "input_transform", None)
-        learns = transform is not None and any(
-            p.requires_grad for p in transform.parameters()
-        )
-        if learns or not isinstance(self.mean_module, ZeroMean):
-            inputs = self._transformed_rows()
-            Y = Y - self._prior_means(inputs)[row, data.task]
-            if learns:
-                X = self._features_of_rows(inputs, row)
+        inputs = self._transformed_rows()
+        if hasattr(self, "input_transform"):  # which may have parameters
+            X = self._features_of_rows(inputs, row)
+        Y = Y - self._prior_means(inputs)[row, data.task]
         log_alpha = None
         if data.noise_variance is None:
             log_alpha = -self.likelihood.noise.log().expand(self.num_tasks)
@@ -541,12 +535,7 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
 
     @property
     def _num_observed(self) -> int:
-        # a sum over processes would be taken in each step
-        if self._group.alone:
-            return max(1, len(self.train_inputs[0]))
-        if self._total is None:
-            self._total = self._group.count(self.train_inputs[0])
-        return max(1, self._total)
+        return max(1, self._training_data().total)
 
     def forward(self, x: Tensor) -> MultivariateNormal:
         """The prior of function values at ``n x d`` rows; of signals, a batch of T."""
@@ -813,9 +802,10 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
             place = torch.tensor(indices, device=X.device).unsqueeze(-1)
         noise = self._noise_at(observation_noise, X, place, with_task)
         unit: Tensor | float = 1.0
-        scales = self._scales()
+        asked = None if with_task else outputs
+        scales = self._scales(X, place, asked)
         if scales is not None:
-            shift, scale = (values[place] for values in scales)
+            shift, scale = scales
             mean = shift + scale * mean
             root = scale.unsqueeze(-1) * root
             unit = scale**2
@@ -827,9 +817,8 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         else:
             posterior = _joint(mean, _covariance(root, None, noise, unit))
         if scales is None and hasattr(self, "outcome_transform"):
-            posterior = self._untransformed(
-                posterior, X, None if with_task else outputs
-            )
+            transform, rows = self._transform_at(X, asked)
+            posterior = transform.untransform_posterior(posterior, X=rows)
         if posterior_transform is not None:
             return posterior_transform(posterior=posterior, X=X)
         return posterior
@@ -928,47 +917,61 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         usual = total.sum() / count.sum()
         return torch.where(count > 0, total / count, usual)
 
-    def _scales(self) -> tuple[Tensor, Tensor] | None:
-        """Shift and scale of each task's outcomes; None under another transform."""
-        transform = getattr(self, "outcome_transform", None)
-        if isinstance(transform, StandardizeTasks):
-            return transform.means, transform.stdvs
-        return None
+    def _scales(
+        self, X: Tensor, place: Tensor, outputs: list[int] | None
+    ) -> tuple[Tensor, Tensor] | None:
+        """Shift and scale of outcomes, broadcastable to means.
 
-    def _transform_of(self, outputs: Sequence[int]) -> OutcomeTransform:
-        """The outcome transform of some signals."""
-        indices = [self.tasks.index_of(t) for t in outputs]
-        if self.tasks.column is None and indices != list(range(self.num_tasks)):
-            return self.outcome_transform.subset_output(indices)
-        return self.outcome_transform
-
-    def _untransformed(
-        self, posterior: GPyTorchPosterior, X: Tensor, outputs: list[int] | None
-    ) -> Posterior:
-        """On the scale of the outcomes, for a transform that is not the default.
+        None under a transform that is not linear, and without one.
 
         Args:
-            posterior: Of rows with their task, or of outputs.
+            X: The inputs, not transformed.
+            place: The index of each task.
+            outputs: The outputs; None for rows with their task.
+        """
+        transform = getattr(self, "outcome_transform", None)
+        if transform is None or not transform._is_linear:
+            return None
+        if isinstance(transform, StandardizeTasks):
+            return transform.means[place], transform.stdvs[place]
+        values = []
+        for value in (0.0, 1.0):
+            if outputs is None:
+                Y = X.new_full((*X.shape[:-1], 1), value)
+                values.append(transform.untransform(Y, X=X)[0].squeeze(-1))
+            elif self.tasks.column is None:
+                Y = X.new_full((1, self.num_tasks), value)
+                values.append(transform.untransform(Y, X=X)[0].squeeze(0)[place])
+            else:  # one by one, as it may look at the task
+                Y = X.new_full((1, 1), value)
+                rows = [
+                    self.tasks.insert(X.new_zeros(1, len(X.mT)), t) for t in outputs
+                ]
+                parts = [transform.untransform(Y, X=x)[0] for x in rows]
+                values.append(torch.cat(parts))
+        return values[0], values[1] - values[0]
+
+    def _transform_at(
+        self, X: Tensor, outputs: list[int] | None
+    ) -> tuple[OutcomeTransform, Tensor | None]:
+        """The outcome transform of some outputs, and the inputs that it may look at.
+
+        These are None for several tasks: there is no task column for all of them.
+
+        Args:
             X: The inputs, not transformed.
             outputs: The outputs; None for rows with their task.
         """
+        transform = self.outcome_transform
         if outputs is None:
-            return self.outcome_transform.untransform_posterior(posterior, X=X)
-        transform = self._transform_of(outputs)
-        if self.tasks.column is None:
-            return transform.untransform_posterior(posterior, X=X)
-        # one by one, so that a transform that looks at tasks finds them
-        rows = [self.tasks.insert(X, t) for t in outputs]
-        if len(rows) == 1:
-            return transform.untransform_posterior(posterior, X=rows[0])
-        mvn = posterior.distribution
-        blocks = mvn.lazy_covariance_matrix.base_linear_op.to_dense()
-        parts = []
-        for i, x in enumerate(rows):
-            block = to_linear_operator(blocks[..., i, :, :])
-            one = GPyTorchPosterior(_normal(mvn.mean[..., i], block))
-            parts.append(transform.untransform_posterior(one, X=x))
-        return _side_by_side(parts)
+            return transform, X
+        if self.tasks.column is not None:
+            one = len(outputs) == 1
+            return transform, self.tasks.insert(X, outputs[0]) if one else None
+        indices = [self.tasks.index_of(t) for t in outputs]
+        if indices != list(range(self.num_tasks)):
+            transform = transform.subset_output(indices)
+        return transform, X
 
     # -- conditioning -----------------------------------------------------------------
 
@@ -1092,8 +1095,9 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
                 "transform_on_train=True, or construct the model anew."
             )
         if hasattr(self, "outcome_transform"):
-            transform = self._transform_of(self._output_tasks)
-            Y, _ = transform(Y=Y, Yvar=None, X=transformed)
+            asked = None if self.tasks.column is not None else self._output_tasks
+            transform, rows = self._transform_at(transformed, asked)
+            Y, _ = transform(Y=Y, Yvar=None, X=rows)
         phi = self.feature_map(self.tasks.without(transformed))
         prior = self._prior_means(transformed)
         # the task of each update, its column of Y and its rows
@@ -1143,16 +1147,16 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         seen = X
         if self._has_transformed_inputs:
             seen = transformed
-            self._original_train_inputs = _joined(self._original_train_inputs, X[:q], 0)
-        self.train_inputs = (_joined(self.train_inputs[0], seen[:q], 0),)
-        targets = self.tasks.to_targets(Y[:q])
-        self.train_targets = _joined(self.train_targets, targets, -1)
+            rows = [self._original_train_inputs, X[:q].detach()]
+            self._original_train_inputs = torch.cat(rows)
+        self.train_inputs = (torch.cat([self.train_inputs[0], seen[:q].detach()]),)
+        targets = self.tasks.to_targets(Y[:q].detach())
+        self.train_targets = torch.cat([self.train_targets, targets], dim=-1)
         given_noise = self._given_noise()
         if given_noise is not None:
-            noise = self.tasks.to_targets(variance[:q])
-            self.likelihood.noise_covar.noise = _joined(given_noise, noise, -1)
+            noise = self.tasks.to_targets(variance[:q].detach())
+            self.likelihood.noise_covar.noise = torch.cat([given_noise, noise], dim=-1)
         self._drop_caches()
-        self._total = None
 
     def _sharing_rows(self) -> Any:
         """A copy that has the same training data, not a copy of them."""
@@ -1178,7 +1182,6 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         if targets is not None:  # BoTorch sets inputs alone, transformed or not
             self._conditioned = None
             self._conditioned_batch = torch.Size()
-            self._total = None
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Load a state, see ``GPyTorchModel.load_state_dict``.
@@ -1224,10 +1227,6 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         if Yvar is not None:
             self.likelihood.noise_covar.noise = self.tasks.to_targets(Yvar)
         self.set_train_data(targets=self.tasks.to_targets(Y), strict=strict)
-
-
-def _joined(first: Tensor, second: Tensor, dim: int) -> Tensor:
-    return torch.cat([first, second.detach()], dim=dim)
 
 
 def _updated(
@@ -1326,36 +1325,6 @@ def _joint(mean: Tensor, covariance: LinearOperator) -> GPyTorchPosterior:
     return GPyTorchPosterior(ScaledMultitaskNormal(mean.mT, blocks, interleaved=False))
 
 
-def _side_by_side(parts: Sequence[Any]) -> Posterior:
-    """The posterior of several outputs, from that of each output alone."""
-    if isinstance(parts[0], GPyTorchPosterior):
-        mvns = [part.distribution for part in parts]
-        blocks = torch.stack([mvn.covariance_matrix for mvn in mvns], dim=-3)
-        mean = torch.stack([mvn.mean for mvn in mvns], dim=-2)
-        return _joint(mean, to_linear_operator(blocks))
-
-    def by_column(name: str) -> Any:
-        functions = [getattr(part, name) for part in parts]
-        if functions[0] is None:
-            return None
-
-        def apply(*values: Tensor) -> Tensor:
-            columns = [
-                function(*(v[..., i : i + 1] for v in values))
-                for i, function in enumerate(functions)
-            ]
-            return torch.cat(columns, dim=-1)
-
-        return apply
-
-    return TransformedPosterior(
-        _side_by_side([part._posterior for part in parts]),
-        sample_transform=by_column("_sample_transform"),
-        mean_transform=by_column("_mean_transform"),
-        variance_transform=by_column("_variance_transform"),
-    )
-
-
 class WeightPath(SamplePath):
     """Functions of a model, given their weights.
 
@@ -1426,19 +1395,14 @@ class WeightPath(SamplePath):
         model = self.model
         if not hasattr(model, "outcome_transform"):
             return values
-        scales = model._scales()
-        if scales is not None:  # of tasks, whatever a transform does to inputs
-            indices = [model.tasks.index_of(t) for t in outputs]
-            shift, scale = (s[indices].unsqueeze(-1) for s in scales)
+        indices = [model.tasks.index_of(t) for t in outputs]
+        place = torch.tensor(indices, device=x.device).unsqueeze(-1)
+        scales = model._scales(x, place, outputs)
+        if scales is not None:
+            shift, scale = scales
             return shift + scale * values
-        transform = model._transform_of(outputs)
-        if model.tasks.column is None:
-            return transform.untransform(values.mT, X=x)[0].mT
-        parts = []  # one by one: it may look at the task
-        for v, t in zip(values.unbind(-2), outputs, strict=True):
-            rows = model.tasks.insert(x, t)
-            parts.append(transform.untransform(v.unsqueeze(-1), X=rows)[0].mT)
-        return torch.cat(parts, dim=-2)
+        transform, rows = model._transform_at(x, outputs)
+        return transform.untransform(values.mT, X=rows)[0].mT
 
 
 @DrawMatheronPaths.register(MultiTaskABLR)  # exact, whatever strategies BoTorch has

@@ -34,7 +34,9 @@ from __future__ import annotations
 
 __all__ = ["EPConvergenceWarning", "MonotoneGP"]
 
+import math
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from types import NoneType
 from typing import Any, Literal
 
@@ -62,7 +64,9 @@ from gpytorch.mlls import (
     MarginalLogLikelihood,
 )
 from linear_operator import to_linear_operator
+from scipy.special import ndtr
 from torch import Tensor
+from torch.quasirandom import SobolEngine
 
 from botorch_structured._botorch_names import DefaultType
 from botorch_structured.linalg.factor import Array
@@ -82,6 +86,7 @@ from botorch_structured.models.monotone.array_evidence import ArrayGP, EvidenceO
 from botorch_structured.models.monotone.expectation_propagation import (
     EPConvergenceWarning,
     EPResult,
+    EPRun,
     GaussianSites,
     ep_result,
     expectation_propagation,
@@ -89,29 +94,19 @@ from botorch_structured.models.monotone.expectation_propagation import (
     warn_unless_converged,
 )
 from botorch_structured.models.monotone.site_kernel import (
+    ConditionedProcess,
     DerivativeSites,
     SiteConditionedKernel,
     SiteConditionedMean,
-    SitePredictor,
     SlopeMoments,
-)
-from botorch_structured.models.monotone.virtual_points import (
-    candidates,
-    check_imposed,
-    check_monotone,
-    check_probability,
-    choose_signs,
-    default_virtual_points,
-    signs_of,
-    transformed_box,
-    transformed_columns,
-    transformed_points,
 )
 from botorch_structured.models.outcome_scale import with_least_variance
 from botorch_structured.models.parameters import UnknownFormError
 from botorch_structured.spaces.arguments import check_column, check_count
 from botorch_structured.spaces.parameter_tree import HierarchicalDependencies
 
+# How many points signs are examined at.
+_CANDIDATES = 256
 # BoTorch's names of hyperparameters with a batch, and those in a prior given sites.
 _WRAPPED = {
     "mean_module.raw_constant": "mean_module.base_mean.raw_constant",
@@ -246,7 +241,7 @@ class MonotoneGP(FastSingleTaskGP):
     """
 
     _fit_caches = ("_predictor",)
-    _predictor: SitePredictor | None = None
+    _predictor: ConditionedProcess | None = None
     #: What the last run of expectation propagation reported.
     ep_result: EPResult | None = None
     mean_module: Any
@@ -511,7 +506,7 @@ class MonotoneGP(FastSingleTaskGP):
         and the elements of a batch have signs at all points afterwards.
 
         Args:
-            count: Add at most this many points.
+            count: Add at most this many points for each output.
             probability: Stop when no sign at 256 points that fill the box is less
                 probable.
 
@@ -528,26 +523,42 @@ class MonotoneGP(FastSingleTaskGP):
         count = check_count("count", count)
         self.eval()
         added = self._add_points(count, probability)
+        result = self._run_ep()
         if added:
-            warn_unless_converged(self.ep_result)
+            warn_unless_converged(result)
         return added
 
     @torch.no_grad()
     def _add_points(self, count: int, probability: float) -> int:
-        """The same without checks; EP runs again at all points."""
+        """The same without checks, and without sites."""
         before = self.virtual_points
+        points, choices = self._choose(before, count, probability)
+        v = len(points)
+        places = sorted({i % v for chosen, _ in choices for i in chosen})
+        self._set_points(points[places])
+        return len(places) - len(before)
+
+    def _choose(
+        self, before: Tensor, count: int, probability: float
+    ) -> tuple[Tensor, list[tuple[list[int], EPRun]]]:
+        """Points to choose from, and ``choose_signs`` of them for each process.
+
+        Args:
+            before: Points that have all signs already.
+            count: At most so many further signs.
+            probability: See ``choose_signs``.
+        """
         points = candidates(before, self._box.to(before))
         moments = self._slopes(points)
-        signs = self._array_signs(points)
         v = len(points)
-        k = len(self.covar_module.sites.columns)
-        chosen = [j * v + i for j in range(k) for i in range(len(before))]
-        limit = len(chosen) + count
-        chosen, _ = choose_signs(moments, signs, self.nu, chosen, limit, probability)
-        places = sorted({index % v for index in chosen})
-        self._set_points(points[places])
-        self._run_ep()
-        return len(places) - len(before)
+        columns = range(len(moments.columns))
+        start = [j * v + i for j in columns for i in range(len(before))]
+        rule = self.nu, start, len(start) + count, probability
+        choices = [
+            choose_signs(moments, i, signs, *rule)
+            for i, signs in enumerate(self._array_signs(points))
+        ]
+        return points, choices
 
     def _derivative(self, X: Tensor, column: int) -> tuple[Tensor, Tensor, Tensor]:
         """Moments on the model's axes, and the slope of the input transform.
@@ -572,28 +583,21 @@ class MonotoneGP(FastSingleTaskGP):
         if self._num_outputs > 1:
             x, _ = add_output_dim(x, original_batch_shape=self._input_batch_shape)
             slope = slope.unsqueeze(-2)
-        moments = self._slopes(x, [place], given_sites=self.has_sites)
+        moments = self._process(given_sites=self.has_sites).slopes(x, [place])
         return moments.mean.to(x), moments.covariance().to(x), slope
 
-    def _slopes(
-        self,
-        points: Tensor,
-        columns: Sequence[int] | None = None,
-        given_sites: bool = False,
-    ) -> SlopeMoments:
-        """Moments of derivatives given the data; default: with signs."""
+    def _process(self, given_sites: bool) -> ConditionedProcess:
+        """The process given the data, at the present hyperparameters."""
         X = self.train_inputs[0]
         X = self.transform_inputs(X) if self.training else X
-        return SlopeMoments(
-            self.mean_module,
-            self.covar_module,
-            X,
-            self.train_targets,
-            noise_at(self.likelihood, X, self.train_targets.shape),
-            points,
-            self.covar_module.sites.columns if columns is None else columns,
-            given_sites,
-        )
+        noise = noise_at(self.likelihood, X, self.train_targets.shape)
+        modules = self.mean_module, self.covar_module
+        return ConditionedProcess(*modules, X, self.train_targets, noise, given_sites)
+
+    def _slopes(self, points: Tensor) -> SlopeMoments:
+        """Moments of the derivatives with signs, given the data alone."""
+        columns = self.covar_module.sites.columns
+        return self._process(given_sites=False).slopes(points, columns)
 
     # -- sites ------------------------------------------------------------------------
 
@@ -643,10 +647,11 @@ class MonotoneGP(FastSingleTaskGP):
         return result
 
     def _find_sites(self) -> EPResult:
-        if self._adaptive and self.signs_in_fit:
+        if self._adaptive and not self.signs_in_fit:
+            return self._place_sites()
+        if self._adaptive:
             self._add_points(50, self.min_probability)
-            return self.ep_result
-        return self._place_sites() if self._adaptive else self._run_ep()
+        return self._run_ep()
 
     @torch.no_grad()
     def _run_ep(self) -> EPResult:
@@ -662,7 +667,7 @@ class MonotoneGP(FastSingleTaskGP):
             expectation_propagation(m, S, self.nu, start)
             for m, S, start in zip(mean, covariance, self._starts(), strict=True)
         ]
-        return self._accept(ep_result(runs, self._aug_batch_shape))
+        return self._accept(runs)
 
     def _starts(self) -> Array:
         """Sites on derivatives times signs: precisions, then shifts, ``b x 2 s``."""
@@ -673,24 +678,18 @@ class MonotoneGP(FastSingleTaskGP):
     @torch.no_grad()
     def _place_sites(self) -> EPResult:
         """Choose signs for each process, from none; other sites have no precision."""
-        points = candidates(self._box[:0], self._box).to(self.virtual_points)
-        moments = self._slopes(points)
-        signs = self._array_signs(points)
-        choices = [
-            choose_signs(moments, signs, self.nu, [], 50, self.min_probability, i)
-            for i in range(len(signs))
-        ]
+        nothing = self.virtual_points[:0]
+        points, choices = self._choose(nothing, 50, self.min_probability)
         v = len(points)
         places = list(dict.fromkeys(i % v for chosen, _ in choices for i in chosen))
+        self._set_points(points[places])
         runs = []
-        for chosen, (run,) in choices:
-            at = [(i // v) * len(places) + places.index(i % v) for i in chosen]
-            count = len(places) * len(self.covar_module.sites.columns)
-            spread = np.zeros((2, count))
+        for chosen, run in choices:
+            at = [i // v * len(places) + places.index(i % v) for i in chosen]
+            spread = np.zeros((2, self.covar_module.sites.num_sites))
             spread[:, at] = run.sites.reshape(2, -1)
             runs.append(run._replace(sites=spread.ravel()))
-        self._set_points(points[places])
-        return self._accept(ep_result(runs, self._aug_batch_shape))
+        return self._accept(runs)
 
     def _set_points(self, points: Tensor) -> None:
         """Take other points, without sites."""
@@ -699,12 +698,11 @@ class MonotoneGP(FastSingleTaskGP):
         nothing = sites.points.new_zeros(*self._aug_batch_shape, sites.num_sites)
         sites.set(GaussianSites(nothing, nothing, nothing.sum(-1)))
 
-    def _accept(self, result: EPResult) -> EPResult:
+    def _accept(self, runs: Sequence[EPRun]) -> EPResult:
         """Turn sites on derivatives times their signs into sites on derivatives."""
-        unsigned = result.sites
-        signs = self.site_signs
-        shift = signs.double() * unsigned.shift.to(signs.device)
-        sites = unsigned._replace(shift=shift)
+        result = ep_result(runs, self._aug_batch_shape)
+        shift = self.site_signs.cpu() * result.sites.shift
+        sites = result.sites._replace(shift=shift)
         self.covar_module.sites.set(sites)
         self.ep_result = result._replace(sites=sites)
         self._clear_cache()
@@ -783,10 +781,8 @@ class MonotoneGP(FastSingleTaskGP):
         ):
             return None
         if self._predictor is None:
-            noise = noise_at(self.likelihood, rows, targets.shape).detach()
-            modules = self.covar_module, self.mean_module
-            self._predictor = SitePredictor(*modules, rows, targets, noise)
-        return self._predictor(X)
+            self._predictor = self._process(given_sites=True)
+        return self._predictor.posterior(X)
 
     # -- BoTorch's life cycle -------------------------------------------------------
 
@@ -886,3 +882,295 @@ def _array_objective(mll: MarginalLogLikelihood) -> EvidenceObjective | None:
         return EvidenceObjective(mll, gp, *signs)
     except UnknownFormError:
         return None
+
+
+# -- virtual points: where they are, and signs under transforms ----------------------
+
+
+def default_virtual_points(box: Tensor, count: int | None = None) -> Tensor:
+    """A grid up to three columns, ends included, else scrambled Sobol points.
+
+    Args:
+        box: ``2 x d``, lower and upper.
+        count: If given, this number of Sobol points, for any ``d``.
+
+    Returns:
+        ``v x d``, the same in each call.
+    """
+    d = box.shape[-1]
+    side = {1: 10, 2: 10, 3: 4}.get(d)
+    if count is None and side is not None:
+        line = torch.linspace(0.0, 1.0, side, dtype=torch.float64)
+        unit = torch.cartesian_prod(*[line] * d).reshape(-1, d)
+    else:
+        engine = SobolEngine(d, scramble=True, seed=0)
+        unit = engine.draw(count or 64, dtype=torch.float64)
+    return box[0] + unit.to(box) * (box[1] - box[0])
+
+
+def candidates(points: Tensor, box: Tensor) -> Tensor:
+    """Points, and 256 that fill a box without those among them already.
+
+    Two points are the same if each column differs by at most 1e-6 of the box.
+
+    Args:
+        points: ``v x d``.
+        box: ``2 x d``.
+    """
+    new = default_virtual_points(box, _CANDIDATES)
+    away = (new.unsqueeze(-2) - points).abs()
+    near = (away <= 1e-6 * (box[1] - box[0])).all(-1).any(-1)
+    return torch.cat([points, new[~near]])
+
+
+def choose_signs(
+    moments: SlopeMoments,
+    process: int,
+    signs: Array,
+    nu: float,
+    chosen: Sequence[int],
+    limit: int,
+    probability: float,
+) -> tuple[list[int], EPRun]:
+    """Impose signs where one is least probable, one after the other.
+
+    Section 3.1 of [Riihimaki2010monotonicity]_, section 4 of [WangBerger2016shape]_.
+    The covariance of all derivatives, which with many signs is large, is not formed:
+    there is a row of it for each sign that is imposed.
+
+    Args:
+        moments: Of the derivatives at the points to choose from.
+        process: Which of the batch that they are of.
+        signs: The signs of these derivatives, ``m``.
+        nu: Width of the probit sites.
+        chosen: Those that are imposed already, by index.
+        limit: The largest number of signs.
+        probability: Stop where no sign is less probable.
+
+    Returns:
+        The signs that are imposed, by index, and expectation propagation with them.
+    """
+
+    def array(values: Tensor) -> Array:
+        return values.cpu().reshape(-1, len(signs))[process].numpy()
+
+    def row(index: int) -> Array:
+        return signs[index] * signs * array(moments.row(index))
+
+    chosen = list(chosen)
+    mean = signs * array(moments.mean)
+    variance = array(moments.variance())
+    rows = [row(index) for index in chosen]
+    start: Array | None = None
+    while True:
+        S = np.reshape(rows, (len(rows), len(signs)))
+        ep = expectation_propagation(mean[chosen], S[:, chosen], nu, start)
+        gone = np.square(ep.root @ S).sum(axis=0)
+        sd = np.sqrt(np.maximum(variance - gone, np.finfo(np.float64).tiny))
+        probabilities = ndtr((mean + ep.weight @ S) / sd)
+        probabilities[chosen] = np.inf
+        index = int(probabilities.argmin())
+        if len(chosen) >= limit or probabilities[index] >= probability:
+            return chosen, ep
+        # the fixed point is near that without the new site
+        start = np.pad(ep.sites.reshape(2, -1), ((0, 0), (0, 1))).ravel()
+        chosen.append(index)
+        rows.append(row(index))
+
+
+def transformed_box(
+    bounds: Tensor | None, X: Tensor, transform: InputTransform | None
+) -> Tensor:
+    """The box that virtual points fill, on the axes of the model, ``2 x d``.
+
+    Args:
+        bounds: ``2 x d`` in the space of the training inputs. None: [0, 1] in each
+            column whose transformed data are in [0, 1], else their range.
+        X: Training inputs, ``batch_shape x n x d``.
+        transform: Of the inputs.
+    """
+    if bounds is not None:
+        corners = _moved(bounds, X, transform).flatten(0, 1)
+        return torch.stack([corners.amin(0), corners.amax(0)])
+    X = _apply_transform(X, transform)
+    low, high = X.reshape(-1, X.shape[-1]).aminmax(dim=0)
+    inside = (low > -1e-6) & (high < 1.0 + 1e-6)
+    return torch.stack([low.where(~inside, 0.0), high.where(~inside, 1.0)])
+
+
+def _apply_transform(X: Tensor, transform: InputTransform | None) -> Tensor:
+    """Transform inputs as training inputs are, without training the transform."""
+    if transform is None:
+        return X
+    with torch.no_grad():
+        return transform.preprocess_transform(X)
+
+
+def transformed_points(
+    virtual_X: Tensor, X: Tensor, transform: InputTransform | None
+) -> Tensor:
+    """Virtual points on the axes of the model, ``v x d``.
+
+    Args:
+        virtual_X: ``v x d`` in the space of the training inputs.
+        X: Training inputs, ``batch_shape x n x d``.
+        transform: Of the inputs.
+
+    Raises:
+        ValueError: If the transform differs between the elements of a batch.
+    """
+    points = _moved(virtual_X, X, transform)
+    if not bool((points == points[:1]).all()):
+        raise ValueError(
+            "virtual_X: expected an input_transform that is the same for all elements "
+            f"of a batch, got a {type(transform).__name__} that is not: the points are "
+            "shared. Without virtual_X they are placed on the axes of the model."
+        )
+    return points[0]
+
+
+def _moved(points: Tensor, X: Tensor, transform: InputTransform | None) -> Tensor:
+    """``v x d`` points in each element of the batch of ``X``, ``b x v x d``."""
+    points = points.to(X).expand(*X.shape[:-2], *points.shape)
+    points = _apply_transform(points, transform)
+    return points.reshape(-1, *points.shape[-2:])
+
+
+def transformed_columns(
+    monotone: Mapping[int, int], X: Tensor, transform: InputTransform | None
+) -> dict[int, tuple[int, int]]:
+    """The column of the model for each monotone column, and whether it is reversed.
+
+    Found by changing each column from its smallest to its largest training value.
+
+    Args:
+        monotone: Columns and signs.
+        X: Training inputs, ``batch_shape x n x d``.
+        transform: Of the inputs.
+
+    Returns:
+        Column of the model's inputs and +1 or -1, for each monotone column.
+
+    Raises:
+        ValueError: If this changes no column or several columns of the transformed
+            inputs, or one in different directions: the sign then has no counterpart.
+    """
+    result = {}
+    for column in monotone:
+        if transform is None:
+            result[column] = (column, 1)
+            continue
+        low = X.clone()
+        high = X.clone()
+        smallest, largest = X[..., column].aminmax()
+        low[..., column] = smallest
+        high[..., column] = largest if largest > smallest else smallest + 1.0
+        moved = _apply_transform(high, transform) - _apply_transform(low, transform)
+        moved = moved.reshape(-1, moved.shape[-1])
+        scale = moved.abs().amax().clamp_min(torch.finfo(X.dtype).tiny)
+        columns = (moved.abs().amax(0) > 1e-9 * scale).nonzero().flatten().tolist()
+        signs = set(moved[:, columns].sign().flatten().tolist())
+        if len(columns) != 1 or len(signs) != 1:
+            raise ValueError(
+                f"monotone: expected an input_transform under which column {column} "
+                "moves one column of the model, always in one direction; "
+                f"{type(transform).__name__} moves {columns}."
+            )
+        result[column] = (columns[0], int(signs.pop()))
+    return result
+
+
+def signs_of(
+    Y: Tensor, transformed: Tensor, transform: OutcomeTransform | None = None
+) -> Tensor:
+    """Whether an outcome transform keeps (+1) or reverses (-1) the order of outcomes.
+
+    Equal outcomes have no order; for them a small step of the transformed outcomes is
+    transformed back.
+
+    Args:
+        Y: ``batch_shape x n x m``.
+        transformed: The same, transformed.
+        transform: The transform. Without it the order of equal outcomes is +1.
+
+    Returns:
+        ``batch_shape x m``.
+    """
+    first = Y.argmin(dim=-2, keepdim=True)
+    last = Y.argmax(dim=-2, keepdim=True)
+    rise = transformed.gather(-2, last) - transformed.gather(-2, first)
+    if transform is not None and bool((rise == 0.0).any()):
+        start = transformed.detach()
+        end = start + 1e-2 * (1.0 + start.abs())
+        step = transform.untransform(end)[0] - transform.untransform(start)[0]
+        step = step[..., :1, :]
+        rise = torch.where(rise == 0.0, step, rise)
+    return torch.where(rise < 0.0, -1.0, 1.0).to(Y).squeeze(-2)
+
+
+def check_imposed(
+    nu: float, virtual_X: Tensor | str, bounds: Tensor | None, d: int
+) -> None:
+    """Raise a ``ValueError`` for what says how, and where, signs cannot be imposed.
+
+    Args:
+        nu: Expected to be a positive number.
+        virtual_X: Finite and ``v x d``, or a known word.
+        bounds: None, or finite, ``2 x d``, and in order.
+        d: Number of columns.
+    """
+    number = isinstance(nu, Real) and not isinstance(nu, bool)
+    if not (number and math.isfinite(nu) and nu > 0.0):
+        raise ValueError(f"nu: expected a positive number, got {nu!r}.")
+    if isinstance(virtual_X, Tensor):
+        if virtual_X.ndim != 2 or virtual_X.shape[-1] != d:
+            raise ValueError(
+                f"virtual_X: expected v x {d} like the columns of train_X, got "
+                f"{tuple(virtual_X.shape)}."
+            )
+        if not bool(virtual_X.isfinite().all()):
+            raise ValueError("virtual_X: expected finite values, got others.")
+    elif not (isinstance(virtual_X, str) and virtual_X in ("adaptive", "grid")):
+        raise ValueError(
+            f'virtual_X: expected a tensor, "adaptive" or "grid", got {virtual_X!r}.'
+        )
+    if bounds is None:
+        return
+    got = tuple(bounds.shape) if isinstance(bounds, Tensor) else bounds
+    if got != (2, d):
+        raise ValueError(
+            f"bounds: expected a tensor, 2 x {d} like the columns of train_X, got "
+            f"{got!r}."
+        )
+    if not bool((bounds.isfinite() & (bounds[0] < bounds[1])).all()):
+        raise ValueError(
+            "bounds: expected finite lower bounds below upper ones, got "
+            f"{bounds.tolist()}."
+        )
+
+
+def check_probability(probability: float, name: str) -> None:
+    """Raise a ``ValueError`` unless it is in (0, 1)."""
+    if not (isinstance(probability, Real) and 0.0 < probability < 1.0):
+        raise ValueError(f"{name}: expected a number in (0, 1), got {probability!r}.")
+
+
+def check_monotone(monotone: Mapping[int, int], d: int) -> dict[int, int]:
+    """Check columns and signs, and sort them by column.
+
+    Raises:
+        ValueError: For other columns than those of the inputs, or other signs.
+    """
+    if not isinstance(monotone, Mapping):
+        raise ValueError(
+            "monotone: expected {column: +1 or -1}, got a "
+            f"{type(monotone).__name__}: {monotone!r}."
+        )
+    signs = {check_column("monotone", j, d): sign for j, sign in monotone.items()}
+    for column, sign in signs.items():
+        if sign not in (1, -1):
+            raise ValueError(
+                f"monotone: expected +1 (increasing) or -1 (decreasing) for column "
+                f"{column}, got {sign!r}."
+            )
+    return {column: int(signs[column]) for column in sorted(signs)}

@@ -29,9 +29,9 @@ features phi(x) of the prior: k(x, x') = phi(x) phi(x')', f(x) = phi(x) w, w ~ N
 Sites of precisions P on derivatives Phi w leave w ~ N(0, (I + Phi' P Phi)^-1); with the
 Cholesky factor L of I + Phi' P Phi the features given the sites are phi(x) L^-T.
 
-``SitePredictor`` predicts given data and sites from factors that are kept. With the
-covariances k of a value f(x) with the values at the data and c with the derivatives at
-the sites, both are explained by the features
+``ConditionedProcess`` predicts given data and sites from factors that are kept. With
+the covariances k of a value f(x) with the values at the data and c with the derivatives
+at the sites, both are explained by the features
 
     [k, c] Q    for    Q = [  L^-T         0  ]
                            [ -R' E' L^-T   R' ]
@@ -51,7 +51,6 @@ References:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -106,9 +105,9 @@ class StationaryDerivatives:
         """
         form = stationary_form(kernel)
         if form is None:
-            inner = kernel.base_kernel if type(kernel) is ScaleKernel else kernel
+            inner = kernel.base_kernel if isinstance(kernel, ScaleKernel) else kernel
             name = type(inner).__name__
-            if type(inner) is MaternKernel:
+            if isinstance(inner, MaternKernel):
                 name += f" with nu={inner.nu}"
             raise ValueError(
                 "covar_module: expected an RBFKernel or a MaternKernel with nu=2.5, in "
@@ -410,22 +409,16 @@ def partial_of_mean(mean: Mean, points: Tensor, columns: Sequence[int]) -> Tenso
     with torch.enable_grad():
         x = points.expand(*mean(points).shape, points.shape[-1])
         x = x if x.requires_grad else x.detach().clone().requires_grad_(True)
-        total = mean(x).sum()
-        if not total.requires_grad:  # it depends neither on x nor on parameters
-            slope = torch.zeros_like(x)
-        else:
-            (slope,) = torch.autograd.grad(
-                total, x, create_graph=graph, materialize_grads=True
-            )
+        total = mean(x).sum() + 0.0 * x.sum()  # which a constant mean does not read
+        (slope,) = torch.autograd.grad(total, x, create_graph=graph)
     return torch.cat([slope[..., j] for j in columns], dim=-1)
 
 
-class SlopeMoments:
-    r"""Moments of derivatives given the data, with or without the sites.
+class ConditionedProcess:
+    r"""A process given data, and given sites or not, in double precision.
 
-    Values at the data and derivatives have the joint prior (6) of
-    [Riihimaki2010monotonicity]_, or that given the sites. It is conditioned on the
-    data. All in double precision; derivatives are ordered by column first.
+    Values at the data and derivatives at the sites have the joint prior (6) of
+    [Riihimaki2010monotonicity]_. Hyperparameters are constants here.
 
     Args:
         mean: m, or m~ of the process given the sites.
@@ -433,14 +426,10 @@ class SlopeMoments:
         X: Training inputs, transformed, ``batch_shape x n x d``.
         targets: ``batch_shape x n``.
         noise: Variances, ``batch_shape x n``.
-        points: ``batch_shape x v x d``, on the model's axes.
-        columns: With respect to which ones, ``k`` of them.
-        given_sites: Whether to condition on the sites as well.
-
-    Attributes:
-        mean: ``batch_shape x (k v)``.
+        given_sites: Whether to condition on the sites, too.
     """
 
+    @torch.no_grad()
     def __init__(
         self,
         mean: Any,
@@ -448,126 +437,104 @@ class SlopeMoments:
         X: Tensor,
         targets: Tensor,
         noise: Tensor,
-        points: Tensor,
-        columns: Sequence[int],
-        given_sites: bool = False,
+        given_sites: bool,
     ) -> None:
-        prior_mean = getattr(mean, "base_mean", mean)
-        prior = kernel.base_kernel if hasattr(kernel, "sites") else kernel
-        self.form = StationaryDerivatives.of(prior)
-        self.points = points.double()
-        self.columns = columns
-        at_data = X.double()
-        slope = partial_of_mean(prior_mean, points, columns).double()
-        error = (targets - prior_mean(X)).double().unsqueeze(-1)
-        K = self.form.value(at_data, at_data)
-        cross = self.form.cross(at_data, self.points, columns)
-        self._explained: Tensor | None = None
+        self.mean: Mean = getattr(mean, "base_mean", mean)
+        has_sites = isinstance(kernel, SiteConditionedKernel)
+        form = StationaryDerivatives.of(kernel.base_kernel if has_sites else kernel)
+        lengthscale = form.lengthscale.double()
+        variance = form.variance.double()
+        self.form = replace(form, lengthscale=lengthscale, variance=variance)
+        self._X = X.double()
+        self._sites = kernel.sites if given_sites else None
+        K = self.form.value(self._X, self._X)
+        error = (targets - self.mean(X)).double().unsqueeze(-1)
         if given_sites:
-            sites = kernel.sites
             system = kernel.system()
+            explained = kernel.explained(X, system)
             said = system.residual(mean.derivative()).unsqueeze(-1)
-            train = kernel.explained(X, system)
-            to_sites = self.form.gram(
-                self.points, columns, sites.points.double(), sites.columns
-            )
-            self._explained = to_sites @ system.root.mT
-            slope = slope + (self._explained @ said).squeeze(-1)
-            error = error - train @ said
-            K = K - train @ train.mT
-            cross = cross - train @ self._explained.mT
-        factor = psd_safe_cholesky(K + torch.diag_embed(noise.double()))
-        right = torch.cat([cross, error.expand(*cross.shape[:-1], 1)], dim=-1)
-        solved = torch.linalg.solve_triangular(factor, right, upper=False)
-        self._half = solved[..., :-1]
-        self.mean = slope + (self._half.mT @ solved[..., -1:]).squeeze(-1)
+            K = K - explained @ explained.mT
+            error = error - explained @ said
+        L = psd_safe_cholesky(K + torch.diag_embed(noise.double()))
+        eye = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device).expand_as(L)
+        Q = torch.linalg.solve_triangular(L, eye, upper=False).mT
+        z = Q.mT @ error
+        if given_sites:
+            root = system.root.mT
+            left = torch.cat([Q, -root @ (explained.mT @ Q)], dim=-2)
+            nothing = root.new_zeros(*root.shape[:-2], X.shape[-2], root.shape[-1])
+            Q = torch.cat([left, torch.cat([nothing, root], dim=-2)], dim=-1)
+            z = torch.cat([z, said], dim=-2)
+        self._Q = Q
+        self._weights = Q @ z
+
+    def posterior(self, x: Tensor) -> MultivariateNormal:
+        """The posterior at ``batch_shape x q x d`` transformed points."""
+        at = x.double()
+        cross = self.form.value(at, self._X)
+        if self._sites is not None:
+            points = self._sites.points.double()
+            to_sites = self.form.cross(at, points, self._sites.columns)
+            cross = torch.cat([cross, to_sites], dim=-1)
+        features = cross @ self._Q
+        mean = (cross @ self._weights).squeeze(-1).to(x) + self.mean(x)
+        covariance = (self.form.value(at, at) - features @ features.mT).to(x)
+        return MultivariateNormal(mean, to_linear_operator(covariance))
+
+    def slopes(self, points: Tensor, columns: Sequence[int]) -> SlopeMoments:
+        """Moments of derivatives, ordered by column first.
+
+        Args:
+            points: ``batch_shape x v x d``, on the model's axes.
+            columns: With respect to which ones, ``k`` of them.
+        """
+        at = points.double()
+        cross = self.form.cross(self._X, at, columns).mT
+        if self._sites is not None:
+            sites = self._sites
+            to_sites = self.form.gram(at, columns, sites.points.double(), sites.columns)
+            cross = torch.cat([cross, to_sites], dim=-1)
+        slope = partial_of_mean(self.mean, points, columns).double()
+        mean = slope + (cross @ self._weights).squeeze(-1)
+        return SlopeMoments(self.form, at, tuple(columns), mean, cross @ self._Q)
+
+
+@dataclass(frozen=True)
+class SlopeMoments:
+    """Moments of derivatives at some points, ordered by column first.
+
+    Attributes:
+        form: The covariances before anything was observed.
+        points: ``batch_shape x v x d``.
+        columns: With respect to which ones, ``k`` of them.
+        mean: ``batch_shape x (k v)``.
+        features: Their products are what observations explain, ``... x (k v) x l``.
+    """
+
+    form: StationaryDerivatives
+    points: Tensor
+    columns: tuple[int, ...]
+    mean: Tensor
+    features: Tensor
 
     def covariance(self) -> Tensor:
         """Covariances of all derivatives, ``batch_shape x (k v) x (k v)``."""
         gram = self.form.gram(self.points, self.columns)
-        if self._explained is not None:
-            gram = gram - self._explained @ self._explained.mT
-        return gram - self._half.mT @ self._half
+        return gram - self.features @ self.features.mT
 
     def variance(self) -> Tensor:
-        """Variances without the sites, ``batch_shape x (k v)``."""
-        prior = self.form.variances(self.columns).repeat_interleave(
-            self.points.shape[-2], dim=-1
-        )
-        return prior - self._half.square().sum(-2)
+        """Variances, ``batch_shape x (k v)``."""
+        prior = self.form.variances(self.columns)
+        prior = prior.repeat_interleave(self.points.shape[-2], dim=-1)
+        return prior - self.features.square().sum(-1)
 
-    def row(self, point: int, column: int) -> Tensor:
-        """Covariances of one derivative with all, without the sites.
-
-        Args:
-            point: Its point, by index.
-            column: Its column, by index.
-
-        Returns:
-            ``batch_shape x (k v)``.
-        """
+    def row(self, index: int) -> Tensor:
+        """Covariances of one derivative with all, ``batch_shape x (k v)``."""
+        column, point = divmod(index, self.points.shape[-2])
         at = self.points[..., point, None, :]
         gram = self.form.gram(at, [self.columns[column]], self.points, self.columns)
-        index = column * self.points.shape[-2] + point
-        one = self._half[..., index, None]
-        return (gram - one.mT @ self._half).squeeze(-2)
-
-
-class SitePredictor:
-    """Posterior of one process at any points, with a gradient in these only.
-
-    Args:
-        kernel: With the sites.
-        mean: Of the same process.
-        X: Training inputs, transformed, ``n x d``.
-        targets: ``n``.
-        noise: Variances, ``n``.
-    """
-
-    @torch.no_grad()
-    def __init__(
-        self,
-        kernel: SiteConditionedKernel,
-        mean: SiteConditionedMean,
-        X: Tensor,
-        targets: Tensor,
-        noise: Tensor,
-    ) -> None:
-        form = kernel.derivatives
-        system = kernel.system()
-        # in training, parameters have gradients of their own
-        self._mean: Mean = deepcopy(mean.base_mean).requires_grad_(False)
-        self._form = replace(
-            form,
-            lengthscale=form.lengthscale.detach().double(),
-            variance=form.variance.detach().double(),
-        )
-        self._X = X.double()
-        self._points = kernel.sites.points.double()
-        self._columns = kernel.sites.columns
-        explained = kernel.explained(X, system)
-        K = self._form.value(self._X, self._X) - explained @ explained.mT
-        L = psd_safe_cholesky(K + torch.diag_embed(noise.double()))
-        eye = torch.eye(len(L), dtype=L.dtype, device=L.device)
-        half = torch.linalg.solve_triangular(L, eye, upper=False).mT
-        left = torch.cat([half, -system.root.mT @ (explained.mT @ half)])
-        right = torch.cat([half.new_zeros(len(X), len(system.root)), system.root.mT])
-        self._Q = torch.cat([left, right], dim=-1)
-        said = system.residual(mean.derivative())
-        residual = (targets - mean.base_mean(X)).double() - explained @ said
-        z = torch.cat([half.mT @ residual, said])
-        self._weights = self._Q @ z
-
-    def __call__(self, x: Tensor) -> MultivariateNormal:
-        """The posterior at ``batch_shape x q x d`` transformed points."""
-        at = x.double()
-        form = self._form
-        at_sites = form.cross(at, self._points, self._columns)
-        cross = torch.cat([form.value(at, self._X), at_sites], dim=-1)
-        features = cross @ self._Q
-        mean = (cross @ self._weights).to(x) + self._mean(x)
-        covariance = (form.value(at, at) - features @ features.mT).to(x)
-        return MultivariateNormal(mean, to_linear_operator(covariance))
+        one = self.features[..., index, None, :]
+        return (gram - one @ self.features.mT).squeeze(-2)
 
 
 class _Reweighted(TensorTransform):
