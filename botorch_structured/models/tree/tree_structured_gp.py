@@ -51,7 +51,7 @@ from botorch_structured.models.tree.leaf_model import (
     read_arguments,
 )
 from botorch_structured.models.tree.noise import default_likelihood, set_noise_prior
-from botorch_structured.models.tree.point_moments import ColumnScales, is_mean_of_paths
+from botorch_structured.models.tree.point_moments import column_scales, is_mean_of_paths
 from botorch_structured.models.tree.tree_structured_kernel import (
     PathMean,
     TreeStructuredKernel,
@@ -370,7 +370,7 @@ class TreeStructuredGP(LeafModel):
             has_methods_of(TreeStructuredGP, self, "path_posterior")
             and has_methods_of(TreeStructuredKernel, self.covar_module, *COVARIANCE)
             and is_mean_of_paths(self.mean_module)
-            and ColumnScales.of(getattr(self, "input_transform", None), tree.dim)
+            and column_scales(getattr(self, "input_transform", None), tree.dim)
         )
         return sorted(tree.shared_columns) if known else list(range(tree.dim))
 
