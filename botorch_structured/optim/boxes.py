@@ -112,7 +112,7 @@ class Boxes:
         return Boxes(self.problem, lower, upper, self.active, self.keys)
 
     def draw(self, box: Array, rng: np.random.Generator) -> Array:
-        """``n x d`` random points of ``n`` boxes; discrete values are equally likely."""
+        """``n x d`` random points of ``n`` boxes, discrete values equally likely."""
         slots = self.slots
         U = rng.random((len(box), slots.columns.shape[1]))
         return slots.widen(slots.at(U, box), box)
@@ -266,7 +266,7 @@ def boxes_at(problem: Problem, rows: Array) -> tuple[Boxes, Array]:
     lower, upper = problem.values.inside(lower, upper)
     lower = np.where(active, lower, problem.fill)
     upper = np.where(active, upper, problem.fill)
-    ok = (lower <= upper).all(-1)
+    ok = np.all(lower <= upper, axis=-1)
     if len(problem.avoid_paths):
         ok &= ~np.isin(keys, problem.avoid_paths)
     return Boxes(problem, lower, upper, active, keys), ok
@@ -310,8 +310,8 @@ def random_rows(problem: Problem, n: int, rng: np.random.Generator) -> Array:
     """``n`` points on random paths, with fixed decisions at their fixed values."""
     generator = torch.Generator().manual_seed(int(rng.integers(1 << 31)))
     bounds = torch.from_numpy(problem.bounds)
-    rows = problem.listed.random_paths(n, generator, bounds)
-    rows = rows.numpy().astype(problem.lower.dtype)
+    drawn = problem.listed.random_paths(n, generator, bounds)
+    rows: Array = drawn.numpy().astype(problem.lower.dtype)
     for col, value in problem.fixed.items():
         rows[:, col] = value
     return rows
@@ -440,12 +440,12 @@ def _spread(
         samples.append((moved, some, np.ones_like(some)))
     if problem.shared[boxes.active.any(0)].any():
         few = place < max(1, per_box // 2)
-        x, box, source = samples[0]
-        for x, box, source in [(x[few], box[few], source[few]), *samples[1:]]:
-            low = rng.random(x.shape) < 0.5
-            ends = np.where(low, slots.lower[box], slots.upper[box])
-            moved = np.where(is_shared[box], ends, x)
-            samples.append((moved, box, source + 2 + _NUM_SCALES))
+        inner = [tuple(part[few] for part in samples[0]), *samples[1:]]
+        for inside, b, source in inner:
+            low = rng.random(inside.shape) < 0.5
+            ends = np.where(low, slots.lower[b], slots.upper[b])
+            moved = np.where(is_shared[b], ends, inside)
+            samples.append((moved, b, source + 2 + _NUM_SCALES))
     x, box, source = map(np.concatenate, zip(*samples, strict=True))
     return Sample(slots.widen(x, box), box, source)
 
@@ -513,8 +513,8 @@ def _with_replacements(
         sample = Sample.join([sample, more])
         missing = missing[~np.isin(missing, sample.box)]
     if boxes.problem.constraints:
-        more = [_polytope(boxes, int(b), per_box, rng) for b in missing[:8]]
-        sample = Sample.join([sample, *more])
+        thin = [_polytope(boxes, int(b), per_box, rng) for b in missing[:8]]
+        sample = Sample.join([sample, *thin])
     return sample
 
 
@@ -532,8 +532,7 @@ def _polytope(boxes: Boxes, b: int, n: int, rng: np.random.Generator) -> Sample:
         rest = [i for i in range(len(c.columns)) if i not in moving]
         level = sum(float(c.coefficients[i] * lower[c.columns[i]]) for i in rest)
         index = torch.tensor([place[c.columns[i]] for i in moving])
-        weights = torch.from_numpy(c.coefficients[moving])
-        constraints.append((index, weights, c.rhs - level))
+        constraints.append((index, c.coefficients[moving], c.rhs - level))
     nothing = Sample.spread(boxes.lower[:0], np.zeros(0, dtype=np.int64))
     if not constraints:
         return nothing

@@ -116,7 +116,7 @@ class LinearConstraint:
     """``sum_i coefficients[i] x[columns[i]] >= rhs``."""
 
     columns: list[int]
-    coefficients: Array
+    coefficients: Tensor
     rhs: float
 
 
@@ -240,7 +240,9 @@ class Problem:
         ok = np.ones(len(X), dtype=bool)
         for c in self.constraints:
             binds = active[:, c.columns].all(-1)
-            ok &= ~binds | (X[:, c.columns] @ c.coefficients >= c.rhs)
+            # by torch, as a caller may check it: other sums round in other ways
+            total = torch.from_numpy(X[:, c.columns]) @ c.coefficients
+            ok &= ~binds | (total >= c.rhs).numpy()
         if self.feasible is not None and ok.any():
             verdict = self.feasible(self.tensor(X[ok]))
             shape = torch.Size([int(ok.sum())])
@@ -531,26 +533,27 @@ def make_problem(
         raise ValueError(f"avoid_paths: expected keys of tree.path_key, got {keys!r}.")
     constraints = _constraints(d, inequality_constraints, bounds)
     tables = [bounds[:0]]
+    fill = region.fill
     if X_avoid is not None:
-        tables.append(check_points("X_avoid", X_avoid, tree, bounds))
+        tables.append(check_points("X_avoid", X_avoid, tree, fill))
     for acq_function in acq_functions:
         X = getattr(acq_function, "X_pending", None)
         if X is not None:
             X = X.reshape(-1, X.shape[-1])
-            tables.append(check_points("X_pending", X, tree, bounds))
+            tables.append(check_points("X_pending", X, tree, fill))
     avoid = torch.cat(tables)
     good = bounds[:0]
     if X_start is not None:
-        good = check_points("X_start", X_start, tree, bounds)
+        good = check_points("X_start", X_start, tree, fill)
     elif around and acq_functions:
-        good = _promising(tree, bounds, acq_functions[0])
+        good = tree.impute(_promising(tree, bounds, acq_functions[0]), fill)
     listed = _with_outcomes(tree, region.lists, fixed)
     values, lower, upper = _columns(listed, region, fixed, torch.cat([avoid, good]))
     return Problem(
         tree=tree,
         listed=listed,
         bounds=bounds.cpu().numpy(),
-        fill=region.fill.cpu().numpy(),
+        fill=fill.cpu().numpy(),
         values=values,
         lower=lower,
         upper=upper,
@@ -558,8 +561,8 @@ def make_problem(
         fixed=fixed,
         constraints=constraints,
         feasible=_both(region.feasible, feasible),
-        X_avoid=tree.impute(avoid, region.fill).cpu().numpy(),
-        good=tree.impute(good, region.fill).cpu().numpy(),
+        X_avoid=avoid.cpu().numpy(),
+        good=good.cpu().numpy(),
         max_paths=check_count("max_paths", max_paths),
         min_distance=distance,
         avoid_paths=keys.cpu().numpy(),
@@ -614,28 +617,27 @@ def _check_scale(bounds: Tensor, space: SearchSpace) -> None:
             )
 
 
-def check_points(name: str, X: Any, tree: ParameterTree, like: Tensor) -> Tensor:
+def check_points(name: str, X: Any, tree: ParameterTree, fill: Tensor) -> Tensor:
     """``X`` if it is ``m x d`` numbers, finite where columns are active.
 
     Args:
         name: The name of the argument.
         X: Its value.
-        tree: Says which columns are active. What the others hold does not matter.
-        like: A tensor of the precision and on the device that is wanted.
+        tree: Says which columns are active.
+        fill: ``d`` numbers that the others hold in the answer, of the precision and on
+            the device that is wanted.
     """
     if not isinstance(X, Tensor) or X.dim() != 2 or X.shape[-1] != tree.dim:
         got: Any = tuple(X.shape) if isinstance(X, Tensor) else type(X).__name__
         raise ValueError(f"{name}: expected an m x {tree.dim} tensor, got {got}.")
-    X = X.detach().to(like)
+    X = X.detach().to(fill)
     try:
         active = tree.active_mask(X)
     except ValueError as error:
         raise ValueError(f"{name}: {str(error).removeprefix('X: ')}") from None
-    if math.isfinite(X.sum()):  # only if all of its terms are
-        return X
-    bad = active & ~X.isfinite()
-    if bad.any():
-        row, col = bad.nonzero()[0].tolist()
+    X = torch.where(active, X, fill)
+    if not math.isfinite(X.sum()) and not X.isfinite().all():
+        row, col = (~X.isfinite()).nonzero()[0].tolist()
         raise ValueError(
             f"{name}: expected finite numbers in active columns, got {X[row, col]} in "
             f"row {row}, column {col}."
@@ -795,7 +797,7 @@ def _constraints(
                 f"{name}: expected finite coefficients, got {coefficients.tolist()}."
             )
         columns = check_columns(name, indices.tolist(), d, True)
-        weights = coefficients.detach().cpu().numpy()
+        weights = coefficients.detach().cpu()
         constraints.append(LinearConstraint(columns, weights, check_number(name, rhs)))
     return constraints
 

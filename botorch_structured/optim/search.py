@@ -154,7 +154,7 @@ class Search:
             if self.q > 1:
                 for acqf, pending in zip(self._told, before, strict=True):
                     acqf.set_X_pending(pending)
-        reached = problem.tensor(np.array(values))
+        reached = problem.tensor(np.array(values, dtype=chosen.dtype))
         return problem.tensor(chosen), reached[0] if self.q == 1 else reached
 
     def _why_nothing(self, count: int) -> str:
@@ -217,16 +217,18 @@ class Search:
         sample = self._sample(boxes, self.raw_samples, avoid, per_box)
         if not len(sample.X):
             return sample.X, np.zeros(0)
-        values = evaluator.on(boxes.lower).values(sample.X, sample.box)
+        on_paths = evaluator.on(boxes.lower)
+        values = on_paths.values(sample.X, sample.box)
         if evolve and self.problem.listed.num_paths > self.problem.max_paths:
             sample, values, boxes = self._evolve(
                 evaluator, sample, values, boxes, avoid
             )
+            on_paths = evaluator.on(boxes.lower)
         by_box = _ranked(best_of_each(sample.box, values), values)
         starts = _starts(sample, values, by_box, self.num_restarts)
-        at = boxes.take(sample.box[starts])
+        starting = sample.take(starts)
         X, refined = refine(
-            evaluator.on(at.lower), sample.X[starts], values[starts], at, avoid
+            on_paths, starting.X, values[starts], boxes, starting.box, avoid
         )
         if not ranks:
             points, worth = self._new(X, refined, avoid)
@@ -304,7 +306,7 @@ class Search:
         if self.problem.min_distance:
             return sample.take(~avoid.contains(sample.X))
         # A random value of a continuous column equals a known one with probability 0.
-        finite = ~boxes.continuous.any(-1)
+        finite = ~np.any(boxes.continuous, axis=-1)
         rows = finite[sample.box].nonzero()[0]
         keep = np.ones(len(sample.X), dtype=bool)
         keep[rows] = ~avoid.contains(sample.X[rows])

@@ -246,7 +246,7 @@ def _centres(bounds: Tensor, best_X: Tensor | None) -> Tensor:
         return bounds[:0]
     if isinstance(best_X, Tensor) and best_X.dim() == 1:
         best_X = best_X.unsqueeze(0)
-    centres = check_points("best_X", best_X, ParameterTree(d), bounds)
+    centres = check_points("best_X", best_X, ParameterTree(d), bounds[0])
     if not _inside(centres, bounds).all():
         raise ValueError(
             f"best_X: expected points within the bounds {bounds.tolist()}, got "

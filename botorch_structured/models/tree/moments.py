@@ -395,7 +395,7 @@ class LeafMoments:
         self._data = self.extend(self._X.numpy())
         self._of_bucket: dict[int, PathMoments] = {}
         # decisions of the rows of the last call, and the moments on their paths
-        self._last: tuple[bytes | None, Any] = None, None
+        self._last: tuple[tuple[int, bytes] | None, Any] = None, None
 
     @classmethod
     def of(
@@ -443,7 +443,7 @@ class LeafMoments:
             gradient: Whether gradients are wanted, by ``X``.
         """
         x = X.detach().numpy()
-        decisions = x[:, self.kernel.tree.decision_columns].tobytes()
+        decisions = len(x), x[:, self.kernel.tree.decision_columns].tobytes()
         before, paths = self._last
         if decisions != before:
             paths = self.on(X.detach())
@@ -544,20 +544,32 @@ class LeafMoments:
         return PathMoments(paths.names, tables)
 
 
+class _Tables(NamedTuple):
+    """Paths that are evaluated side by side.
+
+    Attributes:
+        moments: Moments on the paths.
+        columns: The columns of each path, ``U x 1 x k``.
+        scales: The transforms of these columns.
+    """
+
+    moments: PathMoments
+    columns: Array
+    scales: ColumnScales | None
+
+
 class _Group(NamedTuple):
     """Points on paths that are evaluated side by side.
 
     Attributes:
-        index: The points on each path, ``U x w``; ``n`` where padded.
-        columns: The columns of each path, ``U x 1 x k``.
-        scales: The transforms of these columns.
-        moments: Moments on the paths.
+        paths: The numbers of the paths, ``U``.
+        points: The points on each path, ``U x w``; ``n`` where padded.
+        tables: What is known of the paths.
     """
 
-    index: Array
-    columns: Array
-    scales: ColumnScales | None
-    moments: PathMoments
+    paths: Array
+    points: Array
+    tables: _Tables
 
 
 class MomentsOnPaths:
@@ -595,6 +607,7 @@ class MomentsOnPaths:
         sizes = [block.bucket.index.shape[-1] for block in predictor.blocks]
         self._sizes = 1 + widest**2 + np.square([*sizes, 0])[self._bucket]
         self._last: tuple[bytes | None, list[_Group]] = None, []
+        self._tables: dict[bytes, _Tables] = {}
 
     def __call__(self, X: Array, row: Array, gradient: bool) -> PointMoments:
         """Moments at points.
@@ -613,6 +626,10 @@ class MomentsOnPaths:
                 return self._by_graph(X)
             groups = list(self._groups(path))
             self._last = name, groups
+            # Points come and go, the paths stay for a while.
+            self._tables = {}
+            for group in groups:
+                self._tables[group.paths.tobytes()] = group.tables
         extended = self._moments.extend(X)
         dtype = extended.dtype
         # one more row and column, for padding
@@ -622,7 +639,7 @@ class MomentsOnPaths:
             shape = n + 1, extended.shape[1] + 1
             mean_gradient = np.zeros(shape, dtype)
             variance_gradient = np.zeros(shape, dtype)
-        for index, columns, scales, moments in groups:
+        for _, index, (moments, columns, scales) in groups:
             x = extended[np.minimum(index, n - 1)[:, :, None], columns]
             rate: Any = 1.0
             if scales is not None:
@@ -653,38 +670,46 @@ class MomentsOnPaths:
         mean, variance = self._moments.graph(torch.from_numpy(X))
         return PointMoments(mean.numpy(), variance.numpy())
 
-    def _groups(self, path_of_point: Array) -> Iterator[_Group]:
-        """Paths that are looked at together, with little padding."""
-        paths, inverse, count = np.unique(
-            path_of_point, return_inverse=True, return_counts=True
-        )
-        n = len(path_of_point)
-        order = inverse.argsort(kind="stable")
+    def _groups(self, path: Array) -> Iterator[_Group]:
+        """Paths that are looked at together, with little padding.
+
+        Args:
+            path: The number of the path of each point, ``n``.
+        """
+        n = len(path)
+        count = np.bincount(path)
+        paths = count.nonzero()[0]
+        count = count[paths]
+        order = path.argsort(kind="stable")
         start = count.cumsum() - count
-        # paths with at most twice as many points as another one, where that saves
-        # padding
-        level = np.log2(count).astype(int)
-        if len(paths) * count.max() <= 3 * n + 64:
-            level[:] = 0
-        kind = self._bucket[paths] * 64 + level
-        for some in np.unique(kind):
+        kind = self._bucket[paths]
+        if len(paths) * count.max() > 3 * n + 64:
+            # paths with at most twice as many points as another one: less padding
+            kind = kind * 64 + np.log2(count).astype(int)
+        for some in sorted({*kind.tolist()}):
             alike = (kind == some).nonzero()[0]
             most = max(1, _MAX_NUMBERS // int(self._sizes[paths[alike[0]]]))
-            for chunk in np.split(alike, range(most, len(alike), most)):
-                step = np.arange(count[chunk].max())
+            for i in range(0, len(alike), most):
+                chunk = alike[i : i + most]
+                size = count[chunk, None]
+                step = np.arange(size.max())
                 index = order[np.minimum(start[chunk, None] + step, n - 1)]
-                index = np.where(step < count[chunk, None], index, n)
-                yield self._group(index, paths[chunk])
+                index = np.where(step < size, index, n)
+                tables = self._tables.get(paths[chunk].tobytes())
+                tables = tables or self._read(paths[chunk])
+                yield _Group(paths[chunk], index, tables)
 
-    def _group(self, index: Array, paths: Array) -> _Group:
-        rows = self._rows[torch.from_numpy(paths)]
-        bucket = int(self._bucket[paths[0]])
+    def _read(self, paths: Array) -> _Tables:
+        """The tables of some paths of one bucket."""
         moments = self._moments.side_by_side(
-            bucket, self._place[paths], rows, self._path
+            int(self._bucket[paths[0]]),
+            self._place[paths],
+            self._rows[torch.from_numpy(paths)],
+            self._path,
         )
         columns = moments.columns[:, None]
         scales = None if self._scales is None else self._scales.take(columns)
-        return _Group(index, columns, scales, moments)
+        return _Tables(moments, columns, scales)
 
 
 # -- with a graph -----------------------------------------------------------------

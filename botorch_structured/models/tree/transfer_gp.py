@@ -258,14 +258,14 @@ class TransferGP(FastSingleTaskGP):
         @torch.no_grad()
         def moments(X: Array, row: Array, gradient: bool) -> PointMoments:
             points = self.transform_inputs(torch.from_numpy(X))
-            mean, variance, *slopes = self._moments(points, gradient)
-            mean = mean.numpy() * scale + shift
-            variance = variance.numpy() * scale**2
+            parts = [part.numpy() for part in self._moments(points, gradient)]
+            mean = parts[0] * scale + shift
+            variance = parts[1] * scale**2
             if not gradient:
                 return PointMoments(mean, variance)
             _, rate = scales(X)
-            of_mean, of_variance = (slope.numpy() * rate for slope in slopes)
-            return PointMoments(mean, variance, of_mean * scale, of_variance * scale**2)
+            slopes = parts[2] * rate * scale, parts[3] * rate * scale**2
+            return PointMoments(mean, variance, *slopes)
 
         return moments
 
