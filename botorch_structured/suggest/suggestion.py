@@ -605,9 +605,6 @@ def _improvement(
 
 def _means(model: FastSingleTaskGP, X: Tensor) -> Tensor:
     """``n`` posterior means at ``n x d`` points."""
-    moments = model.point_moments(X)
-    if moments is not None:
-        return moments.mean
     with torch.no_grad():
         return model.posterior(X.unsqueeze(-2)).mean.flatten()
 
