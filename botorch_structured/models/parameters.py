@@ -27,10 +27,6 @@ from botorch_structured.linalg.hyperparameter import LogInterval, QuickLogNormal
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
-_MEANS = "constant", "raw_constant", "raw_slope"
-_DENSITIES = LogNormalPrior, NormalPrior, GammaPrior, HorseshoePrior
-_LOG_TWO_PI = math.log(2.0 * math.pi)
-_LOG_HORSESHOE = math.log(0.5 / math.sqrt(2.0 * math.pi**3))
 
 # Functions that read what a prior is on: the raw parameter, and the power p of
 # ``value = parameter ** p``. Closures of this package say it (``reads``).
@@ -213,7 +209,11 @@ class LogPriors:
         for _, module, prior, closure, _ in model.named_priors():
             reader = _reader_of(closure)
             kind = known_kind(prior)
-            mean = reader is not None and reader[0] in _MEANS
+            mean = reader is not None and reader[0] in (
+                "constant",
+                "raw_constant",
+                "raw_slope",
+            )
             if reader is None or kind is None or mean != (kind is NormalPrior):
                 if parameters.batch_dims or not by_torch:
                     raise UnknownFormError
@@ -252,8 +252,10 @@ class LogPriors:
         self._rate = self._power * self._inverse
         self.deviations = np.ones(len(parameters.values))
         self.deviations[self._place] = scale / self._power
-        self._constant = -float(np.log(scale).sum()) - 0.5 * _LOG_TWO_PI * scale.size
-        self._constant += constants + _LOG_HORSESHOE * sum(
+        self._constant = (
+            -float(np.log(scale).sum()) - 0.5 * math.log(2.0 * math.pi) * scale.size
+        )
+        self._constant += constants + math.log(0.5 / math.sqrt(2.0 * math.pi**3)) * sum(
             p.size for p, _, _ in self._horseshoes
         )
 
@@ -304,7 +306,8 @@ def known_kind(prior: Any) -> type | None:
     """The class of a prior whose density has a closed form here."""
     if getattr(prior, "_transform", None) is not None:
         return None
-    for kind in (*_DENSITIES, QuickLogNormalPrior):
+    kinds = LogNormalPrior, NormalPrior, GammaPrior, HorseshoePrior
+    for kind in (*kinds, QuickLogNormalPrior):
         if isinstance(prior, kind) and type(prior).log_prob is kind.log_prob:
             return LogNormalPrior if isinstance(prior, LogNormalPrior) else kind
     return None

@@ -58,7 +58,7 @@ TupleT = TypeVar("TupleT", bound=tuple[Any, ...])
 
 
 class LeafRows(NamedTuple):
-    """What the covariance of some inputs is computed from.
+    """Everything that the covariance of some inputs is computed from.
 
     Attributes:
         key: Equal if and only if two rows are on the same leaf, ``batch_shape x n``.

@@ -229,16 +229,22 @@ class LeafModel(FastSingleTaskGP):
             return None
         if not self._is_by_leaf():
             return None
-        X = self.train_inputs[0]
-        structure = self._structure_cache
-        if structure is None:
-            # paths do not depend on the transform, which keeps decisions
-            structure = kernel.structure(X)
-            self.__dict__["_structure_cache"] = structure
-        X = self.transform_inputs(X)
+        X = self.transform_inputs(self.train_inputs[0])
         noise = self.likelihood.noise.expand(len(X))
         residual = self.train_targets - self.mean_module(X)
-        return log_evidence(kernel, X, structure, noise, residual)
+        return log_evidence(kernel, X, self.structure(kernel), noise, residual)
+
+    def structure(self, kernel: LeafKernel) -> Structure:
+        """The leaves of one data set, which do not depend on an input transform.
+
+        Args:
+            kernel: From ``kernel_by_leaf``.
+        """
+        structure = self._structure_cache
+        if structure is None:
+            structure = kernel.structure(self.train_inputs[0])
+            self.__dict__["_structure_cache"] = structure
+        return structure
 
     # -- posterior ----------------------------------------------------------------
 
@@ -387,7 +393,7 @@ class LeafModel(FastSingleTaskGP):
             nonlocal failure, present
             present = None
             for objective in objectives:
-                objective.form.read_correlation()
+                objective.read_correlation()
             try:
                 self._fit(mll, objectives, **kwargs)
             except ModelFittingError as error:

@@ -63,13 +63,10 @@ from botorch_structured.models.tree.point_moments import (
     outcome_scale,
 )
 
-# Of the level c: any.
+# Prior variance of the level c: uninformative.
 _LEVEL_VARIANCE = 25.0
-# Of the noise of old studies, which is what ranks add, and its least value.
-_NOISE = 0.03
+# The least noise of old studies.
 _LEAST_NOISE = 1e-6
-# Bounds of log a beside known noise: below the lower one its prior has no mass.
-_LOG_SCALES = -3.0, 5.0
 
 
 class _EarlierKernel(Kernel):
@@ -119,9 +116,10 @@ def _noisy_scale(
         value = 0.5 * error.square().sum() + root.diagonal().log().sum()
         return float(value) + log_scale + 0.5 / (a * a)
 
+    # below the lower bound of log a its prior has no mass
     from scipy.optimize import minimize_scalar  # see ``_botorch_names``
 
-    return math.exp(minimize_scalar(loss, bounds=_LOG_SCALES, method="bounded").x)
+    return math.exp(minimize_scalar(loss, bounds=(-3.0, 5.0), method="bounded").x)
 
 
 class _Weights(NamedTuple):
@@ -144,7 +142,7 @@ class _Weights(NamedTuple):
 
 
 class TransferGP(FastSingleTaskGP):
-    """What old studies and the outcomes of a new one say; it needs no fit.
+    """A GP from old studies and the outcomes of a new one; it needs no fit.
 
     It is for one outcome without batches. On a CPU, in double precision, points one by
     one (``b x 1 x d``) have moments in closed form; others have GPyTorch's.
@@ -214,7 +212,8 @@ class TransferGP(FastSingleTaskGP):
         (X,) = self.train_inputs
         y = self.train_targets
         old.to(y)
-        noise = max(_NOISE * old.variances[2], _LEAST_NOISE)
+        # ranks add most of the noise of old studies
+        noise = max(0.03 * old.variances[2], _LEAST_NOISE)
         fixed_noise = isinstance(self.likelihood, FixedNoiseGaussianLikelihood)
         with torch.no_grad():
             x = self.transform_inputs(X)
@@ -278,7 +277,7 @@ class TransferGP(FastSingleTaskGP):
         return moments
 
     def _fast_posterior(self, X: Tensor) -> MultivariateNormal | None:
-        """Of points one by one; GPyTorch computes a joint covariance for each batch."""
+        """Points one by one; GPyTorch computes a joint covariance for each batch."""
         if not (X.ndim > 2 and X.shape[-2] == 1 and self._is_plain(X)):
             return None
         mean, variance = self._moments(X.reshape(-1, X.shape[-1]), gradient=False)
