@@ -31,15 +31,20 @@ from botorch_structured.spaces.conditions import (
     Inactive,
     Or,
 )
-from botorch_structured.spaces.expressions import (
+from botorch_structured.spaces.lookup import (
+    Decision,
     Expr,
+    Located,
+    Lookup,
+    Span,
     all_of,
     any_of,
     atom,
     bits,
+    cut_intervals,
     negated,
+    parents_first,
 )
-from botorch_structured.spaces.lookup import Decision, Located, Lookup, cut_intervals
 from botorch_structured.spaces.path_search import MAX_LISTED, PathSearch
 
 # {parent column: {parent value: [child columns]}}, the convention of BoTorch and Ax.
@@ -56,7 +61,7 @@ class Path:
         active_columns: The active columns, ascending; active decisions among them.
     """
 
-    decisions: dict[int, float | tuple[float, float]] = field(hash=False)
+    decisions: dict[int, float | Span] = field(hash=False)
     active_columns: tuple[int, ...]
 
     @property
@@ -70,7 +75,7 @@ class Path:
         return {c: v for c, v in self.decisions.items() if not isinstance(v, tuple)}
 
     @property
-    def intervals(self) -> dict[int, tuple[float, float]]:
+    def intervals(self) -> dict[int, Span]:
         """The numeric decision columns with the interval they move in on this path."""
         return {c: v for c, v in self.decisions.items() if isinstance(v, tuple)}
 
@@ -223,12 +228,13 @@ class ParameterTree:
                     f"values[{col}]: expected all values of column {col}, those its "
                     f"conditions name included, got {list(declared)} without {missing}."
                 )
-            return Decision(col, declared, declared, numeric=False, strict=True)
-        if any(isinstance(a, Between) for a in atoms):
-            lows, highs = cut_intervals([*atoms, *(Equals(col, v) for v in values)])
-            return Decision(col, lows, highs, numeric=True, strict=False)
-        ascending = tuple(sorted(values))
-        return Decision(col, ascending, ascending, numeric=False, strict=False)
+            spans = [(v, v) for v in declared]
+            return Decision(col, tuple(spans), numeric=False, strict=True)
+        spans = [(v, v) for v in sorted(values)]
+        numeric = any(isinstance(a, Between) for a in atoms)
+        if numeric:
+            spans = cut_intervals([*atoms, *(Equals(col, v) for v in values)])
+        return Decision(col, tuple(spans), numeric, strict=False)
 
     @cached_property
     def decision_columns(self) -> list[int]:
@@ -278,11 +284,15 @@ class ParameterTree:
         return leaf
 
     @cached_property
+    def _order(self) -> list[int]:
+        """The decisions, parents first."""
+        return parents_first([self._exprs[o.col] for o in self._decisions])
+
+    @cached_property
     def _search(self) -> PathSearch:
-        return PathSearch(
-            [len(o) for o in self._decisions],
-            [self._exprs[o.col] for o in self._decisions],
-        )
+        sizes = [len(o.intervals) for o in self._decisions]
+        conditions = [self._exprs[o.col] for o in self._decisions]
+        return PathSearch(sizes, conditions, self._order)
 
     @cached_property
     def num_paths(self) -> int:
@@ -308,8 +318,8 @@ class ParameterTree:
         states = torch.from_numpy(self._search.states).long()
         X = torch.zeros(len(states), self.dim, dtype=torch.double)
         for k, o in enumerate(self._decisions):
-            values = X.new_tensor([0.0, *(lo for lo, _ in o.spans(None))])
-            X[:, o.col] = values[states[:, k]]
+            values = [0.0, *(lo for lo, _ in o.spans())]
+            X[:, o.col] = X.new_tensor(values)[states[:, k]]
         return X
 
     @cached_property
@@ -585,8 +595,8 @@ class ParameterTree:
         arguments.check_count("n", n, least=0)
         X = torch.zeros(n, self.dim, dtype=torch.double)
         for o in self._decisions:
-            limits = None if bounds is None else bounds[:, o.col].tolist()
-            low, high = torch.tensor(o.spans(limits), dtype=torch.double).unbind(-1)
+            spans = o.spans() if bounds is None else o.spans(bounds[:, o.col].tolist())
+            low, high = X.new_tensor(spans).unbind(-1)
             code = torch.randint(len(low), (n,), generator=generator)
             u = torch.rand(n, generator=generator, dtype=torch.double)
             x = low[code] + u * (high - low)[code]
@@ -596,9 +606,7 @@ class ParameterTree:
     def _lookup(self, device: torch.device) -> Lookup:
         lookups: dict[torch.device, Lookup] = self.__dict__.setdefault("_lookups", {})
         if device not in lookups:
-            lookups[device] = Lookup(
-                self._decisions, self._exprs, self._search.order, device
-            )
+            lookups[device] = Lookup(self._decisions, self._exprs, self._order, device)
         return lookups[device]
 
     def _check_points(self, X: Tensor) -> None:
@@ -629,7 +637,7 @@ class ParameterTree:
         return located
 
 
-def _overlapping(decision: Decision, spans: Sequence[tuple[float, float]]) -> int:
+def _overlapping(decision: Decision, spans: Sequence[Span]) -> int:
     """The states of outcomes that some number in the spans has, as a bit set."""
     return sum(
         2 << code

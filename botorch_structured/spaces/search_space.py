@@ -667,8 +667,7 @@ class SearchSpace:
     @cached_property
     def log_integers(self) -> list[int]:
         """The columns of ``integer_features`` that are on a logarithmic scale."""
-        columns = self.columns
-        return [i for i in self.integer_features if getattr(columns[i], "log", False)]
+        return [i for i in self.integer_features if self.columns[i].log]
 
     def _ordered(self) -> list[Column | Constant]:
         """Columns and constants in the order they were declared in."""

@@ -1,6 +1,6 @@
 """Points to begin with, see `SearchSpace.starts`.
 
-Paths are chosen first, by the states of their decisions (see `expressions`), then the
+Paths are chosen first, by the states of their decisions (see `lookup`), then the
 active columns of each.
 """
 
@@ -15,13 +15,7 @@ from torch import Tensor
 
 from botorch_structured.spaces.columns import Column, Source, Span, random_source
 from botorch_structured.spaces.conditions import Atom, Between, Condition
-from botorch_structured.spaces.expressions import (
-    Expr,
-    all_of,
-    any_of,
-    atom,
-    negated,
-)
+from botorch_structured.spaces.lookup import Expr, all_of, any_of, atom, negated
 from botorch_structured.spaces.parameter_tree import translated
 
 if TYPE_CHECKING:
@@ -112,8 +106,7 @@ class Starts:
     def _span(self, k: int, code: int) -> Span | None:
         """Where the ``k``-th decision has an outcome; None if outside of the bounds."""
         decision = self.tree._decisions[k]
-        column = self.space.columns[decision.col]
-        return column.within(decision.lows[code], decision.highs[code])
+        return self.space.columns[decision.col].within(*decision.intervals[code])
 
     def _certain(self, clause: Condition) -> Expr:
         """On which paths a clause forbids every point (False where that is not seen).
