@@ -229,9 +229,11 @@ def computes_as(module: Any, kind: Any) -> bool:
 
 def stationary_form(kernel: Kernel) -> StationaryForm | None:
     """Of an RBF or Matern-5/2 kernel, scaled or not; None for any other."""
-    inner, variance = kernel, None
+    inner = kernel
+    variance = None
     if computes_as(kernel, ScaleKernel):
-        inner, variance = kernel.base_kernel, kernel.outputscale
+        inner = kernel.base_kernel
+        variance = kernel.outputscale
     matern = computes_as(inner, MaternKernel) and inner.nu == 2.5
     if not (matern or computes_as(inner, RBFKernel)):
         return None

@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -37,7 +37,6 @@ from torch.quasirandom import SobolEngine
 
 from botorch_structured.linalg.block_low_rank import positions
 from botorch_structured.optim.problem import Problem, Values, first_of_each
-from botorch_structured.spaces import ParameterTree
 
 # Distances, as powers of ten of the width of the box, at which points known to be good
 # are perturbed: without noise the optimum of expected improvement may be at 1e-5.
@@ -234,19 +233,6 @@ def boxes_at(problem: Problem, rows: Tensor) -> tuple[Boxes, Tensor]:
     return Boxes(problem, lower, upper, active), ok
 
 
-@lru_cache(maxsize=32)
-def _declared_rows(tree: ParameterTree) -> Tensor:
-    """One point on every declared path, ``P x d``; not to be written to."""
-    rows = torch.zeros(tree.num_paths, tree.dim, dtype=torch.double)
-    for row, path in zip(rows, tree.paths, strict=True):
-        for col, value in path.decisions.items():
-            if isinstance(value, tuple):
-                ends = [v for v in value if abs(v) != float("inf")]
-                value = ends[0] if ends else 0.0
-            row[col] = value
-    return rows
-
-
 def path_boxes(problem: Problem, seen: Tensor, generator: torch.Generator) -> Boxes:
     """The boxes of the paths to be searched; none if all are ruled out.
 
@@ -259,7 +245,7 @@ def path_boxes(problem: Problem, seen: Tensor, generator: torch.Generator) -> Bo
         generator: Draws the random paths.
     """
     if problem.listed.num_paths <= problem.max_paths:
-        rows = _declared_rows(problem.listed).to(problem.bounds)
+        rows = problem.listed.path_points.to(problem.bounds)
     else:
         rows = random_rows(problem, problem.max_paths, generator)
         seen = seen[-problem.max_paths :]

@@ -98,7 +98,7 @@ def read_fixed(space: SearchSpace, fixed: Any) -> dict[int, float]:
         if good and not wrong:
             continue
         hint = ""
-        if any(p in good for p in left[name]):
+        if any(takes(p, value) for p in left[name]):
             hint = " Others take it: hold what tells them apart, too."
             if None in space.shown_names:
                 hint = " Others take it, but no parameter tells them apart."

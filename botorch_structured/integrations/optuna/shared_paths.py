@@ -27,7 +27,7 @@ from optuna.trial import FrozenTrial
 
 from botorch_structured.integrations.optuna.trial_space import Values, with_one_nan
 from botorch_structured.spaces import SearchSpace
-from botorch_structured.spaces.columns import is_alike
+from botorch_structured.spaces.columns import is_equal
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class SuggestedPath:
     def agrees(self, values: Values) -> bool:
         """Whether a trial has its suggested values; an enqueued one need not."""
         return all(
-            name not in values or is_alike(values[name][1], value)
+            name not in values or is_equal(values[name][1], value)
             for name, (_, value) in self.values.items()
         )
 

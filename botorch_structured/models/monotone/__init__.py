@@ -50,13 +50,13 @@ paper optimises a ``DecomposedGP`` whose components are ``MonotoneGP`` s.
 * section 2, mean of a derivative
   -> ``site_kernel.partial_of_mean``
 * section 2, covariances of values and derivatives
-  -> ``derivatives.StationaryDerivatives`` (``cross``, ``gram``; Matern-5/2 as well)
+  -> ``site_kernel.StationaryDerivatives`` (``cross``, ``gram``; Matern-5/2 as well)
 * section 2, posterior of a derivative
   -> ``monotone_gp.MonotoneGP.derivative_posterior``
 * (5) and (8), the probit likelihood
   -> ``expectation_propagation.probit_log_mass``
 * (6), joint prior of values and derivatives
-  -> ``site_kernel.derivative_moments``, which conditions on the data first, so that EP
+  -> ``site_kernel.SlopeMoments``, which conditions on the data first, so that EP
   runs on the derivatives alone
 * (7), the posterior, and (9), its Gaussian approximation
   -> ``expectation_propagation.expectation_propagation``
@@ -78,5 +78,5 @@ paper optimises a ``DecomposedGP`` whose components are ``MonotoneGP`` s.
   -> not implemented: outcomes are real numbers
 * section 3.1, virtual points on a grid, or where a sign is improbable
   -> ``virtual_points.default_virtual_points``,
-  ``virtual_points.choose_points``
+  ``virtual_points.choose_signs``
 """

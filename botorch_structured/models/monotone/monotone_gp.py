@@ -35,11 +35,12 @@ from __future__ import annotations
 __all__ = ["EPConvergenceWarning", "MonotoneGP"]
 
 from collections.abc import Mapping, Sequence
-from threading import RLock
 from types import NoneType
 from typing import Any, Literal
 
+import numpy as np
 import torch
+from botorch.exceptions.errors import UnsupportedError
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.models.utils import add_output_dim
@@ -55,7 +56,11 @@ from gpytorch.likelihoods import (
     Likelihood,
 )
 from gpytorch.means import Mean, ZeroMean
-from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
+from gpytorch.mlls import (
+    AddedLossTerm,
+    ExactMarginalLogLikelihood,
+    MarginalLogLikelihood,
+)
 from linear_operator import to_linear_operator
 from torch import Tensor
 
@@ -64,7 +69,7 @@ from botorch_structured.linalg.factor import Array
 from botorch_structured.models import checks
 from botorch_structured.models.fast_inference import (
     FastSingleTaskGP,
-    has_methods_of,
+    noise_at,
     with_variance_floor,
 )
 from botorch_structured.models.input_transforms import (
@@ -77,25 +82,25 @@ from botorch_structured.models.monotone.array_evidence import ArrayGP, EvidenceO
 from botorch_structured.models.monotone.expectation_propagation import (
     EPConvergenceWarning,
     EPResult,
-    EPRun,
     GaussianSites,
     ep_result,
     expectation_propagation,
+    log_site_evidence,
     warn_unless_converged,
 )
 from botorch_structured.models.monotone.site_kernel import (
     DerivativeSites,
     SiteConditionedKernel,
     SiteConditionedMean,
-    SiteEvidence,
     SitePredictor,
-    derivative_moments,
+    SlopeMoments,
 )
 from botorch_structured.models.monotone.virtual_points import (
+    candidates,
     check_imposed,
     check_monotone,
     check_probability,
-    choose_points,
+    choose_signs,
     default_virtual_points,
     signs_of,
     transformed_box,
@@ -107,18 +112,25 @@ from botorch_structured.models.parameters import UnknownFormError
 from botorch_structured.spaces.arguments import check_column, check_count
 from botorch_structured.spaces.parameter_tree import HierarchicalDependencies
 
-# At how many points at most signs are imposed.
-_MOST_POINTS = 50
-# Numbers in the largest array of a fit. Above, several threads of torch are faster.
-_MOST_NUMBERS = 2**20
 # BoTorch's names of hyperparameters with a batch, and those in a prior given sites.
 _WRAPPED = {
     "mean_module.raw_constant": "mean_module.base_mean.raw_constant",
     "covar_module.raw_lengthscale": "covar_module.base_kernel.raw_lengthscale",
 }
-# Several threads may predict: the first one brings the sites up to date.
-_ONE_UPDATE = RLock()
 _NO_SIGN = "monotone: expected at least one sign, got none."
+
+
+class SiteEvidence(AddedLossTerm):
+    """log p(sites) as of the last call in training mode."""
+
+    def __init__(self, value: Tensor) -> None:
+        self.value = value
+
+    def loss(self, *params: Any) -> Tensor:
+        return self.value
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"value": self.value.detach()}  # tensors with a graph cannot be copied
 
 
 class MonotoneGP(FastSingleTaskGP):
@@ -130,15 +142,18 @@ class MonotoneGP(FastSingleTaskGP):
     [Riihimaki2010monotonicity]_). EP replaces each such factor by a Gaussian one, a
     *site*. The prior given Gaussian sites is a Gaussian process again, and conditioning
     it on data is exact, so that posteriors, joint covariances, gradients, fantasies and
-    acquisition functions are BoTorch's own. Fantasies and conditioned models keep the
-    sites, as they keep the hyperparameters.
+    acquisition functions are BoTorch's own. Sites are found when the model is made and
+    when it enters evaluation mode (``eval()``, or the first prediction); also when
+    outcomes are replaced or a state is loaded there. After other changes call
+    ``update_sites``. Fantasies and conditioned models keep the sites, as they keep the
+    hyperparameters.
 
     **Fit.** ``fit_gpytorch_mll`` fits hyperparameters to the data alone; they equal
-    those of the ``SingleTaskGP`` without signs up to rounding. Then virtual points are
-    placed one at a time, each where the posterior gives a sign its lowest probability,
-    until no sign is less probable than ``min_probability``. They are placed again
-    whenever hyperparameters or data have changed. No point is placed where the data
-    already imply the signs; where data are few, the variance remains large.
+    those of the ``SingleTaskGP`` without signs up to rounding. Then signs are imposed
+    one at a time, each at the point where the posterior gives it the lowest
+    probability, until no sign is less probable than ``min_probability`` (at most 50).
+    None is imposed where the data already imply it; where data are few, the variance
+    remains large.
     ``ep_result`` reports whether EP converged; if it did not, there is an
     ``EPConvergenceWarning``.
 
@@ -239,16 +254,10 @@ class MonotoneGP(FastSingleTaskGP):
     _subset_batch_dict: dict[str, int]
     # +1 or -1 on the model's axes, ``aug_batch_shape x k`` for ``k`` monotone columns
     _column_signs: Tensor
-    # Of the data that saved sites belong to, see ``_digest``; NaN where not known.
-    _sites_data: Tensor
-    # The hyperparameters and data that the sites belong to; None without sites.
-    _sites_at: tuple[Tensor, float, float] | None = None
-    # A fantasy keeps the sites of its model, as it keeps the hyperparameters.
-    _sites_held = False
-    # True within a fit without signs: BoTorch copies states and writes them back.
-    _fits_data_alone = False
-    # True while ``__call__`` asks ``forward`` for the prior that is fitted to data.
-    _data_alone = False
+    # True while the model is called, and while it is fitted: an optimiser may change
+    # modes, but attempts that are rolled back need as many points as before.
+    _is_called = False
+    _is_fitting = False
 
     def __init__(
         self,
@@ -326,7 +335,6 @@ class MonotoneGP(FastSingleTaskGP):
         per_column = torch.tensor([signs[j] * places[j][1] for j in signs])
         order = self._order_of_outcomes(train_Y)
         self.register_buffer("_column_signs", order * per_column.to(order))
-        self.register_buffer("_sites_data", torch.full((3,), torch.nan).to(train_X))
         if hasattr(self, "_subset_batch_dict"):
             self._subset_batch_dict = {
                 _WRAPPED.get(name, name): dim
@@ -338,12 +346,8 @@ class MonotoneGP(FastSingleTaskGP):
                 "_column_signs": -2,
             }
         self.to(points)
-        self.register_load_state_dict_post_hook(_keep_sites_as_loaded)
-        self.register_state_dict_pre_hook(_bring_sites_up_to_date)
-        if self._adaptive:
-            self._place_adaptive_sites()
-        else:
-            self.update_sites()
+        self.register_load_state_dict_post_hook(_find_sites_of_state)
+        self._find_sites()
 
     @classmethod
     def as_published(
@@ -498,13 +502,13 @@ class MonotoneGP(FastSingleTaskGP):
         return self._in_columns(torch.special.ndtr(sign * mean / sd))
 
     def add_virtual_points(self, count: int = 20, probability: float = 0.9) -> int:
-        r"""Impose signs where they are least probable, one point at a time.
+        r"""Impose signs where they are least probable, one at a time.
 
         The sequential rule of Wang and Berger (2016, section 4): EP runs again after
-        each point, and no point is taken twice. A model with ``virtual_X="adaptive"``
-        chooses all its points again, by its ``min_probability``, when hyperparameters
-        or data change; points that were added here are then lost. Several outputs, and
-        the elements of a batch, have signs at all points afterwards.
+        each sign, and no point is taken twice. A model with ``virtual_X="adaptive"``
+        chooses all its points again, by its ``min_probability``, whenever it finds its
+        sites; points that were added here are then lost. All columns, several outputs
+        and the elements of a batch have signs at all points afterwards.
 
         Args:
             count: Add at most this many points.
@@ -522,12 +526,28 @@ class MonotoneGP(FastSingleTaskGP):
             raise ValueError(_NO_SIGN)
         check_probability(probability, "probability")
         count = check_count("count", count)
-        before = len(self.virtual_points)
-        self._place_sites(before, before + count, probability)
-        added = len(self.virtual_points) - before
+        self.eval()
+        added = self._add_points(count, probability)
         if added:
             warn_unless_converged(self.ep_result)
         return added
+
+    @torch.no_grad()
+    def _add_points(self, count: int, probability: float) -> int:
+        """The same without checks; EP runs again at all points."""
+        before = self.virtual_points
+        points = candidates(before, self._box.to(before))
+        moments = self._slopes(points)
+        signs = self._array_signs(points)
+        v = len(points)
+        k = len(self.covar_module.sites.columns)
+        chosen = [j * v + i for j in range(k) for i in range(len(before))]
+        limit = len(chosen) + count
+        chosen, _ = choose_signs(moments, signs, self.nu, chosen, limit, probability)
+        places = sorted({index % v for index in chosen})
+        self._set_points(points[places])
+        self._run_ep()
+        return len(places) - len(before)
 
     def _derivative(self, X: Tensor, column: int) -> tuple[Tensor, Tensor, Tensor]:
         """Moments on the model's axes, and the slope of the input transform.
@@ -552,21 +572,30 @@ class MonotoneGP(FastSingleTaskGP):
         if self._num_outputs > 1:
             x, _ = add_output_dim(x, original_batch_shape=self._input_batch_shape)
             slope = slope.unsqueeze(-2)
-        self._keep_current()
-        mean, covariance = self._derivatives(x, [place], given_sites=self.has_sites)
-        return mean.to(x), covariance.to(x), slope
+        moments = self._slopes(x, [place], given_sites=self.has_sites)
+        return moments.mean.to(x), moments.covariance().to(x), slope
 
-    def _derivatives(
-        self, x: Tensor, columns: Sequence[int], given_sites: bool
-    ) -> tuple[Tensor, Tensor]:
-        """Moments of derivatives given the data, see ``derivative_moments``."""
-        X, targets = self.train_inputs[0], self.train_targets
+    def _slopes(
+        self,
+        points: Tensor,
+        columns: Sequence[int] | None = None,
+        given_sites: bool = False,
+    ) -> SlopeMoments:
+        """Moments of derivatives given the data; default: with signs."""
+        X = self.train_inputs[0]
         X = self.transform_inputs(X) if self.training else X
-        noise = self._noise_of_rows(X)
-        modules = self.mean_module, self.covar_module
-        return derivative_moments(*modules, X, targets, noise, x, columns, given_sites)
+        return SlopeMoments(
+            self.mean_module,
+            self.covar_module,
+            X,
+            self.train_targets,
+            noise_at(self.likelihood, X, self.train_targets.shape),
+            points,
+            self.covar_module.sites.columns if columns is None else columns,
+            given_sites,
+        )
 
-    # -- sites: where they are, what they say, and for which state of the model -----
+    # -- sites ------------------------------------------------------------------------
 
     @property
     def has_sites(self) -> bool:
@@ -582,18 +611,22 @@ class MonotoneGP(FastSingleTaskGP):
 
     @property
     def site_signs(self) -> Tensor:
-        """Of the derivatives on the model's axes, ``aug_batch_shape x s``."""
+        """Signs of the derivatives on the model's axes, ``aug_batch_shape x s``."""
         return self._signs_at(self.virtual_points)
 
     def _signs_at(self, points: Tensor) -> Tensor:
         return self._column_signs.repeat_interleave(len(points), dim=-1)
 
+    def _array_signs(self, points: Tensor) -> Array:
+        """The signs at some points, ``b x s`` for ``b`` processes."""
+        signs = self._signs_at(points).cpu().double().numpy()
+        return signs.reshape(-1, signs.shape[-1])
+
     def update_sites(self) -> EPResult:
         """Place adaptive sites, and run expectation propagation to its fixed point.
 
-        The model calls this when hyperparameters or data have changed. Call it after a
-        change that the model cannot detect, such as other noise variances in a fixed
-        noise likelihood.
+        The model calls this when it enters evaluation mode. Call it after changes of
+        hyperparameters, noise variances or ``nu`` in evaluation mode.
 
         Returns:
             The report, which is also in ``ep_result``. There is no warning in training
@@ -604,117 +637,78 @@ class MonotoneGP(FastSingleTaskGP):
         """
         if not self.has_sites:
             raise ValueError(_NO_SIGN)
-        chosen = self._adaptive and not self.signs_in_fit
-        result = self._place_adaptive_sites() if chosen else self._run_ep()
+        result = self._find_sites()
         if not self.training:
-            warn_unless_converged(self.ep_result)
+            warn_unless_converged(result)
         return result
 
-    def _run_ep(self) -> EPResult:
-        """At the points as they are."""
-        sites = self.covar_module.sites
-        mean, covariance = self._slopes_at(sites.points)
-        starts = self._array_sites().reshape(len(mean), -1)
-        runs = [
-            expectation_propagation(m, S, self.nu, start)
-            for m, S, start in zip(mean, covariance, starts, strict=True)
-        ]
-        return self._accept_ep(runs, sites.points)
-
-    def _array_sites(self) -> Array:
-        """Sites on derivatives times their signs, ``aug_batch_shape x 2 x s``."""
-        old = self.covar_module.sites.gaussian
-        both = torch.stack([old.precision, self.site_signs * old.shift], dim=-2)
-        return both.cpu().numpy()
-
-    def _place_adaptive_sites(self) -> EPResult:
-        # within a fit, sites are found again at all points
-        shared, p = self.signs_in_fit, self.min_probability
-        return self._place_sites(0, _MOST_POINTS, p, shared)
-
-    def _place_sites(
-        self, kept: int, limit: int, probability: float, shared: bool = True
-    ) -> EPResult:
-        """Keep that many points and ``choose_points`` of which signs are improbable."""
-        sites = self.covar_module.sites
-        points, runs = choose_points(
-            self._slopes_at,
-            len(sites.columns),
-            self.nu,
-            sites.points[:kept],
-            self._box.to(sites.points),
-            limit,
-            probability,
-            shared,
-        )
-        return self._accept_ep(runs, points)
-
-    def _accept_ep(self, runs: Sequence[EPRun], points: Tensor) -> EPResult:
-        """Turn sites on derivatives times their signs into sites on derivatives."""
-        result = ep_result(runs, self._aug_batch_shape, points.device)
-        s, sign = result.sites, self._signs_at(points).double()
-        sites = GaussianSites(s.precision, sign * s.shift, s.log_scale)
-        self.covar_module.sites.set(sites, points)
-        self.ep_result = result._replace(sites=sites)
-        self._accept_sites()
-        self._clear_cache()
-        return self.ep_result
+    def _find_sites(self) -> EPResult:
+        if self._adaptive and self.signs_in_fit:
+            self._add_points(50, self.min_probability)
+            return self.ep_result
+        return self._place_sites() if self._adaptive else self._run_ep()
 
     @torch.no_grad()
-    def _slopes_at(self, points: Tensor) -> tuple[Array, Array]:
-        """Moments of signed derivatives given the data, see ``choose_points``."""
-        columns = self.covar_module.sites.columns
-        mean, covariance = self._derivatives(points, columns, given_sites=False)
-        sign = self._signs_at(points).double()
-        covariance = sign.unsqueeze(-1) * covariance * sign.unsqueeze(-2)
-        b, m = self._aug_batch_shape.numel(), sign.shape[-1]
-        mean, covariance = (sign * mean).cpu(), covariance.cpu()
-        return mean.reshape(b, m).numpy(), covariance.reshape(b, m, m).numpy()
-
-    def _state(self) -> tuple[Tensor, float, float]:
-        """What the sites depend on: one tensor, compared at once, and settings."""
-        parts = [*self.parameters(), checks.raw_inputs(self), self.train_targets]
-        flat = torch.cat([t.detach().reshape(-1) for t in parts])
-        return flat, self.nu, self.min_probability
-
-    def _accept_sites(self) -> None:
-        """Take the sites as those of the present state."""
-        self._sites_at = self._state()
-
-    def _digest(self) -> tuple[Tensor, Tensor]:
-        """Three numbers that other training data would not have, and how large terms
-        of them are."""
-        values = [
-            t.detach().double().reshape(-1)
-            for t in (checks.raw_inputs(self), self.train_targets)
+    def _run_ep(self) -> EPResult:
+        """At the points as they are, from the sites as they are."""
+        sites = self.covar_module.sites
+        moments = self._slopes(sites.points)
+        signs = self._array_signs(sites.points)
+        b, s = signs.shape
+        mean = signs * moments.mean.cpu().numpy().reshape(b, s)
+        covariance = moments.covariance().cpu().numpy().reshape(b, s, s)
+        covariance = signs[:, :, None] * covariance * signs[:, None, :]
+        runs = [
+            expectation_propagation(m, S, self.nu, start)
+            for m, S, start in zip(mean, covariance, self._starts(), strict=True)
         ]
-        values.insert(0, torch.ones_like(values[1]))
-        weights = [torch.linspace(1.0, 2.0, len(v)).to(v).sin() for v in values]
-        sums = [w @ v for w, v in zip(weights, values, strict=True)]
-        sizes = [w @ v.abs() for w, v in zip(weights, values, strict=True)]
-        return torch.stack(sums), torch.stack(sizes)
+        return self._accept(ep_result(runs, self._aug_batch_shape))
 
-    def _accept_loaded_sites(self) -> None:
-        """Take loaded sites where they are of these data; otherwise they are old."""
-        own, size = self._digest()
-        # targets are transformed again after loading, perhaps in single precision
-        same = ((self._sites_data.double() - own).abs() <= 1e-6 * size).all()
-        self._sites_at = self._state() if same else None
+    def _starts(self) -> Array:
+        """Sites on derivatives times signs: precisions, then shifts, ``b x 2 s``."""
+        sites = self.covar_module.sites.gaussian
+        both = torch.cat([sites.precision, self.site_signs * sites.shift], dim=-1)
+        return both.cpu().numpy().reshape(-1, both.shape[-1])
+
+    @torch.no_grad()
+    def _place_sites(self) -> EPResult:
+        """Choose signs for each process, from none; other sites have no precision."""
+        points = candidates(self._box[:0], self._box).to(self.virtual_points)
+        moments = self._slopes(points)
+        signs = self._array_signs(points)
+        choices = [
+            choose_signs(moments, signs, self.nu, [], 50, self.min_probability, i)
+            for i in range(len(signs))
+        ]
+        v = len(points)
+        places = list(dict.fromkeys(i % v for chosen, _ in choices for i in chosen))
+        runs = []
+        for chosen, (run,) in choices:
+            at = [(i // v) * len(places) + places.index(i % v) for i in chosen]
+            count = len(places) * len(self.covar_module.sites.columns)
+            spread = np.zeros((2, count))
+            spread[:, at] = run.sites.reshape(2, -1)
+            runs.append(run._replace(sites=spread.ravel()))
+        self._set_points(points[places])
+        return self._accept(ep_result(runs, self._aug_batch_shape))
+
+    def _set_points(self, points: Tensor) -> None:
+        """Take other points, without sites."""
+        sites = self.covar_module.sites
+        sites.points = points.to(sites.points)
+        nothing = sites.points.new_zeros(*self._aug_batch_shape, sites.num_sites)
+        sites.set(GaussianSites(nothing, nothing, nothing.sum(-1)))
+
+    def _accept(self, result: EPResult) -> EPResult:
+        """Turn sites on derivatives times their signs into sites on derivatives."""
+        unsigned = result.sites
+        signs = self.site_signs
+        shift = signs.double() * unsigned.shift.to(signs.device)
+        sites = unsigned._replace(shift=shift)
+        self.covar_module.sites.set(sites)
+        self.ep_result = result._replace(sites=sites)
         self._clear_cache()
-
-    def _sites_are_current(self) -> bool:
-        if self._sites_at is None:
-            return False
-        (old, *settings), (new, *others) = self._sites_at, self._state()
-        same = old.device == new.device and old.dtype == new.dtype
-        return settings == others and same and torch.equal(old, new)
-
-    def _keep_current(self) -> None:
-        if self._sites_held or not self.has_sites or self._sites_are_current():
-            return
-        with _ONE_UPDATE:  # threads that wait for it find current sites
-            if not self._sites_are_current():
-                self.update_sites()
+        return self.ep_result
 
     def _in_columns(self, values: Tensor) -> Tensor:
         """``aug_batch_shape x n`` to ``batch_shape x n x m``."""
@@ -733,58 +727,66 @@ class MonotoneGP(FastSingleTaskGP):
     # -- the prior given the sites --------------------------------------------------
 
     def __call__(self, *args: Tensor, **kwargs: Any) -> MultivariateNormal:
-        """Posterior given current sites; in training mode, the prior that is fitted."""
-        if not self.training:
-            self._keep_current()
-        self._data_alone = self.training and not self.signs_in_fit
+        """Posterior given the sites; in training mode, the prior that is fitted."""
+        self._is_called = True
         try:
             return super().__call__(*args, **kwargs)
         finally:
-            self._data_alone = False
+            self._is_called = False
 
     def forward(self, x: Tensor) -> MultivariateNormal:
         """The prior given the sites at ``batch_shape x n x d`` inputs.
 
-        Within a call in training mode: the prior that is fitted, which has no sites
-        unless ``signs_in_fit``. BoTorch's leave-one-out calls ``forward`` itself, for
-        the prior of predictions.
+        In training mode: the prior that is fitted, which has no sites unless
+        ``signs_in_fit``.
+
+        Raises:
+            UnsupportedError: In training mode for a call that is not the model's own:
+                BoTorch's ``efficient_loo_cv`` would hold the sites of all rows.
         """
         if not self.has_sites:
             return super().forward(x)
-        kernel, mean = self.covar_module, self.mean_module
         if self.training:
+            if not self._is_called:
+                raise UnsupportedError(
+                    "forward: expected a call of the model itself in training mode, "
+                    "got one of forward, such as by efficient_loo_cv: the sites of all "
+                    "rows are not those without one. Use batch_cross_validation."
+                )
             x = self.transform_inputs(x)
-            if self._data_alone:
-                return MultivariateNormal(mean.base_mean(x), kernel.base_kernel(x))
-            self._keep_current()
-            system = kernel.system()  # once for mean, covariance and evidence
-            if self.signs_in_fit:
-                evidence = SiteEvidence(mean.log_evidence(system).to(x))
-                self.update_added_loss_term("log_probability_of_sites", evidence)
-            explained = kernel.explained(x, system)
-            covariance = kernel.remaining(x, x, explained, explained)
-            shifted = mean.shifted(x, explained, system)
-            return MultivariateNormal(shifted, to_linear_operator(covariance))
-        return MultivariateNormal(mean(x), kernel(x))
+            if not self.signs_in_fit:
+                prior = self.covar_module.base_kernel(x)
+                return MultivariateNormal(self.mean_module.base_mean(x), prior)
+            self._run_ep()
+            evidence = log_site_evidence(
+                self.covar_module.system(),
+                self.mean_module.derivative(),
+                self.covar_module.sites.gaussian,
+            )
+            self.update_added_loss_term(
+                "log_probability_of_sites", SiteEvidence(evidence.to(x))
+            )
+        return MultivariateNormal(self.mean_module(x), self.covar_module(x))
 
     def _fast_posterior(self, X: Tensor) -> MultivariateNormal | None:
-        """Of one process; for batches and several outputs GPyTorch's."""
-        data = self.train_inputs[0], self.train_targets
+        """The posterior of one process; for batches and several outputs GPyTorch's."""
+        rows = self.train_inputs[0]
+        targets = self.train_targets
         if (
-            not (self.has_sites and has_methods_of(MonotoneGP, self, "forward"))
-            or (data[0].ndim, data[1].ndim) != (2, 1)
+            not self.has_sites
+            or "forward" in self.redefined
+            or (rows.ndim, targets.ndim) != (2, 1)
+            or self.covar_module.batch_shape
             or settings.detach_test_caches.off()
-            or any(t.requires_grad for t in data)
+            or rows.requires_grad
+            or targets.requires_grad
         ):
             return None
-        if (predictor := self._predictor) is None:
-            kernel, mean = self.covar_module, self.mean_module
-            if kernel.batch_shape:
-                return None
-            noise = self._noise_of_rows(data[0]).detach()
-            predictor = SitePredictor(kernel, mean, *data, noise)
-            self._predictor = predictor
-        return predictor(X)
+        if self._predictor is None:
+            noise = noise_at(self.likelihood, rows, targets.shape).detach()
+            modules = self.covar_module, self.mean_module
+            self._predictor = SitePredictor(*modules, rows, targets, noise)
+        return self._predictor(X)
 
     # -- BoTorch's life cycle -------------------------------------------------------
 
@@ -796,141 +798,89 @@ class MonotoneGP(FastSingleTaskGP):
         ``fit_gpytorch_mll`` calls this and passes all its arguments on. Not for direct
         use. Which signs are improbable depends on the hyperparameters.
         """
-        self._fits_data_alone = not self.signs_in_fit
+        before = len(self.virtual_points)
+        mll = self._fit(mll, **kwargs)
+        if self.signs_in_fit and len(self.virtual_points) > before:
+            mll = self._fit(mll, **kwargs)
+        return mll
+
+    def _fit(self, mll: MarginalLogLikelihood, **kwargs: Any) -> MarginalLogLikelihood:
+        self._is_fitting = True
         try:
             mll = fit_map(mll, None, objective=_array_objective(mll), **kwargs)
         finally:
-            self._fits_data_alone = False
-        if not self.training:
-            self._end_training()
-        again = self.has_sites and self._adaptive and self.signs_in_fit
-        if again and self.add_virtual_points(probability=self.min_probability):
-            mll = fit_map(mll, None, objective=_array_objective(mll), **kwargs)
+            self._is_fitting = False
+        if self.has_sites and not self.training:
+            self.update_sites()
         return mll
 
     def train(self, mode: bool = True) -> Any:
-        """As in BoTorch; at the end of training the sites are brought up to date."""
-        ends = self.training and not mode
+        """As in BoTorch; sites are found when the model enters evaluation mode."""
+        enters = self.training and not mode
         super().train(mode)
-        if self._sites_at is None:
-            return self
-        if mode:
-            self._sites_held = False
-        elif ends and not self._fits_data_alone:
-            self._end_training()
+        if enters and self.has_sites and not self._is_fitting:
+            self.update_sites()
         return self
 
-    def _end_training(self) -> None:
-        """Bring sites up to date, and warn where they are not at a fixed point."""
-        if not self.has_sites:
-            return
-        before = self.ep_result
-        self._keep_current()
-        if before is self.ep_result:  # an update has warned already
-            warn_unless_converged(self.ep_result)
-
-    def get_fantasy_model(self, *args: Any, **kwargs: Any) -> Any:
-        """A model with more data, and the same hyperparameters and sites."""
-        fantasy = super().get_fantasy_model(*args, **kwargs)
-        fantasy._sites_held = True
-        return fantasy
-
-    def subset_output(self, idcs: list[int]) -> Any:
-        """Fewer outputs, with their sites."""
-        model = super().subset_output(idcs)
-        if self.has_sites:
-            model._accept_sites()
-        return model
-
-    def load_state_dict(
-        self,
-        state_dict: Mapping[str, Any],
-        *args: Any,
-        keep_sites: bool = False,
-        **kwargs: Any,
-    ) -> Any:
-        """As in BoTorch. The sites are part of the state.
-
-        Args:
-            state_dict: The state.
-            args: See ``GPyTorchModel.load_state_dict``.
-            keep_sites: Whether to keep the sites of the state also where it was saved
-                with other training data, as fantasies and conditioned models do. By
-                default the next prediction then finds sites for the data that the model
-                has.
-            kwargs: See ``GPyTorchModel.load_state_dict``.
-        """
-        result = super().load_state_dict(state_dict, *args, **kwargs)
-        if self.has_sites:  # BoTorch transforms the targets again after loading
-            self._accept_loaded_sites()
-            if keep_sites:
-                self._accept_sites()
-        return result
+    def set_train_data(
+        self, inputs: Any = None, targets: Tensor | None = None, strict: bool = True
+    ) -> None:
+        """As in BoTorch; in evaluation mode the sites of new outcomes are found."""
+        super().set_train_data(inputs, targets, strict)
+        # BoTorch sets inputs alone, transformed or not
+        if targets is not None and self.has_sites:
+            if not (self.training or self._is_fitting):
+                self.update_sites()
 
     def _load_from_state_dict(
         self, state_dict: Mapping[str, Tensor], prefix: str, *args: Any
     ) -> None:
-        own: Any = getattr(self, "_column_signs", None)
-        loaded = state_dict.get(prefix + "_column_signs", own)
-        if own is not None and not torch.equal(loaded.to(own), own):
-            raise ValueError(
-                "state_dict: expected that of a model with the same signs of "
-                f"derivatives, {own.tolist()}, got {loaded.tolist()}."
-            )
-        if own is not None:  # a state of before does not say which data it is of
-            unknown = torch.full_like(self._sites_data, torch.nan)
-            state_dict = {prefix + "_sites_data": unknown, **state_dict}
+        if self.has_sites:
+            signs = self._column_signs
+            loaded = state_dict.get(prefix + "_column_signs", signs)
+            if not torch.equal(loaded.to(signs), signs):
+                raise ValueError(
+                    "state_dict: expected that of a model with the same signs of "
+                    f"derivatives, {signs.tolist()}, got {loaded.tolist()}."
+                )
+        # states of version 0.1 say which data their sites are of
+        state_dict = dict(state_dict)
+        state_dict.pop(prefix + "_sites_data", None)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
-    def _apply(self, fn: Any) -> Any:
-        before = self.train_targets
-        result = super()._apply(fn)
-        if self._sites_at is not None and self.train_targets is not before:
-            at, *settings = self._sites_at  # in another dtype or on another device
-            self._sites_at = (fn(at), *settings)
-        return result
 
-
-def _keep_sites_as_loaded(model: MonotoneGP, incompatible_keys: Any) -> None:
-    """Hook for a state that is loaded into a module which contains the model."""
-    if model.has_sites:
-        model._accept_loaded_sites()
-
-
-def _bring_sites_up_to_date(model: MonotoneGP, prefix: str, keep: bool) -> None:
-    """Hook before a state is saved: hyperparameters and sites belong together."""
-    if not model._fits_data_alone:
-        model._keep_current()
-    of_data = model._digest()[0].to(model._sites_data)
-    # a fantasy has those of fewer data; earlier states keep the tensor that they have
-    stale = model.has_sites and not model._sites_are_current()
-    other = model._sites_held or stale
-    model._sites_data = of_data * torch.nan if other else of_data
+def _find_sites_of_state(model: MonotoneGP, incompatible_keys: Any) -> None:
+    """Hook for a state that is loaded, perhaps as a part of another module's."""
+    if model.has_sites and not (model.training or model._is_fitting):
+        model.update_sites()
 
 
 def _array_objective(mll: MarginalLogLikelihood) -> EvidenceObjective | None:
     """The objective of a fit on arrays; None where it is that of tensors."""
     model: Any = mll.model
-    own = ("forward", "__call__", "compute_custom_loss", "_fast_evidence")
+    defining = ("forward", "__call__", "compute_custom_loss", "_fast_evidence")
     terms = model.added_loss_terms()
     if (
         not model.has_sites
         or type(mll) is not ExactMarginalLogLikelihood
         or mll.likelihood is not model.likelihood
         or not all(isinstance(term, SiteEvidence) for term in terms)
-        or not has_methods_of(MonotoneGP, model, *own)
+        or not model.redefined.isdisjoint(defining)
         or (gp := ArrayGP.of(model)) is None
     ):
         return None
     signs: tuple[Any, ...] = ()
-    sites, rows = model.covar_module.sites, len(gp.X)
-    if model.signs_in_fit:
+    sites = model.covar_module.sites
+    rows = len(gp.X)
+    if model.signs_in_fit and sites.num_sites:
         rows = max(rows, sites.num_sites)
         points = sites.points[:, gp.active].numpy()
         places = [gp.active.index(column) for column in sites.columns]
-        start = model._array_sites().ravel()
-        signs = points, places, model.site_signs.numpy(), start, model.nu
-    if len(gp.active) * rows**2 > _MOST_NUMBERS:
+        (site_signs,) = model._array_signs(sites.points)
+        (start,) = model._starts()
+        signs = points, places, site_signs, start, model.nu
+    # above so many numbers in the largest array several threads of torch are faster
+    if len(gp.active) * rows**2 > 2**20:
         return None
     try:
         return EvidenceObjective(mll, gp, *signs)

@@ -19,20 +19,8 @@ References:
 
 from __future__ import annotations
 
-__all__ = [
-    "check_imposed",
-    "check_monotone",
-    "check_probability",
-    "choose_points",
-    "default_virtual_points",
-    "signs_of",
-    "transformed_box",
-    "transformed_columns",
-    "transformed_points",
-]
-
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Real
 
 import numpy as np
@@ -48,19 +36,11 @@ from botorch_structured.models.monotone.expectation_propagation import (
     EPRun,
     expectation_propagation,
 )
+from botorch_structured.models.monotone.site_kernel import SlopeMoments
 from botorch_structured.spaces.arguments import check_column
 
-_GRID_SIDE = {1: 10, 2: 10, 3: 4}
-_SOBOL_POINTS = 64
 # How many points signs are examined at.
 _CANDIDATES = 256
-# Two points are the same if each column differs by at most this share of the box.
-_SAME = 1e-6
-# Data are in [0, 1] if they are outside by no more than this.
-_ROUNDING = 1e-6
-_TINY = float(np.finfo(np.float64).tiny)
-# Of 1 + |outcome|: the step by which the direction of a transform is found.
-_STEP = 1e-2
 
 
 def default_virtual_points(box: Tensor, count: int | None = None) -> Tensor:
@@ -74,119 +54,100 @@ def default_virtual_points(box: Tensor, count: int | None = None) -> Tensor:
         ``v x d``, the same in each call.
     """
     d = box.shape[-1]
-    if count is None and d in _GRID_SIDE:
-        side = torch.linspace(0.0, 1.0, _GRID_SIDE[d], dtype=torch.float64)
-        unit = torch.cartesian_prod(*[side] * d).reshape(-1, d)
+    side = {1: 10, 2: 10, 3: 4}.get(d)
+    if count is None and side is not None:
+        line = torch.linspace(0.0, 1.0, side, dtype=torch.float64)
+        unit = torch.cartesian_prod(*[line] * d).reshape(-1, d)
     else:
         engine = SobolEngine(d, scramble=True, seed=0)
-        unit = engine.draw(count or _SOBOL_POINTS, dtype=torch.float64)
+        unit = engine.draw(count or 64, dtype=torch.float64)
     return box[0] + unit.to(box) * (box[1] - box[0])
 
 
-def choose_points(
-    slopes: Callable[[Tensor], tuple[Array, Array]],
-    columns: int,
-    nu: float,
-    points: Tensor,
-    box: Tensor,
-    limit: int,
-    probability: float,
-    shared: bool = True,
-) -> tuple[Tensor, list[EPRun]]:
-    """Impose signs where one is least probable, at one more point after the other.
+def candidates(points: Tensor, box: Tensor) -> Tensor:
+    """Points, and 256 that fill a box without those among them already.
 
-    Section 3.1 of [Riihimaki2010monotonicity]_, section 4 of [WangBerger2016shape]_.
+    Two points are the same if each column differs by at most 1e-6 of the box.
 
     Args:
-        slopes: Means and covariances of derivatives times their signs, given data, at
-            ``v x d`` points, ``b x (k v)`` and ``b x (k v) x (k v)`` for ``b``
-            processes and ``k`` columns, which are slowest.
-        columns: With respect to how many columns.
-        nu: Width of the probit sites.
-        points: Those at which signs are imposed already.
-        box: ``2 x d``, which the points to choose from fill.
-        limit: The largest number of points.
-        probability: Stop where no sign is less probable.
-        shared: Whether all processes have signs at all points. Otherwise each chooses
-            for itself, and its sites at the points of others have a precision of zero.
-
-    Returns:
-        All points, and expectation propagation with the signs there, for each process.
+        points: ``v x d``.
+        box: ``2 x d``.
     """
-    chosen = list(range(len(points)))
     new = default_virtual_points(box, _CANDIDATES)
     away = (new.unsqueeze(-2) - points).abs()
-    near = (away <= _SAME * (box[1] - box[0])).all(-1).any(-1)
-    points = torch.cat([points, new[~near]])
-    mean, covariance = slopes(points)
-    rule = columns, nu, limit, probability
-    if shared or len(mean) == 1:
-        chosen, runs = _choose(mean, covariance, chosen, *rule)
-        return points[chosen], runs
-    own = [
-        _choose(m[None], S[None], chosen, *rule)
-        for m, S in zip(mean, covariance, strict=True)
-    ]
-    every = list(dict.fromkeys(index for mine, _ in own for index in mine))
-    runs = [
-        _with_sites_elsewhere(run, [every.index(i) for i in mine], columns, len(every))
-        for mine, (run,) in own
-    ]
-    return points[every], runs
+    near = (away <= 1e-6 * (box[1] - box[0])).all(-1).any(-1)
+    return torch.cat([points, new[~near]])
 
 
-def _choose(
-    mean: Array,
-    covariance: Array,
-    chosen: list[int],
-    columns: int,
+def choose_signs(
+    moments: SlopeMoments,
+    signs: Array,
     nu: float,
+    chosen: Sequence[int],
     limit: int,
     probability: float,
+    process: int | None = None,
 ) -> tuple[list[int], list[EPRun]]:
-    """``choose_points`` by index, the same for all processes."""
-    v = mean.shape[-1] // columns
+    """Impose signs where one is least probable, one after the other.
+
+    Section 3.1 of [Riihimaki2010monotonicity]_, section 4 of [WangBerger2016shape]_.
+    The covariance of all derivatives, which with many signs is large, is not formed:
+    there is a row of it for each sign that is imposed.
+
+    Args:
+        moments: Of the derivatives at the points to choose from, of ``b`` processes.
+        signs: The signs of these, ``b x m``.
+        nu: Width of the probit sites.
+        chosen: Those that are imposed already, by index.
+        limit: The largest number of signs.
+        probability: Stop where no sign is less probable.
+        process: The process that signs are chosen for; None for the same signs in all.
+
+    Returns:
+        The signs that are imposed, by index, and expectation propagation with them, for
+        each process.
+    """
+    chosen = list(chosen)
+    count = len(signs)
+    processes = slice(None) if process is None else slice(process, process + 1)
+    signs = signs[processes]
+
+    def array(values: Tensor) -> Array:
+        return values.cpu().numpy().reshape(count, -1)[processes]
+
+    def row(index: int) -> Array:
+        column, point = divmod(index, moments.points.shape[-2])
+        return signs[:, index, None] * signs * array(moments.row(point, column))
+
+    mean = signs * array(moments.mean)
+    variance = array(moments.variance())
+    rows = [row(index) for index in chosen]
     starts: list[Array | None] = [None] * len(mean)
     while True:
-        at = (v * np.arange(columns)[:, None] + np.array(chosen, dtype=int)).ravel()
+        S = np.stack(rows, axis=1) if rows else np.zeros((*mean.shape[:1], 0, 1))
+        S = np.broadcast_to(S, (len(mean), len(rows), mean.shape[1]))
         runs = [
-            expectation_propagation(m[at], S[np.ix_(at, at)], nu, start)
-            for m, S, start in zip(mean, covariance, starts, strict=True)
+            expectation_propagation(m[chosen], s[:, chosen], nu, start)
+            for m, s, start in zip(mean, S, starts, strict=True)
         ]
-        if len(chosen) >= min(limit, v):
-            return chosen, runs
-        lowest = np.full(v, np.inf)
-        for m, S, ep in zip(mean, covariance, runs, strict=True):
-            gone = np.square(ep.root @ S[at]).sum(axis=0)
-            sd = np.sqrt(np.maximum(S.diagonal() - gone, _TINY))
-            p = ndtr((m + ep.weight @ S[at]) / sd)
-            lowest = np.minimum(lowest, p.reshape(columns, v).min(axis=0))
+        lowest = np.full(mean.shape[1], np.inf)
+        for m, v, s, ep in zip(mean, variance, S, runs, strict=True):
+            gone = np.square(ep.root @ s).sum(axis=0)
+            sd = np.sqrt(np.maximum(v - gone, np.finfo(np.float64).tiny))
+            lowest = np.minimum(lowest, ndtr((m + ep.weight @ s) / sd))
         lowest[chosen] = np.inf
         index = int(lowest.argmin())
-        if lowest[index] >= probability:
+        if len(chosen) >= limit or lowest[index] >= probability:
             return chosen, runs
-        # the fixed point is near that without the new sites
-        starts = [_with_new_sites(ep.sites, columns) for ep in runs]
-        chosen = [*chosen, index]
+        # the fixed point is near that without the new site
+        starts = [_with_new_site(ep.sites) for ep in runs]
+        chosen.append(index)
+        rows.append(row(index))
 
 
-def _with_sites_elsewhere(
-    run: EPRun, places: Sequence[int], columns: int, count: int
-) -> EPRun:
-    """Sites at some of that many points, as sites at all of them."""
-    at = np.add.outer(count * np.arange(columns), np.array(places, dtype=int)).ravel()
-    m = columns * count
-    sites, weight, root = np.zeros((2, m)), np.zeros(m), np.zeros((m, m))
-    sites[:, at] = run.sites.reshape(2, -1)
-    weight[at] = run.weight
-    root[np.ix_(at, at)] = run.root
-    return run._replace(sites=sites.ravel(), weight=weight, root=root)
-
-
-def _with_new_sites(sites: Array, columns: int) -> Array:
-    """Precisions and shifts of sites, with those of one more point, which are zero."""
-    old = sites.reshape(2, columns, -1)
-    return np.concatenate([old, np.zeros((2, columns, 1))], axis=-1).ravel()
+def _with_new_site(sites: Array) -> Array:
+    """Precisions and shifts of sites, with those of one more, which are zero."""
+    return np.pad(sites.reshape(2, -1), ((0, 0), (0, 1))).ravel()
 
 
 def transformed_box(
@@ -204,9 +165,8 @@ def transformed_box(
         corners = _moved(bounds, X, transform).flatten(0, 1)
         return torch.stack([corners.amin(0), corners.amax(0)])
     X = _apply_transform(X, transform)
-    rows = X.reshape(-1, X.shape[-1])
-    low, high = rows.amin(0), rows.amax(0)
-    inside = (low > -_ROUNDING) & (high < 1.0 + _ROUNDING)
+    low, high = X.reshape(-1, X.shape[-1]).aminmax(dim=0)
+    inside = (low > -1e-6) & (high < 1.0 + 1e-6)
     return torch.stack([low.where(~inside, 0.0), high.where(~inside, 1.0)])
 
 
@@ -272,8 +232,9 @@ def transformed_columns(
         if transform is None:
             result[column] = (column, 1)
             continue
-        low, high = X.clone(), X.clone()
-        smallest, largest = X[..., column].min(), X[..., column].max()
+        low = X.clone()
+        high = X.clone()
+        smallest, largest = X[..., column].aminmax()
         low[..., column] = smallest
         high[..., column] = largest if largest > smallest else smallest + 1.0
         moved = _apply_transform(high, transform) - _apply_transform(low, transform)
@@ -311,9 +272,10 @@ def signs_of(
     last = Y.argmax(dim=-2, keepdim=True)
     rise = transformed.gather(-2, last) - transformed.gather(-2, first)
     if transform is not None and bool((rise == 0.0).any()):
-        here = transformed.detach()
-        there = transform.untransform(here + _STEP * (1.0 + here.abs()))[0]
-        step = (there - transform.untransform(here)[0])[..., :1, :]
+        start = transformed.detach()
+        end = start + 1e-2 * (1.0 + start.abs())
+        step = transform.untransform(end)[0] - transform.untransform(start)[0]
+        step = step[..., :1, :]
         rise = torch.where(rise == 0.0, step, rise)
     return torch.where(rise < 0.0, -1.0, 1.0).to(Y).squeeze(-2)
 

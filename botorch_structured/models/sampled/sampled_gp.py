@@ -267,7 +267,7 @@ class SampledGP(GPyTorchModel, FantasizeMixin):
             or any(a is not b for a, b in zip(cache[0], data, strict=True))
         ):
             first = self.models[0]
-            by_leaf = isinstance(first, LeafModel) and first._use_predictor()
+            by_leaf = isinstance(first, LeafModel) and first.solver is not None
             by_leaf = by_leaf and len(first.train_targets) > _MANY_ROWS
             predictor = None if by_leaf else FoldedPredictor.of(self.models)
             self._predictor = cache = (data, predictor)

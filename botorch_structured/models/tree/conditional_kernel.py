@@ -131,7 +131,8 @@ class ConditionalKernel(LeafKernel):
         """See ``LeafKernel.rows``; ``places`` are those of ``locate``."""
         places = self.locate(X) if places is None else places
         imputed = self.impute(X, places)
-        points, form = self.select(imputed), stationary_form(self.base_kernel)
+        points = self.select(imputed)
+        form = stationary_form(self.base_kernel)
         if form is None:
             prior = to_dense(self.base_kernel(imputed, diag=True))
         else:

@@ -29,7 +29,6 @@ from linear_operator.operators import DenseLinearOperator
 from torch import Tensor
 
 from botorch_structured._botorch_names import functorch_is_active
-from botorch_structured.models.fast_inference import has_methods_of
 from botorch_structured.models.outcome_scale import ScaledNormal
 from botorch_structured.models.tree.moments import (
     Array,
@@ -70,9 +69,7 @@ class ColumnScales:
 
     def _add(self, part: Any) -> bool:
         """Apply a part after the others, if its kind is known."""
-        names = "transform", "_transform", "forward"
-        kinds = [kind for kind in (Normalize, Log10) if isinstance(part, kind)]
-        if part.reverse or not any(has_methods_of(k, part, *names) for k in kinds):
+        if part.reverse or type(part) not in (Normalize, Log10):
             return False
         if not part.transform_on_eval:
             return True
@@ -109,11 +106,7 @@ class ColumnScales:
 
 def is_mean_of_paths(mean: Any) -> bool:
     """Whether a prior mean is known to be constant on a path."""
-    kinds = ConstantMean, PathMean
-    return any(
-        isinstance(mean, kind) and has_methods_of(kind, mean, "forward")
-        for kind in kinds
-    )
+    return type(mean) in (ConstantMean, PathMean)
 
 
 def outcome_scale_at_hand(model: Any, X: Tensor) -> tuple[float, float] | None:
@@ -132,11 +125,7 @@ def _linear_parts(model: Any, X: Tensor) -> list[Any] | None:
     if isinstance(outcome, ChainedOutcomeTransform):
         # predictions stay on the scale of a clipped tail
         parts = [part for part in outcome.values() if not isinstance(part, ClipTail)]
-    linear = len(parts) <= 1 and all(
-        isinstance(part, Standardize)
-        and has_methods_of(Standardize, part, "untransform")
-        for part in parts
-    )
+    linear = len(parts) <= 1 and all(isinstance(part, Standardize) for part in parts)
     same = X.dtype == targets.dtype and X.device == targets.device
     if not (same and len(X) > 0 and linear):
         return None

@@ -16,7 +16,7 @@ import pytest
 import torch
 from ablr_worker import conditioned, evaluate, problems
 
-from botorch_structured.models.ablr.rows import Processes
+from botorch_structured.models.ablr.processes import Processes
 
 WORKER = Path(__file__).parents[2] / "ablr_worker.py"
 NAMES = list(problems())

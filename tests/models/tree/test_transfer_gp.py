@@ -96,16 +96,6 @@ def test_hyperparameters_may_have_gradients(old: OldStudiesMean) -> None:
     assert model.mean_module.raw_slope.grad is not None
 
 
-def test_noise_that_new_data_were_given_counts(old: OldStudiesMean) -> None:
-    model, test = TransferGP(*points(9), old), SPACE.sample(5, seed=7)
-    model.posterior(test)
-    x, y = transformed(SPACE.sample(2, seed=8)), torch.zeros(2).double()
-    new = model.get_fantasy_model(x, y, noise=torch.full_like(y, 5.0))
-    alone, joint = new.posterior(test.unsqueeze(-2)), new.posterior(test)
-    torch.testing.assert_close(alone.mean.flatten(), joint.mean.flatten())
-    assert new.point_moments(test) is None
-
-
 def test_gradients_are_those_of_autograd(old: OldStudiesMean) -> None:
     model = TransferGP(*points(9), old)
     X = SPACE.sample(20, seed=7).requires_grad_(True)
