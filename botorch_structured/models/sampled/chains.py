@@ -427,18 +427,6 @@ class SliceSampler:
 # -- chains of a model ------------------------------------------------------------
 
 
-def _starting_point(coordinates: PriorCoordinates, values: Array) -> Array:
-    """The position of a model after setting ``values``, moved into the bounds.
-
-    A MAP estimate is often at a bound, and setting closures may keep a distance from
-    it.
-    """
-    inside = coordinates.clip(values)
-    if not coordinates.write_values(inside):
-        inside = coordinates.clip(coordinates.read_values())
-    return coordinates.to_position(inside)
-
-
 def _continued(previous: Chains, chain: int) -> Array:
     """Where a chain goes on: where it was, or further ones at an earlier draw."""
     lap, place = divmod(chain, previous.num_chains)
@@ -483,7 +471,7 @@ def run_chains(
     widths = []
     current = coordinates.read_values()
     values = [_continued(previous, i) if previous else current for i in range(count)]
-    starts = [_starting_point(coordinates, v) for v in values]
+    starts = [coordinates.to_position(coordinates.clip(v)) for v in values]
     for i, (start, stream) in enumerate(zip(starts, streams, strict=True)):
         rng = np.random.default_rng(stream)
         if previous is None and i > 0:

@@ -91,13 +91,12 @@ class ModelDensity:
         Args:
             position: ``k``.
         """
-        c, known = self.coordinates, self._written
+        c = self.coordinates
         values = c.to_values(position)
         if not c.inside(values):
             return -math.inf
-        self._written = values if c.write_values(values, known) else None
-        if self._written is None:
-            return -math.inf
+        c.write_values(values, self._written)
+        self._written = values
         try:
             with torch.no_grad():
                 value = -self.num_data * float(self._loss())
