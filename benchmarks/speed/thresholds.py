@@ -201,8 +201,6 @@ WITHOUT_A_ROW = {
         "models.ablr.rows._CHUNK_ROWS_CPU",
         "models.ablr.rows._CHUNK_ROWS_GPU",
         "models.ablr.rows._KEPT_ROWS",
-        "models.sampled.folded_prediction._CHUNK",
-        "models.sampled.folded_prediction._DEVICE_CHUNK",
         "models.tree.moments._MAX_NUMBERS",
     ],
     "memory: of more distances that are no squares there is no closed form": [
