@@ -210,10 +210,7 @@ THRESHOLDS = [
 #: Other constants that are compared with sizes, by what they are for.
 WITHOUT_A_ROW = {
     "memory: more is done in several steps, in the same way": [
-        "models.ablr.feature_maps._CHUNK_ROWS",
-        "models.ablr.rows._CHUNK_ROWS_CPU",
-        "models.ablr.rows._CHUNK_ROWS_GPU",
-        "models.ablr.rows._KEPT_ROWS",
+        "models.ablr.regressions._KEPT_ROWS",
         "models.sampled.folded_prediction._CHUNK",
         "models.sampled.folded_prediction._DEVICE_CHUNK",
         "models.treed.objective._BLOCK",
@@ -229,9 +226,6 @@ WITHOUT_A_ROW = {
         "models.tree.old_studies._MANY_ROWS",
     ],
     "the model: it decides on values, not only on time": [
-        "models.ablr.feature_maps._ROWS_FOR_A_NETWORK",
-        "models.ablr.feature_maps._ROWS_TO_BE_NARROW",
-        "models.ablr.multi_task_ablr._SOME_ROWS",
         "models.tree.leaf_features._MAX_BLOCK_FEATURES",
         "models.tree.noise._FEW_ROWS",
         "models.tree.noise._MANY_REPEATS",
