@@ -183,6 +183,8 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
     _conditioned: list[WeightPosterior] | None = None
     _conditioned_batch = torch.Size()
     _observed_rows: Tensor
+    _original_train_inputs: Any
+    train_inputs: Any
 
     def __init__(
         self,
@@ -592,7 +594,7 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
             # the objective is per outcome: finer tolerances change no prediction. On
             # exact data the cap ends a fit; a second one goes on from there
             arguments = dict(optimizer_kwargs or {})
-            options = {"ftol": 1e-6, "gtol": 1e-5, "maxiter": 300}
+            options: dict[str, Any] = {"ftol": 1e-6, "gtol": 1e-5, "maxiter": 300}
             options.update(arguments.pop("options", None) or {})
             callback = arguments.pop("callback", None)
             last: dict[str, Any] = {}
@@ -857,7 +859,8 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         assert isinstance(self.tasks, TaskColumn)
         task = self.tasks.index(X)
         phi = self.feature_map(self.tasks.without(X))
-        prior = self.tasks.select(self._prior_means(X), X)
+        means = self._prior_means(X)
+        prior = means.gather(-1, task.unsqueeze(-1)).squeeze(-1)
         weights = self._all_weights()
         mean = torch.zeros_like(prior)
         root = torch.zeros_like(phi)
@@ -1086,8 +1089,8 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
     def _condition(self, X: Tensor, Y: Tensor, noise: Tensor | None) -> None:
         """Take in ``batch_shape x q`` rows, of one task each or of all signals."""
         transformed = self.transform_inputs(X)
-        rows = (*X.shape[:-1], self._num_columns)
-        if X.shape != rows or transformed.shape[:-1] != X.shape[:-1]:
+        expected = (*X.shape[:-1], self._num_columns)
+        if X.shape != expected or transformed.shape[:-1] != X.shape[:-1]:
             raise ValueError(
                 "input_transform: expected one that treats new observations as it does "
                 f"training rows ({self._num_columns} columns), got one that makes "

@@ -204,14 +204,14 @@ class TaskData:
         """
         phi = phi.detach()[chunk.row].double()
         y = self.Y.detach()[chunk.entries].double()
-        scale = self.scale(chunk)
-        return phi * scale.unsqueeze(-1), y * scale
+        return self.scaled(chunk, phi, y)
 
-    def scale(self, chunk: Chunk) -> Tensor:
-        """Factors that observations are multiplied by, ``m``; one with learnt noise."""
+    def scaled(self, chunk: Chunk, phi: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Features and outcomes, or slopes in them, divided by known deviations."""
         if self.noise_variance is None:
-            return chunk.row.new_ones((), dtype=torch.float64)
-        return self.noise_variance[chunk.entries].double().rsqrt()
+            return phi, y
+        scale = self.noise_variance[chunk.entries].double().rsqrt()
+        return phi * scale.unsqueeze(-1), y * scale
 
 
 class Factors:
@@ -230,11 +230,15 @@ class Factors:
     def __init__(self, data: TaskData) -> None:
         self.processes = data.processes
         device = data.X.device
-        counts = torch.stack(
-            self.processes.gather(torch.tensor(data.counts, device=device))
-        )
-        self.counts: list[int] = counts.sum(0).tolist()
-        self._before = counts[: self.processes.rank].sum(0)
+        self.counts = data.counts
+        self._before: Tensor | None = None
+        if not self.processes.alone:
+            every_count = self.processes.gather(
+                torch.tensor(data.counts, device=device)
+            )
+            counts = torch.stack(every_count)
+            self.counts = counts.sum(0).tolist()
+            self._before = counts[: self.processes.rank].sum(0)
         largest = max(self.counts, default=0)
         width = data.num_features + 1
         self.are_data = largest < width
@@ -245,7 +249,10 @@ class Factors:
 
     def places(self, chunk: Chunk) -> tuple[Tensor, Tensor]:
         """Where the observations of a chunk are in ``rows``, if these are the data."""
-        return chunk.task, chunk.place + self._before[chunk.task]
+        place = chunk.place
+        if self._before is not None:
+            place = place + self._before[chunk.task]
+        return chunk.task, place
 
     def add(self, chunk: Chunk, phi: Tensor, y: Tensor) -> None:
         """Take in one more chunk.
@@ -457,7 +464,7 @@ class Regressions:
         wants_inputs = data.X.requires_grad
         d_X = torch.zeros_like(data.X) if wants_inputs else None
         d_Y = torch.zeros_like(data.Y) if data.Y.requires_grad else None
-        d_parameters = [torch.zeros_like(p) for p in self.parameters]
+        d_parameters: list[Tensor] = []
 
         def forward(chunk: Chunk) -> tuple[Tensor, Tensor]:
             X = data.X.detach()[chunk.rows].requires_grad_(wants_inputs)
@@ -468,21 +475,25 @@ class Regressions:
         kept = []
         for chunk in data.chunks:
             X, phi = forward(chunk)
-            factors.add(chunk, *data.observed(chunk, phi))
+            seen = data.observed(chunk, phi)
+            factors.add(chunk, *seen)
             if data.keeps_activations:
-                kept.append((X, phi))
+                kept.append((X, phi, seen))
         factors.merge()
         solution = solve(factors, self.log_alpha, self.log_beta)
         for i, chunk in enumerate(data.chunks):
-            X, phi = kept[i] if kept else forward(chunk)
-            d_phi, d_outcome = solution.slopes(chunk, *data.observed(chunk, phi))
-            scale = data.scale(chunk)
+            if kept:
+                X, phi, seen = kept[i]
+            else:
+                X, phi = forward(chunk)
+                seen = data.observed(chunk, phi)
+            d_phi, d_outcome = solution.slopes(chunk, *seen)
+            d_phi, d_outcome = data.scaled(chunk, d_phi, d_outcome)
             if d_Y is not None:
-                d_Y[chunk.entries] = (d_outcome * scale).to(d_Y)
+                d_Y[chunk.entries] = d_outcome.to(d_Y)
             if not phi.requires_grad:
                 continue
-            d_phi = (d_phi * scale.unsqueeze(-1)).to(phi)
-            d_rows = torch.zeros_like(phi).index_add_(0, chunk.row, d_phi)
+            d_rows = torch.zeros_like(phi).index_add_(0, chunk.row, d_phi.to(phi))
             with torch.enable_grad():
                 # ``grad_outputs`` make torch load its symbolic shapes: 35 MiB
                 along = (phi * d_rows).sum()
@@ -492,6 +503,8 @@ class Regressions:
                 d_X[chunk.rows] = gradients[-1]
             for total, gradient in zip(d_parameters, gradients, strict=False):
                 total.add_(gradient)
+            d_parameters = d_parameters or list(gradients[: len(self.parameters)])
+        d_parameters = d_parameters or [torch.zeros_like(p) for p in self.parameters]
         processes = data.processes
         precisions = processes.of_first([solution.d_log_alpha, solution.d_log_beta])
         value = self._value(solution)

@@ -90,7 +90,6 @@ from botorch_structured.models.monotone.expectation_propagation import (
     GaussianSites,
     ep_result,
     expectation_propagation,
-    log_site_evidence,
     warn_unless_converged,
 )
 from botorch_structured.models.monotone.site_kernel import (
@@ -105,6 +104,8 @@ from botorch_structured.models.parameters import UnknownFormError
 from botorch_structured.spaces.arguments import check_column, check_count
 from botorch_structured.spaces.parameter_tree import HierarchicalDependencies
 
+# Numbers in the largest array of a fit. Above, several threads of torch are faster.
+_MOST_NUMBERS = 2**20
 # How many points signs are examined at.
 _CANDIDATES = 256
 # BoTorch's names of hyperparameters with a batch, and those in a prior given sites.
@@ -589,7 +590,7 @@ class MonotoneGP(FastSingleTaskGP):
     def _process(self, given_sites: bool) -> ConditionedProcess:
         """The process given the data, at the present hyperparameters."""
         X = self.train_inputs[0]
-        X = self.transform_inputs(X) if self.training else X
+        X = X if self._has_transformed_inputs else self.transform_inputs(X)
         noise = noise_at(self.likelihood, X, self.train_targets.shape)
         modules = self.mean_module, self.covar_module
         return ConditionedProcess(*modules, X, self.train_targets, noise, given_sites)
@@ -624,7 +625,7 @@ class MonotoneGP(FastSingleTaskGP):
     def _array_signs(self, points: Tensor) -> Array:
         """The signs at some points, ``b x s`` for ``b`` processes."""
         signs = self._signs_at(points).cpu().double().numpy()
-        return signs.reshape(-1, signs.shape[-1])
+        return signs.reshape(self._aug_batch_shape.numel(), -1)
 
     def update_sites(self) -> EPResult:
         """Place adaptive sites, and run expectation propagation to its fixed point.
@@ -658,22 +659,22 @@ class MonotoneGP(FastSingleTaskGP):
         """At the points as they are, from the sites as they are."""
         sites = self.covar_module.sites
         moments = self._slopes(sites.points)
-        signs = self._array_signs(sites.points)
-        b, s = signs.shape
-        mean = signs * moments.mean.cpu().numpy().reshape(b, s)
-        covariance = moments.covariance().cpu().numpy().reshape(b, s, s)
-        covariance = signs[:, :, None] * covariance * signs[:, None, :]
-        runs = [
-            expectation_propagation(m, S, self.nu, start)
-            for m, S, start in zip(mean, covariance, self._starts(), strict=True)
-        ]
+        signs = self.site_signs.double()
+        start = sites.gaussian
+        rows = [signs, moments.mean, start.precision, signs * start.shift]
+        rows = [row.expand_as(moments.mean) for row in rows]
+        # in one copy from a device
+        both = torch.cat([torch.stack(rows, dim=-2), moments.covariance()], dim=-2)
+        count = self._aug_batch_shape.numel()
+        arrays = both.reshape(count, *both.shape[-2:]).cpu().numpy()
+        runs = []
+        for array in arrays:
+            sign = array[0]
+            covariance = sign[:, None] * array[4:] * sign
+            first = array[2:4].ravel()
+            run = expectation_propagation(sign * array[1], covariance, self.nu, first)
+            runs.append(_with_signs(run, sign))
         return self._accept(runs)
-
-    def _starts(self) -> Array:
-        """Sites on derivatives times signs: precisions, then shifts, ``b x 2 s``."""
-        sites = self.covar_module.sites.gaussian
-        both = torch.cat([sites.precision, self.site_signs * sites.shift], dim=-1)
-        return both.cpu().numpy().reshape(-1, both.shape[-1])
 
     @torch.no_grad()
     def _place_sites(self) -> EPResult:
@@ -683,12 +684,14 @@ class MonotoneGP(FastSingleTaskGP):
         v = len(points)
         places = list(dict.fromkeys(i % v for chosen, _ in choices for i in chosen))
         self._set_points(points[places])
+        signs = self._array_signs(points[places])
         runs = []
-        for chosen, run in choices:
+        for sign, (chosen, run) in zip(signs, choices, strict=True):
             at = [i // v * len(places) + places.index(i % v) for i in chosen]
-            spread = np.zeros((2, self.covar_module.sites.num_sites))
+            spread = np.zeros((2, len(sign)))
             spread[:, at] = run.sites.reshape(2, -1)
-            runs.append(run._replace(sites=spread.ravel()))
+            run = run._replace(sites=spread.ravel())
+            runs.append(_with_signs(run, sign))
         return self._accept(runs)
 
     def _set_points(self, points: Tensor) -> None:
@@ -699,12 +702,8 @@ class MonotoneGP(FastSingleTaskGP):
         sites.set(GaussianSites(nothing, nothing, nothing.sum(-1)))
 
     def _accept(self, runs: Sequence[EPRun]) -> EPResult:
-        """Turn sites on derivatives times their signs into sites on derivatives."""
-        result = ep_result(runs, self._aug_batch_shape)
-        shift = self.site_signs.cpu() * result.sites.shift
-        sites = result.sites._replace(shift=shift)
-        self.covar_module.sites.set(sites)
-        self.ep_result = result._replace(sites=sites)
+        self.ep_result = ep_result(runs, self._aug_batch_shape)
+        self.covar_module.sites.set(self.ep_result.sites)
         self._clear_cache()
         return self.ep_result
 
@@ -756,14 +755,13 @@ class MonotoneGP(FastSingleTaskGP):
                 prior = self.covar_module.base_kernel(x)
                 return MultivariateNormal(self.mean_module.base_mean(x), prior)
             self._run_ep()
-            evidence = log_site_evidence(
-                self.covar_module.system(),
-                self.mean_module.derivative(),
-                self.covar_module.sites.gaussian,
-            )
+            system = self.covar_module.system()
+            evidence, mean = self.mean_module.evidence_and_mean(x, system)
             self.update_added_loss_term(
                 "log_probability_of_sites", SiteEvidence(evidence.to(x))
             )
+            covariance = self.covar_module.given(x, x, False, system)
+            return MultivariateNormal(mean, to_linear_operator(covariance))
         return MultivariateNormal(self.mean_module(x), self.covar_module(x))
 
     def _fast_posterior(self, X: Tensor) -> MultivariateNormal | None:
@@ -851,6 +849,11 @@ def _find_sites_of_state(model: MonotoneGP, incompatible_keys: Any) -> None:
         model.update_sites()
 
 
+def _with_signs(run: EPRun, sign: Array) -> EPRun:
+    """Sites on derivatives times their signs as sites on derivatives, or back."""
+    return run._replace(sites=run.sites * np.append(np.ones_like(sign), sign))
+
+
 def _array_objective(mll: MarginalLogLikelihood) -> EvidenceObjective | None:
     """The objective of a fit on arrays; None where it is that of tensors."""
     model: Any = mll.model
@@ -872,11 +875,10 @@ def _array_objective(mll: MarginalLogLikelihood) -> EvidenceObjective | None:
         rows = max(rows, sites.num_sites)
         points = sites.points[:, gp.active].numpy()
         places = [gp.active.index(column) for column in sites.columns]
-        (site_signs,) = model._array_signs(sites.points)
-        (start,) = model._starts()
-        signs = points, places, site_signs, start, model.nu
-    # above so many numbers in the largest array several threads of torch are faster
-    if len(gp.active) * rows**2 > 2**20:
+        (sign,) = model._array_signs(sites.points)
+        start = np.append(sites.precision.numpy(), sign * sites.shift.numpy())
+        signs = points, places, sign, start, model.nu
+    if len(gp.active) * rows**2 > _MOST_NUMBERS:
         return None
     try:
         return EvidenceObjective(mll, gp, *signs)

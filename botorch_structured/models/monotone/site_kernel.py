@@ -75,6 +75,7 @@ from botorch_structured.linalg.correlations import Correlation, stationary_form
 from botorch_structured.models.monotone.expectation_propagation import (
     GaussianSites,
     SiteSystem,
+    log_site_evidence,
     site_system,
 )
 
@@ -342,8 +343,12 @@ class SiteConditionedKernel(BatchKernel):
         return cross.double() @ system.root.mT
 
     def _covariance(self, x1: Tensor, x2: Tensor, diag: bool, **params: Any) -> Tensor:
-        """k~(x, x')."""
-        system = self.system()
+        return self.given(x1, x2, diag, self.system(), **params)
+
+    def given(
+        self, x1: Tensor, x2: Tensor, diag: bool, system: SiteSystem, **params: Any
+    ) -> Tensor:
+        """k~(x, x'), with the sites' system."""
         a = self.explained(x1, system)
         b = a if same_points(x1, x2) else self.explained(x2, system)
         prior = to_dense(self.base_kernel(x1, x2, diag=diag, **params))
@@ -378,11 +383,16 @@ class SiteConditionedMean(Mean):
 
     def forward(self, x: Tensor) -> Tensor:
         """m~(x), ``batch_shape x n``."""
-        system = self.kernel.system()
+        return self.evidence_and_mean(x, self.kernel.system())[1]
+
+    def evidence_and_mean(self, x: Tensor, system: SiteSystem) -> tuple[Tensor, Tensor]:
+        """Log-probability of the sites under the prior, ``batch_shape``, and m~(x)."""
+        slope = self.derivative()
         explained = self.kernel.explained(x, system)
-        shift = explained @ system.residual(self.derivative()).unsqueeze(-1)
+        shift = explained @ system.residual(slope).unsqueeze(-1)
         prior = self.base_mean(x)
-        return (prior + shift.squeeze(-1)).to(prior.dtype)
+        evidence = log_site_evidence(system, slope, self.kernel.sites.gaussian)
+        return evidence, (prior + shift.squeeze(-1)).to(prior.dtype)
 
     def derivative(self) -> Tensor:
         """m', ``batch_shape x s``, in double precision."""
