@@ -31,6 +31,7 @@ from botorch_structured.spaces.arguments import (
     check_values,
 )
 from botorch_structured.spaces.columns import with_slack
+from botorch_structured.spaces.path_search import MAX_LISTED
 
 Array = NDArray[Any]
 Feasible = Callable[[Tensor], Tensor]
@@ -563,7 +564,7 @@ def make_problem(
         feasible=_both(region.feasible, feasible),
         X_avoid=avoid.cpu().numpy(),
         good=good.cpu().numpy(),
-        max_paths=check_count("max_paths", max_paths),
+        max_paths=min(check_count("max_paths", max_paths), MAX_LISTED),
         min_distance=distance,
         avoid_paths=keys.cpu().numpy(),
         restricting=_mask(

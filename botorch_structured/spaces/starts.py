@@ -7,7 +7,7 @@ active columns of each.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,9 +18,6 @@ from botorch_structured.spaces.conditions import Atom, Between, Condition
 from botorch_structured.spaces.lookup import Expr, all_of, any_of, atom, negated
 from botorch_structured.spaces.parameter_tree import translated
 
-if TYPE_CHECKING:
-    from botorch_structured.spaces.search_space import SearchSpace
-
 # A forbidden start is replaced by one of 100 random points on its path; if none of them
 # is feasible, by one of 1,000, then of 10,000.
 _OTHERS = (100, 1_000, 10_000)
@@ -30,12 +27,12 @@ class Starts:
     """The starts of a space.
 
     Args:
-        space: The space.
+        space: The `SearchSpace`.
         kind: See `SearchSpace.starts`.
         seed: Decides everything, unless it is None.
     """
 
-    def __init__(self, space: SearchSpace, kind: str, seed: int | None) -> None:
+    def __init__(self, space: Any, kind: str, seed: int | None) -> None:
         self.space = space
         self.tree = space.tree
         self.kind = kind
