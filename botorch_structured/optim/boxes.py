@@ -11,7 +11,7 @@ a point of the space once its inactive columns hold the fill value.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +22,6 @@ from torch.quasirandom import SobolEngine
 
 from botorch_structured.linalg.block_low_rank import positions
 from botorch_structured.optim.problem import Array, Problem, first_of_each
-from botorch_structured.spaces import ParameterTree
 
 # Distances, as powers of ten of the width of the box, at which points known to be good
 # are perturbed: without noise the optimum of expected improvement may be at 1e-5.
@@ -272,19 +271,6 @@ def boxes_at(problem: Problem, rows: Array) -> tuple[Boxes, Array]:
     return Boxes(problem, lower, upper, active, keys), ok
 
 
-@lru_cache(maxsize=32)
-def _declared_rows(tree: ParameterTree) -> Array:
-    """One point on every declared path, ``P x d``; not to be written to."""
-    rows = np.zeros((tree.num_paths, tree.dim))
-    for row, path in zip(rows, tree.paths, strict=True):
-        for col, value in path.decisions.items():
-            if isinstance(value, tuple):
-                ends = [v for v in value if abs(v) != float("inf")]
-                value = ends[0] if ends else 0.0
-            row[col] = value
-    return rows
-
-
 def path_boxes(problem: Problem, seen: Array, rng: np.random.Generator) -> Boxes:
     """The boxes of the paths to be searched; none if all are ruled out.
 
@@ -297,7 +283,7 @@ def path_boxes(problem: Problem, seen: Array, rng: np.random.Generator) -> Boxes
         rng: Draws the random paths.
     """
     if problem.listed.num_paths <= problem.max_paths:
-        rows = _declared_rows(problem.listed).astype(problem.lower.dtype)
+        rows = problem.listed.path_points.numpy().astype(problem.lower.dtype)
     else:
         rows = random_rows(problem, problem.max_paths, rng)
         seen = seen[-problem.max_paths :]

@@ -402,8 +402,6 @@ class LeafMoments:
         cls, kernel: LeafKernel, predictor: LeafPredictor, X: Tensor, places: Any
     ) -> LeafMoments | None:
         """An instance, or None where a kernel has another form."""
-        if predictor.masked:  # on a device, where no values are looked at
-            return None
         try:
             return cls(kernel, predictor, X, places)
         except UnknownFormError:
