@@ -380,7 +380,8 @@ def refine(
             new = evaluator.values(X_new, box)
         X = np.where((new > values)[:, None], X_new, X)
         values = np.maximum(values, new)
-    moves = _moves(starts, bordered)
+    # Beside a border real columns take steps along it, too.
+    moves = slots_of(starts, steps_between(0.2, 1e-5) if bordered else [], True, 64)
     if not moves:
         return X, values
     hood = Neighbourhood(starts, moves, row=box)
@@ -432,44 +433,44 @@ def _relaxed(starts: Boxes) -> Array:
     return steps & (last - first >= 8)
 
 
-def _moves(starts: Boxes, bordered: bool) -> list[tuple[int, float, float]]:
-    """The slots of discrete columns: all other values, or distances 1, 2, 4, ...
-
-    Beside a border, steps of real columns, too.
-    """
-    first, last = starts.positions
-    moves: list[tuple[int, float, float]] = []
-    if bordered:
-        real = np.flatnonzero(starts.continuous.any(0)).tolist()
-        moves = real_moves(real, steps_between(0.2, 1e-5))
-    for col in starts.problem.discrete:
-        free = starts.free[:, col]
-        widest = int((last - first)[free, col].max(initial=0))
-        if starts.problem.values.ordered[col]:
-            sizes = [1 << k for k in range(widest.bit_length())]
-        else:
-            sizes = list(range(1, min(widest, 64) + 1))
-        moves += [(col, way * s, way * (s - 1)) for s in sizes for way in (-1, 1)]
-    return moves
-
-
 def steps_between(largest: float, smallest: float) -> list[float]:
     """Steps of real columns, in widths of the box, the largest first."""
     count = 1 + int(math.log(smallest / largest) / math.log(_SHRINK) + 1e-9)
     return [largest * _SHRINK**k for k in range(count)]
 
 
-def real_moves(
-    columns: Sequence[int], steps: Sequence[float]
+def slots_of(
+    boxes: Boxes, steps: Sequence[float], far: bool, most: float = math.inf
 ) -> list[tuple[int, float, float]]:
-    """The slots of real columns: each step down and up."""
-    pairs = list(zip(steps, [*steps[1:], 0.0], strict=True))
-    return [
-        (c, way * s, way * inner)
-        for s, inner in pairs
-        for way in (-1, 1)
-        for c in columns
-    ]
+    """The slots of a neighbourhood.
+
+    Args:
+        boxes: The boxes.
+        steps: Steps of real columns, in widths of the box, the largest first.
+        far: Whether ordered discrete columns move by 1, 2, 4, ..., or by 1 alone.
+        most: Most other values of a category, in each direction.
+    """
+    first, last = boxes.positions
+    moves: list[tuple[int, float, float]] = []
+    for step, inner in zip(steps, [*steps[1:], 0.0], strict=False):
+        for way in (-1, 1):
+            for column in np.flatnonzero(boxes.continuous.any(0)).tolist():
+                moves.append((column, way * step, way * inner))
+    values = boxes.problem.values
+    discrete = boxes.free & values.discrete
+    for column in np.flatnonzero(discrete.any(0)).tolist():
+        moving = discrete[:, column]
+        widest = int((last - first)[moving, column].max())
+        if not values.ordered[column]:
+            sizes = list(range(1, int(min(widest, most)) + 1))
+        elif far:
+            sizes = [1 << k for k in range(widest.bit_length())]
+        else:
+            sizes = [1]
+        for size in sizes:
+            moves.append((column, -size, 1 - size))
+            moves.append((column, size, size - 1))
+    return moves
 
 
 def _climb(
