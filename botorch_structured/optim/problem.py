@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.spatial import cKDTree
 from torch import Tensor
 
 from botorch_structured.spaces import ParameterTree
@@ -25,7 +26,7 @@ Feasible = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Values:
-    """What ``d`` columns may hold: any number, any integer, or the values in a list.
+    """The contents of ``d`` columns: any number, any integer, or the values in a list.
 
     Those in a list have *positions* 0, 1, ...; other numbers are their own positions.
 
@@ -261,14 +262,9 @@ class KnownPoints:
     def __init__(self, problem: Problem, X: Array) -> None:
         self.problem = problem
         self.X = X
-        # Equal points have equal projections on a line: few are left to compare.
-        width = problem.bounds[1] - problem.bounds[0]
-        weight = np.sin(np.linspace(1.0, 2.0, len(width)))  # no two are alike
-        self._weight = (weight / np.where(width > 0, width, 1.0)).astype(X.dtype)
-        line = X @ self._weight
-        self._order = line.argsort()
-        self._line = line[self._order]
-        self._size = (np.abs(X) @ self._weight).max(initial=0.0)
+        # in a column without room any other number is far away
+        self._scale = np.maximum(problem.room, 1e-150)
+        self._nearest = cKDTree(X / self._scale)
 
     def __len__(self) -> int:
         return len(self.X)
@@ -290,28 +286,15 @@ class KnownPoints:
         """
         if not len(X) or not len(self):
             return np.zeros(len(X), dtype=bool)
-        # Pairs that are compared at once need memory.
-        parts = np.split(X, range(4096, len(X), 4096))
-        return np.concatenate([self._contains(part) for part in parts])
-
-    def _contains(self, X: Array) -> Array:
-        room = self.problem.room
-        at = X @ self._weight
-        size = (np.abs(X) @ self._weight).max() + self._size
-        reach = room @ self._weight + 64 * np.finfo(X.dtype).eps * size
-        first = np.searchsorted(self._line, at - reach)
-        count = np.searchsorted(self._line, at + reach, side="right") - first
-        row = np.repeat(np.arange(len(X)), count)
-        start = first - count.cumsum() + count
-        pair = self._order[np.arange(len(row)) + np.repeat(start, count)]
-        same = (np.abs(X[row] - self.X[pair]) <= room).all(-1)
-        row = row[same]
-        contained = np.zeros(len(X), dtype=bool)
-        if len(row):
+        distance, nearest = self._nearest.query(
+            X / self._scale, p=np.inf, distance_upper_bound=1.0 + 1e-6
+        )
+        near = np.isfinite(distance)
+        if near.any():
             # On the same path the same columns are active: the fill values agree, too.
-            keys = self.problem.keys(X[row])
-            contained[row[keys == self.problem.keys(self.X[pair[same]])]] = True
-        return contained
+            keys = self.problem.keys(self.X[nearest[near]])
+            near[near] = keys == self.problem.keys(X[near])
+        return near
 
 
 def mask_of(columns: Sequence[int], d: int) -> Array:

@@ -298,7 +298,7 @@ def _both(first: Feasible | None, second: Feasible | None) -> Feasible | None:
 
 
 def _check_scale(bounds: Tensor, space: SearchSpace) -> None:
-    """What a space says about columns holds on its own scale only."""
+    """Check that bounds are on the scale of a space that knows about columns."""
     columns = set(range(space.dim) if space.is_restricted else space.integer_features)
     # Categories are looked up whatever the bounds are.
     for c in sorted(columns - space.categorical_features.keys()):

@@ -221,7 +221,7 @@ class PathMoments:
         back += weight
         back = back @ t["inverse_chol"]
         back *= -2.0
-        # Of the mean, then of the variance.
+        # Gradients of the mean, then of the variance.
         pull = np.zeros((len(x), 2 * w, x.shape[-1]), dtype=k.dtype)
         for (_, i), point, slope in zip(self._factors, points, slopes, strict=True):
             slope *= 2.0
