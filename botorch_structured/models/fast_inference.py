@@ -462,6 +462,8 @@ def with_variance_floor(covariance: Tensor, unit: Tensor | float = 1.0) -> Tenso
     """
     floor = settings.min_variance.value(covariance.dtype) * unit
     lack = (floor - covariance.diagonal(dim1=-1, dim2=-2)).clamp_min(0.0)
+    if not lack.is_cuda and not lack.any():  # on a GPU the host would wait
+        return covariance
     return covariance + torch.diag_embed(lack)
 
 

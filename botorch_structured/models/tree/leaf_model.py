@@ -40,10 +40,11 @@ from botorch_structured.models.tree.leaf_inference import (
     Structure,
     log_evidence,
 )
-from botorch_structured.models.tree.moments import LeafMoments, PointMoments
+from botorch_structured.models.tree.moments import LeafMoments
 from botorch_structured.models.tree.objective import LeafObjective
 from botorch_structured.models.tree.point_moments import (
-    point_moments,
+    ModelMoments,
+    moments_on,
     point_posterior,
 )
 from botorch_structured.models.tree.solver import (
@@ -332,21 +333,16 @@ class LeafModel(FastSingleTaskGP):
         """See ``FastSingleTaskGP._point_posterior``."""
         return None if "__call__" in self.redefined else point_posterior(self, X)
 
-    def point_moments(
-        self, X: Tensor, gradient: bool = False, path: bool = False
-    ) -> PointMoments | None:
+    def moments_on(self, rows: Tensor, path: bool = False) -> ModelMoments | None:
         """Moments of ``posterior`` without autograd; None where they are not at hand.
 
-        For optimisers: they have the values of a posterior of ``t x 1 x d`` points, and
-        a graph of the operations that led to them takes longer than these.
+        For optimisers: they evaluate points on few paths again and again.
 
         Args:
-            X: ``t x d``, not transformed.
-            gradient: Whether gradients are wanted.
-            path: Whether those of ``path_posterior`` are wanted.
+            rows: ``m x d`` points, of which only the decisions matter.
+            path: Whether moments of ``path_posterior`` are wanted.
         """
-        known = self._has_own_posterior(path)
-        return point_moments(self, X, gradient, path) if known else None
+        return moments_on(self, rows, path) if self._has_own_posterior(path) else None
 
     def _has_own_posterior(self, path: bool) -> bool:
         """Whether no subclass has another posterior, or posterior of paths."""

@@ -42,6 +42,7 @@ import copy
 import math
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.utils.types import DEFAULT
@@ -55,11 +56,11 @@ from botorch_structured._botorch_names import DefaultType
 from botorch_structured.linalg.correlations import MATERN52
 from botorch_structured.models.checks import check_training_data
 from botorch_structured.models.fast_inference import FastSingleTaskGP
-from botorch_structured.models.tree.moments import PointMoments
+from botorch_structured.models.tree.moments import Array, PointMoments
 from botorch_structured.models.tree.old_studies import OldStudiesMean
 from botorch_structured.models.tree.point_moments import (
-    ColumnScales,
-    outcome_scale_at_hand,
+    column_scales,
+    outcome_scale,
 )
 
 # Prior variance of the level c: uninformative.
@@ -250,30 +251,30 @@ class TransferGP(FastSingleTaskGP):
         _, without = _evidence((common + individual) * k, noise, y, torch.zeros_like(y))
         return with_them - without
 
-    def point_moments(
-        self, X: Tensor, gradient: bool = False, path: bool = False
-    ) -> PointMoments | None:
-        """Moments of points, see ``LeafModel.point_moments``."""
-        if path or not self._is_plain(X):
+    def moments_on(self, rows: Tensor, path: bool = False) -> Any:
+        """Moments of points one by one, see ``LeafModel.moments_on``."""
+        if path or not self._is_plain(rows):
             return None
-        scales = ColumnScales.of(self.input_transform, X.shape[-1])
-        outcome = outcome_scale_at_hand(self, X)
+        scales = column_scales(self.input_transform, rows.shape[-1])
+        outcome = outcome_scale(self, rows)
         if scales is None or outcome is None:
             return None
         scale, shift = outcome
-        with torch.no_grad():
-            x = self.transform_inputs(X.detach())
-            mean, variance, *slopes = self._moments(x, gradient)
-        mean = mean * scale + shift
-        variance = variance * scale**2
-        if not gradient:
-            return PointMoments(mean, variance)
-        every = torch.arange(X.shape[-1]).expand(len(X), -1).numpy()
-        _, rate = scales.at(X.detach().numpy()[:, None], every)
-        rates = torch.as_tensor(rate.squeeze(1)) * torch.tensor(
-            [[[scale]], [[scale**2]]]
-        )
-        return PointMoments(mean, variance, *(torch.stack(slopes) * rates))
+        scales = scales.take(np.arange(rows.shape[-1]))
+
+        @torch.no_grad()
+        def moments(X: Array, row: Array, gradient: bool) -> PointMoments:
+            points = self.transform_inputs(torch.from_numpy(X))
+            parts = [part.numpy() for part in self._moments(points, gradient)]
+            mean = parts[0] * scale + shift
+            variance = parts[1] * scale**2
+            if not gradient:
+                return PointMoments(mean, variance)
+            _, rate = scales(X)
+            slopes = parts[2] * rate * scale, parts[3] * rate * scale**2
+            return PointMoments(mean, variance, *slopes)
+
+        return moments
 
     def _fast_posterior(self, X: Tensor) -> MultivariateNormal | None:
         """Points one by one; GPyTorch computes a joint covariance for each batch."""

@@ -26,7 +26,7 @@ __all__ = [
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -395,7 +395,7 @@ class LeafHyperparameters(Module):
             number = seen.flatten().cumsum(0).view_as(seen) - 1
             pair = torch.where(seen, number, count)
             self.register_buffer("pair", pair, persistent=False)
-            self.register_buffer("path_keys", _path_keys(tree), persistent=False)
+            self.register_buffer("path_keys", tree.sorted_keys, persistent=False)
             if count:
                 self.lengthscale = prior((1, count), 0.5, 1.0, _LENGTHSCALES)
             self.outputscale = prior((1, len(columns_of_path)), 1.0, 1.0, _VARIANCES)
@@ -461,17 +461,6 @@ class LeafHyperparameters(Module):
         return take_of_path(table, path, 'leaf_hyperparameters="independent"')
 
 
-@lru_cache(maxsize=32)  # for one model after the other of the same tree
-def _path_keys(tree: ParameterTree) -> Tensor:
-    """The keys of all paths, ascending, and their numbers, ``2 x num_paths``."""
-    X = torch.zeros(tree.num_paths, tree.dim, dtype=torch.float64)
-    for row, path in zip(X, tree.paths, strict=True):
-        for column, value in path.decisions.items():
-            ends = value if isinstance(value, tuple) else (value,)
-            row[column] = next((x for x in ends if math.isfinite(x)), 0.0)
-    return torch.stack(tuple(tree.path_key(X).sort()))
-
-
 def _path_of_key(path_keys: Tensor, key: Tensor) -> Tensor:
     """Numbers of paths by their keys; ``num_paths`` with an undeclared value.
 
@@ -534,7 +523,7 @@ class PathMean(Mean):
             )
         self.tree = tree
         self.batch_shape = batch_shape
-        self.register_buffer("path_keys", _path_keys(tree), persistent=False)
+        self.register_buffer("path_keys", tree.sorted_keys, persistent=False)
         start = torch.zeros(*batch_shape, tree.num_paths, dtype=torch.float64)
         self.register_parameter("raw_offset", torch.nn.Parameter(start))
 
@@ -769,7 +758,6 @@ def _check_context(
     return columns
 
 
-@lru_cache(maxsize=32)  # for one model after the other of the same tree
 def _columns_of_paths(
     tree: ParameterTree, free: tuple[int, ...], own_columns: tuple[int, ...] | None
 ) -> list[list[int]] | None:
