@@ -458,8 +458,8 @@ class TreedGP(fast_inference.FastSingleTaskGP):
         leaves = self.partition.num_leaves
         of_nodes = grown.theta(nodes, inner=True)
         log_noise = of_nodes[..., 3]
-        levels = of_nodes[..., 1].exp(), of_nodes[..., 2], log_noise.exp() + NOISE_FLOOR
-        levels = torch.stack(levels, dim=-1).nan_to_num(nan=1.0)
+        parts = of_nodes[..., 1].exp(), of_nodes[..., 2], log_noise.exp() + NOISE_FLOOR
+        levels = torch.stack(parts, dim=-1).nan_to_num(nan=1.0)
         self.levels.copy_(levels.reshape(*trees, nodes, 3))
         theta = grown.theta(leaves, inner=False)
         if self._share_all:
@@ -645,7 +645,8 @@ class TreedGP(fast_inference.FastSingleTaskGP):
         for e, data in enumerate(self._plan()):
             leaves = torch.arange(len(data.root.leaves()), device=data.y.device)
             X = data.X.expand(len(leaves), *data.X.shape)
-            amplitude, constant, node_noise = levels[e].unbind(-1)
+            amplitude, constant, level_noise = levels[e].unbind(-1)
+            node_noise: Tensor | None = level_noise
             if isinstance(self.likelihood, leaf_modules.LeafNoiseLikelihood):
                 noise = self.likelihood.noise_covar.leaf_noise(e, leaves).unsqueeze(-1)
             else:  # the same in all leaves and nodes
