@@ -27,9 +27,9 @@ from benchmarks.papers.pictures import panels
 from benchmarks.papers.runs import BUDGETS
 from benchmarks.summary import load, markdown_table
 from benchmarks.transfer_report import one_sided
+from botorch_structured._learners import LEARNERS
 from botorch_structured.kernels import ConditionalKernel, LaplaceKernel, MondrianKernel
 from botorch_structured.spaces import ParameterTree
-from botorch_structured.test_functions.learners import LEARNERS
 
 _LENGTH = 0.75
 _TREES = 30

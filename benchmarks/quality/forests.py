@@ -43,6 +43,11 @@ import numpy as np
 from benchmarks import ablr_methods
 from benchmarks.harness import Method, run
 from benchmarks.problems.tables import support_vector_tables
+from benchmarks.problems.transfer import (
+    TransferTable,
+    TransferTables,
+    random_forest_tables,
+)
 from benchmarks.summary import Run, holm, load, markdown_table
 from benchmarks.transfer_report import (
     one_sided,
@@ -59,11 +64,6 @@ from botorch_structured.plots.style import (
     legend_below,
     step_curve,
     tidy,
-)
-from botorch_structured.test_functions import (
-    TransferTable,
-    TransferTables,
-    random_forest_tables,
 )
 
 _FILES = {

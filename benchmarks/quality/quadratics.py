@@ -51,7 +51,12 @@ def make(seed: int, task: int, tasks_seed: int) -> QuadraticTask:
 
 
 def _gap(problem: QuadraticTask, value: float) -> float:
-    return (value - problem.optimal_value) / problem.value_range
+    return (value - problem.optimal_value) / value_range(problem)
+
+
+def value_range(problem: QuadraticTask) -> float:
+    """The largest value on the box, in its upper corner, less the smallest."""
+    return float(problem(problem.bounds[1], noise=False)) - problem.optimal_value
 
 
 def until(
@@ -121,7 +126,7 @@ def figure(runs: Sequence[Run], methods: Sequence[str], budget: int) -> dict[str
 
 def range_of(problem: str) -> float:
     kind, tasks_seed, task = problem.split("-")
-    return make(0, int(task), int(tasks_seed)).value_range
+    return value_range(make(0, int(task), int(tasks_seed)))
 
 
 def tables(numbers: dict[str, Any]) -> str:

@@ -40,9 +40,9 @@ from tqdm import tqdm
 
 from benchmarks.harness import RunKey, read_records
 from benchmarks.summary import load, report
+from botorch_structured._learners import LEARNERS
 from botorch_structured.test_functions import JenattonTree, ScikitLearnCASH
 from botorch_structured.test_functions.base import import_sklearn
-from botorch_structured.test_functions.learners import LEARNERS
 
 _LEAVES = 8
 _ROWS = 1_000

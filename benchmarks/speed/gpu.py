@@ -30,14 +30,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import torch
-from botorch.fit import fit_gpytorch_mll
 from botorch.sampling import IIDNormalSampler
 from torch import Tensor
 from torch.func import functional_call, grad_and_value, vmap
 
+from benchmarks.fits import fitted, objective
 from benchmarks.speed import report
+from benchmarks.speed.family_rows import task_data
 from benchmarks.speed.problems import binary_tree, flat_tree, make_data, sizes
-from benchmarks.speed.tree_rows import evaluation, objective
+from benchmarks.speed.tree_rows import evaluation
 from benchmarks.summary import markdown_table
 from botorch_structured.linalg.factor import unread_flags
 from botorch_structured.models import (
@@ -82,16 +83,15 @@ def kernels(call: Callable[[], object], device: str) -> int | None:
     return sum(not name.startswith(("Memcpy", "Memset")) for name in events)
 
 
-def binary(paths: int, n: int, largest: int | None = None) -> Data:
-    """Data of a tree of binary decisions."""
-    tree = binary_tree(paths)
+def binary(
+    paths: int,
+    n: int,
+    largest: int | None = None,
+    make: Callable[[int], ParameterTree] = binary_tree,
+) -> Data:
+    """Data of a tree, by default one of binary decisions."""
+    tree = make(paths)
     return *make_data(tree, sizes(paths, n, largest)), tree
-
-
-def flat(paths: int, n: int) -> Data:
-    """Data of a decision with one column for each value."""
-    tree = flat_tree(paths)
-    return *make_data(tree, sizes(paths, n)), tree
 
 
 def two_decisions(values: int, n: int) -> Data:
@@ -113,16 +113,9 @@ def two_decisions(values: int, n: int) -> Data:
 Make = Callable[[Data], Any]
 
 
-def tree_gp(data: Data, **options: Any) -> TreeStructuredGP:
-    """The tree model."""
-    model = TreeStructuredGP(*data, **options)
-    model.likelihood.noise = _NOISE
-    return model
-
-
-def conditional_gp(data: Data) -> ConditionalGP:
-    """The conditional model."""
-    model = ConditionalGP(*data)
+def tree_gp(data: Data, kind: Any = TreeStructuredGP, **options: Any) -> Any:
+    """A model before its fit, with some noise."""
+    model = kind(*data, **options)
     model.likelihood.noise = _NOISE
     return model
 
@@ -172,14 +165,8 @@ def evidence(
 
 
 def ablr_data(rows: int, tasks: int) -> Data:
-    """Ten inputs of a function that is shifted in each task."""
-    g = torch.Generator().manual_seed(0)
-    X = torch.rand(rows, 11, generator=g, dtype=torch.float64)
-    X[:, 0] = torch.arange(rows) * tasks // rows
-    shift = torch.rand(tasks, generator=g, dtype=torch.float64)[X[:, 0].long()]
-    Y = (3.0 * (X[:, 1:].sum(-1) + shift)).sin().unsqueeze(-1)
-    noise = torch.randn(rows, 1, generator=g, dtype=torch.float64)
-    return X, Y + 0.1 * noise, 0
+    """The column of the task is the first one."""
+    return *task_data(rows, tasks), 0
 
 
 def ablr(data: Data) -> MultiTaskABLR:
@@ -258,13 +245,6 @@ def many_data_sets(device: str, count: int, paths: int, n: int) -> Row:
 def whole_fit(device: str, data: Callable[[], Data], make: Make = tree_gp) -> Row:
     """Construction and fit; plainly, too."""
     given = data()
-
-    def fit(where: str) -> Any:
-        model = make(on(where, given))
-        fit_gpytorch_mll(objective(model))
-        return model
-
-    losses = []
     record = map_fit._cuda_graph
     for name, where, how in (
         ("graph", device, record),
@@ -273,14 +253,10 @@ def whole_fit(device: str, data: Callable[[], Data], make: Make = tree_gp) -> Ro
     ):
         map_fit._cuda_graph = how
         try:
-            yield name, seconds(partial(fit, where), where, 3)
-            model = fit(where)
+            call = lambda where=where: fitted(make(on(where, given)))  # noqa: E731
+            yield name, seconds(call, where, 3)
         finally:
             map_fit._cuda_graph = record
-        mll = objective(model).train()
-        with torch.no_grad():
-            losses.append(len(given[0]) * float(model.compute_custom_loss(mll)))
-    yield "nats", losses
 
 
 def posterior(device: str, data: Callable[[], Data], count: int, chunk: int) -> Row:
@@ -326,6 +302,7 @@ def fantasies(device: str, data: Callable[[], Data], count: int) -> Row:
 _EIGHT, _SIXTY_FOUR = partial(binary, 8, 400), partial(binary, 64, 2000)
 _UNEVEN, _MANY = partial(binary, 16, 1000, 600), partial(binary, 200, 1000)
 _QUICK = partial(binary, 3, 12)
+_CONDITIONAL = partial(tree_gp, kind=ConditionalGP)
 
 #: By name: what a row yields, given the device.
 ROWS: dict[str, Callable[[str], Row]] = {
@@ -334,10 +311,10 @@ ROWS: dict[str, Callable[[str], Row]] = {
     "evidence: 200 paths, 1,000 points": partial(evidence, data=_MANY),
     "evidence: 16 paths, 1,000 points, 600 on one": partial(evidence, data=_UNEVEN),
     "ConditionalGP: 8 paths, 400 points": partial(
-        evidence, data=_EIGHT, make=conditional_gp
+        evidence, data=_EIGHT, make=_CONDITIONAL
     ),
     "ConditionalGP: 64 paths, 2,000 points": partial(
-        evidence, data=_SIXTY_FOUR, make=conditional_gp
+        evidence, data=_SIXTY_FOUR, make=_CONDITIONAL
     ),
     "64 hyperparameters at once: 8 paths, 400 points": partial(
         many_parameters, count=64, data=_EIGHT
@@ -360,7 +337,7 @@ ROWS: dict[str, Callable[[str], Row]] = {
         posterior, data=_SIXTY_FOUR, count=1_000_000, chunk=20_000
     ),
     "evidence: 1,000 paths, 100,000 points": partial(
-        evidence, data=partial(flat, 1000, 100_000)
+        evidence, data=partial(binary, 1000, 100_000, make=flat_tree)
     ),
     "MultiTaskABLR: 30,000 rows, 30 tasks": partial(
         evidence, data=partial(ablr_data, 30_000, 30), make=ablr
@@ -378,7 +355,7 @@ ROWS: dict[str, Callable[[str], Row]] = {
 #: Of small data.
 QUICK: dict[str, Callable[[str], Row]] = {
     "evidence": partial(evidence, data=_QUICK),
-    "conditional": partial(evidence, data=_QUICK, make=conditional_gp),
+    "conditional": partial(evidence, data=_QUICK, make=_CONDITIONAL),
     "hyperparameters": partial(many_parameters, count=3, data=_QUICK),
     "data sets": partial(many_data_sets, count=3, paths=3, n=12),
     "fit": partial(whole_fit, data=_QUICK),

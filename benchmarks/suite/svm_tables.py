@@ -38,6 +38,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from benchmarks.problems.transfer import number, read_rows, refuse
 from benchmarks.suite.problem import SuiteProblem
 from botorch_structured.spaces import ParameterTree, SearchSpace
 from botorch_structured.spaces.columns import (
@@ -45,7 +46,6 @@ from botorch_structured.spaces.columns import (
     Column,
     IntegerColumn,
 )
-from botorch_structured.test_functions.table import number, read_rows, refuse
 
 DATA = Path("../shared/data")
 """Where the folder of the table is, unless a factory gets another ``data``."""

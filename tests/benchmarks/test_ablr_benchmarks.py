@@ -10,10 +10,11 @@ from toy_benchmark import complete_runs
 
 from benchmarks import ablr_methods, network_tables
 from benchmarks.harness import read_records
+from benchmarks.problems.transfer import random_forest_tables
 from benchmarks.quality import forests, quadratics, signals
 from benchmarks.summary import Run
 from benchmarks.transfer_report import evaluations_to, mean_rank_curve, one_sided, pair
-from botorch_structured.test_functions import QuadraticTasks, random_forest_tables
+from botorch_structured.test_functions import QuadraticTasks
 
 
 def forest_file(folder: Path, tasks: int = 4, rows: int = 12) -> Path:

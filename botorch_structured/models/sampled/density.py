@@ -29,10 +29,9 @@ from linear_operator.utils.errors import NanError, NotPSDError
 from numpy.typing import NDArray
 from scipy.linalg import lapack
 
-from botorch_structured.linalg.correlations import ARRAY_VALUES
+from botorch_structured.linalg.correlations import ARRAY_VALUES, computes_as
 from botorch_structured.models.fast_inference import (
     FastInference,
-    has_methods_of,
     noise_is_known,
 )
 from botorch_structured.models.sampled.coordinates import PriorCoordinates
@@ -193,8 +192,7 @@ def _is_plain(mll: MarginalLogLikelihood) -> bool:
     return (
         type(mll) is ExactMarginalLogLikelihood
         and mll.likelihood is model.likelihood
-        and isinstance(model, SingleTaskGP)
-        and has_methods_of(SingleTaskGP, model, "forward")
+        and computes_as(model, SingleTaskGP)
         and loss in (None, FastInference.compute_custom_loss)
         and evidence in exact
         and noise_is_known(mll.likelihood)
@@ -241,7 +239,7 @@ def _find_roles(
     if isinstance(model.likelihood, GaussianLikelihood):
         names[model.likelihood.noise_covar.raw_noise] = "noise"
     mean = model.mean_module
-    if isinstance(mean, ConstantMean) and has_methods_of(ConstantMean, mean, "forward"):
+    if computes_as(mean, ConstantMean):
         names[mean.raw_constant] = "mean"
     parameters = dict(model.named_parameters())
     roles = []

@@ -69,7 +69,6 @@ from botorch_structured.models.fast_inference import (
 from botorch_structured.models.outcome_scale import least_variance, with_least_variance
 from botorch_structured.models.tree.leaf_model import LeafModel
 
-
 # For models with leaves: with more points inference by leaf is faster than one matrix.
 _MANY_ROWS = 300
 
@@ -295,7 +294,7 @@ class SampledGP(GPyTorchModel, FantasizeMixin):
             or any(a is not b for a, b in zip(cache[0], data, strict=True))
         ):
             first = self.models[0]
-            by_leaf = isinstance(first, LeafModel) and first._use_predictor()
+            by_leaf = isinstance(first, LeafModel) and first.solver is not None
             by_leaf = by_leaf and len(first.train_targets) > _MANY_ROWS
             predictor = None if by_leaf else FoldedPredictor.of(self.models)
             self._predictor = cache = (data, predictor)
@@ -690,7 +689,6 @@ def _is_plain(model: GPyTorchModel) -> bool:
     targets = model.train_targets
     return (
         noise_is_known(model.likelihood)
-        and getattr(model, "_fantasy_noise", None) is None
         and inputs[0].ndim == 2
         and targets.ndim == 1
         and not (inputs[0].requires_grad or targets.requires_grad)

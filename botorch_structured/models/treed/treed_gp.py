@@ -53,7 +53,6 @@ from botorch_structured.linalg.hyperparameter import Hyperparameter
 from botorch_structured.models import fast_inference, input_transforms
 from botorch_structured.models.checks import check_modules, check_training_data
 from botorch_structured.models.contexts import few_threads
-from botorch_structured.models.fantasies import joined_noise, noise_of_rows
 from botorch_structured.models.map_fit import FIT_OPTIONS, fit_map
 from botorch_structured.models.parameters import UnknownFormError
 from botorch_structured.models.treed import leaf_modules
@@ -568,9 +567,7 @@ class TreedGP(fast_inference.FastSingleTaskGP):
         mean = self.mean_module
         likelihood = self.likelihood
         if (
-            not fast_inference.has_methods_of(
-                TreedGP, self, "forward", "compute_custom_loss", "_fast_evidence"
-            )
+            self.redefined & {"forward", "compute_custom_loss", "_fast_evidence"}
             or any(True for _ in self.added_loss_terms())
             or type(mll) is not ExactMarginalLogLikelihood
             or mll.likelihood is not likelihood
@@ -780,7 +777,6 @@ class TreedGP(fast_inference.FastSingleTaskGP):
                 noise = self.likelihood.noise_covar.at(imagined)
             else:
                 noise = self._known_noise()[..., -count:]
-            noise = noise_of_rows(noise, self._fantasy_noise)
             mean, covariance = given_last(mean, covariance, noise, y[..., -count:])
         # linear operators add jitter when they are factorised, tensors do not
         return MultivariateNormal(
@@ -810,9 +806,13 @@ class TreedGP(fast_inference.FastSingleTaskGP):
 
     # -- more data ----------------------------------------------------------------
 
-    def _forget_fantasies(self) -> None:
-        super()._forget_fantasies()
-        self._num_fantasies = 0
+    def set_train_data(
+        self, inputs: Any = None, targets: Tensor | None = None, strict: bool = True
+    ) -> None:
+        """Replace the training data, see ``ExactGP.set_train_data``."""
+        super().set_train_data(inputs, targets, strict)
+        if targets is not None:  # BoTorch sets inputs alone, transformed or not
+            self._num_fantasies = 0
 
     def get_fantasy_model(self, inputs: Any, targets: Tensor, **kwargs: Any) -> Any:
         """A model with more data, the same partition and hyperparameters.
@@ -822,8 +822,8 @@ class TreedGP(fast_inference.FastSingleTaskGP):
         Observed outcomes become data of the leaves. Outcomes drawn by ``fantasize``
         condition the joint posterior that they were drawn from instead, so that the
         posterior mean averaged over them is the mean before. Data added after
-        fantasies are treated as fantasies too, and so are data with a ``noise`` of
-        their own where the model's is inferred.
+        fantasies are treated as fantasies too. A ``noise`` of new data counts where
+        the model's is known.
         """
         X = inputs[0] if isinstance(inputs, (list, tuple)) else inputs
         if not self._is_treed:
@@ -839,11 +839,9 @@ class TreedGP(fast_inference.FastSingleTaskGP):
             return torch.cat(both, dim=-dims)
 
         likelihood = self.likelihood
-        noise = self._noise_to_keep(kwargs)
-        before = self._fantasy_noise
         self._drop_caches()
         # tensors with a gradient history cannot be copied; new data replace them
-        replaced = (old_X, old_y, likelihood, before)
+        replaced = (old_X, old_y, likelihood)
         memo: dict[int, Any] = {id(item): None for item in replaced}
         original = self._original_train_inputs
         if original is not None:
@@ -855,8 +853,7 @@ class TreedGP(fast_inference.FastSingleTaskGP):
             new.likelihood.noise_covar.share(new.partition)
         new.train_inputs = (appended(old_X, X, 2),)
         new.train_targets = appended(old_y, targets, 1)
-        new._fantasy_noise = joined_noise(before, noise, targets)
-        if fantasize.on() or self._num_fantasies or noise is not None:
+        if fantasize.on() or self._num_fantasies:
             if not self._num_fantasies:
                 new._real_dims = old_y.ndim - 1 - len(self.partition.tree_shape)
             new._num_fantasies = self._num_fantasies + X.shape[-2]
