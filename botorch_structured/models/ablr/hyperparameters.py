@@ -29,7 +29,7 @@ from torch.distributions import constraints
 
 from botorch_structured.linalg.batch_kernel import BatchKernel
 from botorch_structured.linalg.hyperparameter import Hyperparameter, LogInterval
-from botorch_structured.models.ablr.tasks import Tasks
+from botorch_structured.models.ablr.tasks import Signals, TaskColumn
 from botorch_structured.models.fast_inference import noise_is_known
 
 
@@ -147,7 +147,10 @@ class TaskFeatureKernel(BatchKernel):
     """
 
     def __init__(
-        self, feature_map: nn.Module, weight_precision: WeightPrecision, tasks: Tasks
+        self,
+        feature_map: nn.Module,
+        weight_precision: WeightPrecision,
+        tasks: Signals | TaskColumn,
     ) -> None:
         batch = torch.Size([len(tasks)] if tasks.share_rows else [])
         super().__init__(batch_shape=batch)
@@ -187,7 +190,7 @@ class TaskLikelihood(HadamardGaussianLikelihood):
         prior: Whether the variances have an exchangeable prior.
     """
 
-    def __init__(self, tasks: Tasks, prior: bool = True) -> None:
+    def __init__(self, tasks: Signals | TaskColumn, prior: bool = True) -> None:
         super().__init__(
             num_tasks=len(tasks),
             noise_prior=ExchangeableLogNormalPrior(1e-3, spread=2.5) if prior else None,
@@ -239,7 +242,7 @@ def noise_model(
     likelihood: Likelihood | None,
     targets: Tensor,
     noise: Tensor | None,
-    tasks: Tasks,
+    tasks: Signals | TaskColumn,
     priors: bool,
 ) -> Likelihood:
     """The likelihood: the user's, known variances, or one to be learnt for each task.

@@ -430,16 +430,7 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
 
     @torch.no_grad()
     def _training_data(self) -> TaskData:
-        """Everything that does not change with the hyperparameters, made once.
-
-        Raises:
-            UnsupportedError: For a batch of conditioned models.
-        """
-        if self._conditioned is not None:
-            raise UnsupportedError(
-                "A batch of conditioned models has no evidence of its own, and cannot "
-                "be fitted. Condition on one set of outcomes instead."
-            )
+        """Everything that does not change with the hyperparameters, made once."""
         if self._data is None:
             inputs = self._transformed_rows()
             observed = ~self.train_targets.isnan()
@@ -488,7 +479,15 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
 
         Args:
             Y: Outcomes in place of the observed ones, ``m``.
+
+        Raises:
+            UnsupportedError: For a batch of conditioned models.
         """
+        if self._conditioned is not None:
+            raise UnsupportedError(
+                "A batch of conditioned models has no evidence of its own, and cannot "
+                "be fitted. Condition on one set of outcomes instead."
+            )
         data = self._training_data()
         row = self._observed_rows
         X = data.X
@@ -903,12 +902,12 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         Raises:
             ValueError: If no row says what it is.
         """
-        given_noise = self._given_noise()
-        if given_noise is None:
+        if self._given_noise() is None:
             return self.likelihood.noise.expand(self.num_tasks)
-        observed = ~self.train_targets.isnan()
-        noise = given_noise.expand_as(observed)[observed]
-        task, _ = self.tasks.locate(observed, self._transformed_rows())
+        data = self._training_data()
+        noise = data.noise_variance
+        task = data.task
+        assert noise is not None
         zeros = noise.new_zeros(self.num_tasks)
         total = self._group.total(zeros.index_add(0, task, noise))
         count = self._group.total(zeros.index_add(0, task, torch.ones_like(noise)))
@@ -1072,19 +1071,21 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
                 ``1 x m`` or ``q x m``. Default: the noise of each task.
             kwargs: See ``condition_on_observations``.
         """
-        with fantasize_flag():
-            with_task = self._has_task(X)
         if observation_noise is None and self._given_noise() is not None:
-            indices = [self.tasks.index_of(t) for t in self._output_tasks]
-            place = torch.tensor(indices, device=X.device)
-            if with_task:
-                assert isinstance(self.tasks, TaskColumn)
-                place = self.tasks.index(X).unsqueeze(-1)
-            levels = self._noise_levels()[place]
+            with fantasize_flag():
+                with_task = self._has_task(X)
+            levels = self._noise_levels()[self._places(X, with_task)]
             observation_noise = levels.expand(*X.shape[:-1], levels.shape[-1])
         return super().fantasize(
             X, sampler, observation_noise=observation_noise, **kwargs
         )
+
+    def _places(self, X: Tensor, with_task: bool) -> Tensor:
+        """The task of each outcome at some inputs, ``batch_shape x q x m`` or ``m``."""
+        if with_task and isinstance(self.tasks, TaskColumn):
+            return self.tasks.index(X).unsqueeze(-1)
+        indices = [self.tasks.index_of(t) for t in self._output_tasks]
+        return torch.tensor(indices, device=X.device)
 
     def _condition(self, X: Tensor, Y: Tensor, noise: Tensor | None) -> None:
         """Take in ``batch_shape x q`` rows, of one task each or of all signals."""
@@ -1103,30 +1104,28 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
             Y, _ = transform(Y=Y, Yvar=None, X=rows)
         phi = self.feature_map(self.tasks.without(transformed))
         prior = self._prior_means(transformed)
-        # the task of each update, its column of Y and its rows
-        updates: list[tuple[int, int, Tensor | None]]
-        if isinstance(self.tasks, TaskColumn):
-            task = self.tasks.index(transformed)
-            place = task.unsqueeze(-1)
-            updates = [(t, 0, task == t) for t in task.unique().tolist()]
-        else:
-            indices = [self.tasks.index_of(t) for t in self._output_tasks]
-            place = torch.tensor(indices, device=X.device)
-            updates = [(t, i, None) for i, t in enumerate(indices)]
+        place = self._places(transformed, self.tasks.column is not None)
         variance = self._noise_levels()[place] if noise is None else noise
         variance = variance.expand_as(Y)
         weights = list(self._all_weights())
-        for t, i, is_of_task in updates:
+        for t in place.unique().tolist():
+            is_there = place == t
+            if self.tasks.column is None:
+                (i,) = is_there.nonzero()[0].tolist()
+                of_task = None
+            else:
+                i = 0
+                of_task = is_there.squeeze(-1)
             y = Y[..., i] - prior[..., t]
-            weights[t] = _updated(weights[t], phi, y, variance[..., i], is_of_task)
+            weights[t] = _updated(weights[t], phi, y, variance[..., i], of_task)
         if self.tasks.share_rows:
             all_signals = (*Y.shape[:-1], self.num_tasks)
-            every_Y = Y.new_full(all_signals, torch.nan)
-            every_Y[..., indices] = Y.detach()
-            every_variance = torch.ones_like(every_Y)
-            every_variance[..., indices] = variance.detach()
-            Y = every_Y
-            variance = every_variance
+            observed = Y.detach()
+            levels = variance.detach()
+            Y = observed.new_full(all_signals, torch.nan)
+            Y[..., place] = observed
+            variance = torch.ones_like(Y)
+            variance[..., place] = levels
         batch = torch.broadcast_shapes(
             self._conditioned_batch, Y.shape[:-2], X.shape[:-2]
         )

@@ -52,47 +52,6 @@ class Tasks(nn.Module):
         """Rows with a task column that says ``value`` throughout, if there is one."""
         return X
 
-    def index_of(self, value: int) -> int:
-        """The index of a task value or a signal.
-
-        Raises:
-            ValueError: If there is none.
-        """
-        raise NotImplementedError
-
-    def locate(self, observed: Tensor, X: Tensor) -> tuple[Tensor, Tensor]:
-        """The task and the row of each observed outcome, ``m``.
-
-        Args:
-            observed: Which outcomes are observed, of the shape of targets.
-            X: Their rows, ``n x d``.
-        """
-        raise NotImplementedError
-
-    def select(self, values: Tensor, X: Tensor) -> Tensor:
-        """One value for each target, of ``batch_shape x n x T`` for all tasks.
-
-        Args:
-            values: One for each row and task.
-            X: The rows, ``batch_shape x n x d``.
-        """
-        raise NotImplementedError
-
-    def covariance(
-        self, products: Tensor, beta: Tensor, x1: Tensor, x2: Tensor, diag: bool
-    ) -> Tensor:
-        """The covariance from products of features, see ``TaskFeatureKernel``."""
-        raise NotImplementedError
-
-    def places(self, Y: Tensor, X: Tensor | None) -> Tensor:
-        """The task of each outcome, broadcastable to ``batch_shape x n x m``.
-
-        Args:
-            Y: Outcomes, ``batch_shape x n x m``.
-            X: Their rows.
-        """
-        raise NotImplementedError
-
     def to_targets(self, Y: Tensor) -> Tensor:
         """Outcomes ``... x n x m`` as GPyTorch has them, ``... x n`` or ``m x n``."""
         return Y.mT if self.share_rows else Y.squeeze(-1)
@@ -114,7 +73,11 @@ class Signals(Tasks):
         self.share_rows = count > 1
 
     def index_of(self, value: int) -> int:
-        """See ``Tasks``; negative ones count from the end."""
+        """The index of a signal; negative ones count from the end.
+
+        Raises:
+            ValueError: If there is none.
+        """
         if not -len(self) <= value < len(self):
             raise ValueError(
                 f"output_indices: expected signals below {len(self)}, got {value}."
@@ -122,23 +85,38 @@ class Signals(Tasks):
         return value % len(self)
 
     def locate(self, observed: Tensor, X: Tensor) -> tuple[Tensor, Tensor]:
-        """See ``Tasks``."""
+        """The task and the row of each observed outcome, ``m``.
+
+        Args:
+            observed: Which outcomes are observed, of the shape of targets.
+            X: Their rows, ``n x d``.
+        """
         task, row = observed.reshape(len(self), -1).nonzero(as_tuple=True)
         return task, row
 
     def select(self, values: Tensor, X: Tensor) -> Tensor:
-        """See ``Tasks``."""
+        """One value for each target, of ``batch_shape x n x T`` for all tasks.
+
+        Args:
+            values: One for each row and task.
+            X: The rows, ``batch_shape x n x d``.
+        """
         return self.to_targets(values)
 
     def covariance(
         self, products: Tensor, beta: Tensor, x1: Tensor, x2: Tensor, diag: bool
     ) -> Tensor:
-        """See ``Tasks``."""
+        """The covariance from products of features, see ``TaskFeatureKernel``."""
         batch = beta.shape if self.share_rows else ()
         return products / beta.reshape(*batch, *[1] * (2 - diag))
 
     def places(self, Y: Tensor, X: Tensor | None) -> Tensor:
-        """See ``Tasks``."""
+        """The task of each outcome, broadcastable to ``batch_shape x n x m``.
+
+        Args:
+            Y: Outcomes, ``batch_shape x n x m``.
+            X: Their rows.
+        """
         if self.share_rows and Y.shape[-1] != len(self):
             raise ValueError(
                 f"Y: expected {len(self)} columns, one for each signal, got shape "
@@ -201,7 +179,11 @@ class TaskColumn(Tasks):
         )
 
     def index_of(self, value: int) -> int:
-        """See ``Tasks``; there is no default here."""
+        """The index of a task value; there is no default here.
+
+        Raises:
+            ValueError: If no task has it.
+        """
         if value not in self._index_of:
             raise ValueError(self._message([value]))
         return self._index_of[value]
@@ -218,18 +200,18 @@ class TaskColumn(Tasks):
         return torch.cat([X[..., : self.column], task, X[..., self.column :]], dim=-1)
 
     def locate(self, observed: Tensor, X: Tensor) -> tuple[Tensor, Tensor]:
-        """See ``Tasks``."""
+        """See ``Signals``."""
         (row,) = observed.nonzero(as_tuple=True)
         return self.index(X[row]), row
 
     def select(self, values: Tensor, X: Tensor) -> Tensor:
-        """See ``Tasks``."""
+        """See ``Signals``."""
         return values.gather(-1, self.index(X).unsqueeze(-1)).squeeze(-1)
 
     def covariance(
         self, products: Tensor, beta: Tensor, x1: Tensor, x2: Tensor, diag: bool
     ) -> Tensor:
-        """See ``Tasks``."""
+        """See ``Signals``."""
         task = self.index(x1)
         other = self.index(x2)
         if not diag:
@@ -238,7 +220,7 @@ class TaskColumn(Tasks):
         return torch.where(task == other, products / beta[task], 0.0)
 
     def places(self, Y: Tensor, X: Tensor | None) -> Tensor:
-        """See ``Tasks``."""
+        """See ``Signals``."""
         if X is None or X.shape[-1] != self.num_columns:
             raise ValueError(
                 "X: expected inputs with their task column, got "
@@ -274,7 +256,7 @@ def find_tasks(
     output_tasks: list[int] | None,
     all_tasks: list[int] | None,
     processes: Processes,
-) -> tuple[Tasks, list[int]]:
+) -> tuple[Signals | TaskColumn, list[int]]:
     """The task column, or the signals, that a user means, and what to answer for.
 
     Args:
@@ -377,7 +359,9 @@ class StandardizeTasks(OutcomeTransform):
     means: Tensor
     stdvs: Tensor
 
-    def __init__(self, tasks: Tasks, processes: Processes | None = None) -> None:
+    def __init__(
+        self, tasks: Signals | TaskColumn, processes: Processes | None = None
+    ) -> None:
         super().__init__()
         self.tasks = tasks
         self._processes = processes or Processes()

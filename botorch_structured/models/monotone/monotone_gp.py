@@ -328,7 +328,7 @@ class MonotoneGP(FastSingleTaskGP):
         if signs_in_fit:
             self.register_added_loss_term("log_probability_of_sites")
         per_column = torch.tensor([signs[j] * places[j][1] for j in signs])
-        order = self._order_of_outcomes(train_Y)
+        order = self._order_of_outcomes()
         self.register_buffer("_column_signs", order * per_column.to(order))
         if hasattr(self, "_subset_batch_dict"):
             self._subset_batch_dict = {
@@ -487,11 +487,7 @@ class MonotoneGP(FastSingleTaskGP):
                 kernel without known derivatives.
         """
         mean, covariance, slope = self._derivative(X, column)
-        Y = self._in_columns(self.train_targets)
-        transform = getattr(self, "outcome_transform", None)
-        if transform is not None:
-            slope = slope * self._order_of_outcomes(transform.untransform(Y)[0])
-        sign = self.monotone.get(column, 1) * slope.sign()
+        sign = self.monotone.get(column, 1) * slope.sign() * self._order_of_outcomes()
         variance = covariance.diagonal(dim1=-2, dim2=-1)
         sd = variance.clamp_min(torch.finfo(variance.dtype).tiny).sqrt()
         return self._in_columns(torch.special.ndtr(sign * mean / sd))
@@ -710,14 +706,10 @@ class MonotoneGP(FastSingleTaskGP):
         """``aug_batch_shape x n`` to ``batch_shape x n x m``."""
         return values.unsqueeze(-1) if self._num_outputs == 1 else values.mT
 
-    def _order_of_outcomes(self, Y: Tensor) -> Tensor:
-        """+1 where the targets rise with outcomes, else -1, ``aug_batch_shape x 1``.
-
-        Args:
-            Y: The outcomes that the targets are made of, ``batch_shape x n x m``.
-        """
-        transform = getattr(self, "outcome_transform", None)
-        order = signs_of(Y, self._in_columns(self.train_targets), transform)
+    def _order_of_outcomes(self) -> Tensor:
+        """+1 where the targets rise with outcomes, else -1, ``aug_batch_shape x 1``."""
+        targets = self._in_columns(self.train_targets.detach())
+        order = signs_of(targets, getattr(self, "outcome_transform", None))
         return order if self._num_outputs == 1 else order.unsqueeze(-1)
 
     # -- the prior given the sites --------------------------------------------------
@@ -1076,32 +1068,24 @@ def transformed_columns(
     return result
 
 
-def signs_of(
-    Y: Tensor, transformed: Tensor, transform: OutcomeTransform | None = None
-) -> Tensor:
+def signs_of(targets: Tensor, transform: OutcomeTransform | None = None) -> Tensor:
     """Whether an outcome transform keeps (+1) or reverses (-1) the order of outcomes.
 
-    Equal outcomes have no order; for them a small step of the transformed outcomes is
-    transformed back.
+    A small step from the first of the transformed outcomes is transformed back.
 
     Args:
-        Y: ``batch_shape x n x m``.
-        transformed: The same, transformed.
-        transform: The transform. Without it the order of equal outcomes is +1.
+        targets: ``batch_shape x n x m``, transformed.
+        transform: The transform.
 
     Returns:
         ``batch_shape x m``.
     """
-    first = Y.argmin(dim=-2, keepdim=True)
-    last = Y.argmax(dim=-2, keepdim=True)
-    rise = transformed.gather(-2, last) - transformed.gather(-2, first)
-    if transform is not None and bool((rise == 0.0).any()):
-        start = transformed.detach()
-        end = start + 1e-2 * (1.0 + start.abs())
+    start = targets[..., :1, :]
+    end = start + 1e-2 * (1.0 + start.abs())
+    step = torch.ones_like(start)
+    if transform is not None:
         step = transform.untransform(end)[0] - transform.untransform(start)[0]
-        step = step[..., :1, :]
-        rise = torch.where(rise == 0.0, step, rise)
-    return torch.where(rise < 0.0, -1.0, 1.0).to(Y).squeeze(-2)
+    return torch.where(step < 0.0, -1.0, 1.0).to(targets).squeeze(-2)
 
 
 def check_imposed(

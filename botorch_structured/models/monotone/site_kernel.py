@@ -177,16 +177,6 @@ class StationaryDerivatives:
             rows.append(torch.cat(row, dim=-1))
         return torch.cat(rows, dim=-2)
 
-    def variances(self, columns: Sequence[int]) -> Tensor:
-        """The variances of derivatives, ``kernel_batch_shape x k``."""
-        zero = self.lengthscale.new_zeros(())
-        slope, _ = self.correlation.slope_and_curvature(zero)
-        parts = [
-            2.0 * slope * self.variance / self._length(self.place(j))[..., 0, 0] ** 2
-            for j in columns
-        ]
-        return torch.stack(parts, dim=-1)
-
     def place(self, column: int) -> int:
         """The index of a column of the inputs among those that the kernel sees."""
         if self.active is None:
@@ -534,7 +524,8 @@ class SlopeMoments:
 
     def variance(self) -> Tensor:
         """Variances, ``batch_shape x (k v)``."""
-        prior = self.form.variances(self.columns)
+        one = self.points[..., :1, :]  # the process is stationary
+        prior = self.form.gram(one, self.columns).diagonal(dim1=-1, dim2=-2)
         prior = prior.repeat_interleave(self.points.shape[-2], dim=-1)
         return prior - self.features.square().sum(-1)
 
