@@ -417,7 +417,11 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         X = self.train_inputs[0]
         return X if self._has_transformed_inputs else self.transform_inputs(X)
 
-    def _features_of_rows(self, X: Tensor, row: Tensor) -> Tensor:
+    def _features_of_rows(
+        self,
+        X: Tensor,
+        row: Tensor,
+    ) -> Tensor:
         """Inputs of the features: the rows, or one row for each outcome."""
         plain = self.tasks.without(X)
         if self.tasks.share_rows or len(row) == len(plain):
@@ -529,7 +533,9 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         return self._regressions(value[observed]).log_evidence()
 
     def _fast_evidence(
-        self, mll: ExactMarginalLogLikelihood, kwargs: dict[str, Any]
+        self,
+        mll: ExactMarginalLogLikelihood,
+        kwargs: dict[str, Any],
     ) -> Tensor:
         check_own_objective(self, mll, kwargs)
         return self.log_evidence().clone()
@@ -547,7 +553,11 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         prior.rows = x  # a likelihood that gets the prior alone reads their tasks here
         return prior
 
-    def __call__(self, *args: Tensor, **kwargs: Any) -> MultivariateNormal:
+    def __call__(
+        self,
+        *args: Tensor,
+        **kwargs: Any,
+    ) -> MultivariateNormal:
         """Prior of the training rows in training mode, else the posterior."""
         result = super().__call__(*args, **kwargs)
         if self.training and settings.prior_mode.off():
@@ -600,7 +610,10 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
             bar = progress if self._group.rank == 0 else False
             with progress_bar(None, bar, "ABLR fit", "step") as advance:
 
-                def step(parameters: dict[str, Any], result: Any) -> None:
+                def step(
+                    parameters: dict[str, Any],
+                    result: Any,
+                ) -> None:
                     advance()
                     last.update((n, p.detach().clone()) for n, p in parameters.items())
                     if callback is not None:
@@ -665,12 +678,9 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         if self._conditioned is not None:
             return self._conditioned
         if self._weights is None:
-            mean, root = self._regressions().weights()
-            mean = mean.to(self.train_targets)
-            root = root.to(self.train_targets)
-            self._weights = [
-                WeightPosterior(*pair) for pair in zip(mean, root, strict=True)
-            ]
+            posterior = self._regressions().weights()
+            mean, root = (t.to(self.train_targets) for t in posterior)
+            self._weights = list(map(WeightPosterior, mean, root))
         return self._weights
 
     def _stacked_weights(self, outputs: Sequence[int]) -> WeightPosterior:
@@ -825,7 +835,11 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         return posterior
 
     def _noise_at(
-        self, noise: bool | Tensor, X: Tensor, place: Tensor, with_task: bool
+        self,
+        noise: bool | Tensor,
+        X: Tensor,
+        place: Tensor,
+        with_task: bool,
     ) -> Tensor | None:
         """Noise variances on the standardised scale, of the shape of means."""
         if not torch.is_tensor(noise):
@@ -869,7 +883,11 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
             root = torch.where((task == t).unsqueeze(-1), root_of_task, root)
         return prior + mean, root, task
 
-    def _features_at(self, X: Tensor, outputs: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def _features_at(
+        self,
+        X: Tensor,
+        outputs: Sequence[int],
+    ) -> tuple[Tensor, Tensor]:
         """Features and prior means of some outputs at inputs without a task column.
 
         Args:
@@ -920,7 +938,10 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         return torch.where(count > 0, total / count, usual)
 
     def _scales(
-        self, X: Tensor, place: Tensor, outputs: list[int] | None
+        self,
+        X: Tensor,
+        place: Tensor,
+        outputs: list[int] | None,
     ) -> tuple[Tensor, Tensor] | None:
         """Shift and scale of outcomes, broadcastable to means.
 
@@ -954,7 +975,9 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         return values[0], values[1] - values[0]
 
     def _transform_at(
-        self, X: Tensor, outputs: list[int] | None
+        self,
+        X: Tensor,
+        outputs: list[int] | None,
     ) -> tuple[OutcomeTransform, Tensor | None]:
         """The outcome transform of some outputs, and the inputs that it may look at.
 
@@ -978,7 +1001,11 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
     # -- conditioning -----------------------------------------------------------------
 
     def condition_on_observations(
-        self, X: Tensor, Y: Tensor, noise: Tensor | None = None, **kwargs: Any
+        self,
+        X: Tensor,
+        Y: Tensor,
+        noise: Tensor | None = None,
+        **kwargs: Any,
     ) -> Any:
         r"""A model with more data and the same hyperparameters.
 
@@ -1024,8 +1051,13 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
                 new._condition(rows, Y[..., column], variances)
         return new
 
-    def get_fantasy_model(self, inputs: Any, targets: Tensor, **kwargs: Any) -> Any:
-        """What ``ModelListGP.condition_on_observations`` calls.
+    def get_fantasy_model(
+        self,
+        inputs: Any,
+        targets: Tensor,
+        **kwargs: Any,
+    ) -> Any:
+        """Condition on transformed outcomes: ``ModelListGP`` calls this.
 
         Use ``condition_on_observations`` otherwise.
 
@@ -1080,14 +1112,23 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
             X, sampler, observation_noise=observation_noise, **kwargs
         )
 
-    def _places(self, X: Tensor, with_task: bool) -> Tensor:
+    def _places(
+        self,
+        X: Tensor,
+        with_task: bool,
+    ) -> Tensor:
         """The task of each outcome at some inputs, ``batch_shape x q x m`` or ``m``."""
         if with_task and isinstance(self.tasks, TaskColumn):
             return self.tasks.index(X).unsqueeze(-1)
         indices = [self.tasks.index_of(t) for t in self._output_tasks]
         return torch.tensor(indices, device=X.device)
 
-    def _condition(self, X: Tensor, Y: Tensor, noise: Tensor | None) -> None:
+    def _condition(
+        self,
+        X: Tensor,
+        Y: Tensor,
+        noise: Tensor | None,
+    ) -> None:
         """Take in ``batch_shape x q`` rows, of one task each or of all signals."""
         transformed = self.transform_inputs(X)
         expected = (*X.shape[:-1], self._num_columns)
@@ -1141,7 +1182,11 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
             self._weights = weights
 
     def _append(
-        self, X: Tensor, transformed: Tensor, Y: Tensor, variance: Tensor
+        self,
+        X: Tensor,
+        transformed: Tensor,
+        Y: Tensor,
+        variance: Tensor,
     ) -> None:
         """Add rows to the training data, ``q x ...``."""
         # in the first process only: the sum over processes has them from there
@@ -1162,15 +1207,8 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
 
     def _sharing_rows(self) -> Any:
         """A copy that has the same training data, not a copy of them."""
-        shared = [
-            *(self.train_inputs or ()),
-            self.train_targets,
-            self._original_train_inputs,
-        ]
-        memo = {id(t): t for t in shared if t is not None}
-        if self._conditioned is not None:
-            memo[id(self._conditioned)] = self._conditioned
-        new = deepcopy(self, memo)
+        data = [*self.train_inputs, self.train_targets, self._original_train_inputs]
+        new = deepcopy(self, {id(t): t for t in [*data, self._conditioned]})
         new._weights = self._weights
         return new
 
@@ -1181,7 +1219,11 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         self._conditioned = None
         self._conditioned_batch = torch.Size()
 
-    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+    def load_state_dict(
+        self,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
         """Load a state, see ``GPyTorchModel.load_state_dict``.
 
         Raises:
@@ -1220,7 +1262,10 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         return Y, None if noise is None else self.tasks.to_outcomes(noise)
 
     def _restore_targets_and_noise(
-        self, Y: Tensor, Yvar: Tensor | None, strict: bool
+        self,
+        Y: Tensor,
+        Yvar: Tensor | None,
+        strict: bool,
     ) -> None:
         if Yvar is not None:
             self.likelihood.noise_covar.noise = self.tasks.to_targets(Yvar)
@@ -1263,7 +1308,10 @@ def _updated(
 # -- normal distributions, whose covariances come as roots, and functions drawn -------
 
 
-def _normal(mean: Tensor, covariance: LinearOperator) -> MultivariateNormal:
+def _normal(
+    mean: Tensor,
+    covariance: LinearOperator,
+) -> MultivariateNormal:
     """A distribution whose covariance may lack dimensions of the mean.
 
     Fantasies at the same points differ in their means only.
@@ -1309,7 +1357,10 @@ def _covariance(
     return to_linear_operator(covariance)
 
 
-def _joint(mean: Tensor, covariance: LinearOperator) -> GPyTorchPosterior:
+def _joint(
+    mean: Tensor,
+    covariance: LinearOperator,
+) -> GPyTorchPosterior:
     """One posterior of independent outputs.
 
     Args:
@@ -1340,7 +1391,11 @@ class WeightPath(SamplePath):
 
     weights: Tensor
 
-    def __init__(self, model: Any, weights: Tensor) -> None:
+    def __init__(
+        self,
+        model: Any,
+        weights: Tensor,
+    ) -> None:
         super().__init__()
         self.model = model
         self.register_buffer("weights", weights)
@@ -1388,7 +1443,12 @@ class WeightPath(SamplePath):
         values = self._untransformed(values, outputs, x)
         return values.squeeze(-2) if one else values
 
-    def _untransformed(self, values: Tensor, outputs: list[int], x: Tensor) -> Tensor:
+    def _untransformed(
+        self,
+        values: Tensor,
+        outputs: list[int],
+        x: Tensor,
+    ) -> Tensor:
         """From ``... x m x n`` standardised values at ``... x n x d`` inputs."""
         model = self.model
         if not hasattr(model, "outcome_transform"):
@@ -1406,7 +1466,9 @@ class WeightPath(SamplePath):
 @DrawMatheronPaths.register(MultiTaskABLR)  # exact, whatever strategies BoTorch has
 @torch.no_grad()
 def draw_path(
-    model: MultiTaskABLR, sample_shape: torch.Size, **strategies: Any
+    model: MultiTaskABLR,
+    sample_shape: torch.Size,
+    **strategies: Any,
 ) -> WeightPath:
     """Functions drawn from the posterior of a ``MultiTaskABLR``.
 
