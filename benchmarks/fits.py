@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["PlainGP", "fitted", "objective"]
+__all__ = ["PlainGP", "finite", "fitted", "objective"]
 
 import math
 from typing import Any
@@ -30,6 +30,17 @@ def fitted(model: Any, **options: Any) -> Any:
     """
     fit_gpytorch_mll(objective(model), **options)
     return model
+
+
+def finite(Y: Tensor) -> Tensor:
+    """``n x 1`` outcomes, the worst known one in the place of failures.
+
+    Larger is better. Failures are NaN or infinite; 0 stands for all of them if nothing
+    else is known.
+    """
+    good = Y.isfinite()
+    worst = Y[good].min() if good.any() else Y.new_zeros(())
+    return torch.where(good, Y, worst)
 
 
 class PlainGP(SingleTaskGP):

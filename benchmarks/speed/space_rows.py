@@ -6,7 +6,7 @@ __all__ = ["ROWS"]
 
 import math
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -168,13 +168,15 @@ def suggestion(kind: str, n: int, constrained: bool = False, **size: int) -> Con
         C = X[:, :1] - X[:, :1].median() if constrained else None
         return suggest(space, X, Y, seed=seed, train_C=C).X
 
+    def theirs(peer: Any, seed: int) -> object:
+        state = [None] if getattr(peer, "keeps_state", False) else []
+        return peer(problem, *data(seed), seed, *state)
+
     calls: dict[str, Callable[[int], object]] = {"ours": ours}
-    known = {"tpe"} if space.dim > _MANY_COLUMNS else {*PEERS}
+    able = {"tpe"} if space.dim > _MANY_COLUMNS else {*PEERS}
     for name, peer in {} if constrained else _PEERS.items():
-        if peer in known & {*PEERS}:
-            calls[name] = lambda seed, peer=peer: PEERS[peer](
-                problem, *data(seed), seed
-            )
+        if peer in able & {*PEERS}:
+            calls[name] = partial(theirs, PEERS[peer])
 
     def check() -> dict[str, Any]:
         X = ours(0)

@@ -7,7 +7,7 @@ point. Models see columns that an `Encoding` makes.
 
 from __future__ import annotations
 
-__all__ = ["Encoding", "PlainGP", "arc", "hierarchical", "imputed"]
+__all__ = ["Encoding", "arc", "hierarchical", "imputed"]
 
 import math
 from collections.abc import Sequence
@@ -16,7 +16,6 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from botorch.acquisition import LogExpectedImprovement
-from botorch.fit import fit_gpytorch_mll
 from botorch.models import SingleTaskGP
 from botorch.models.hierarchical import HierarchicalConditionalKernel
 from botorch.models.transforms.input import InputTransform
@@ -24,13 +23,11 @@ from botorch.settings import validate_input_scaling
 from gpytorch.kernels import ArcKernel, MaternKernel, ScaleKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.priors import GammaPrior
-from linear_operator import to_dense
-from linear_operator.utils.cholesky import psd_safe_cholesky
 from linear_operator.utils.errors import NotPSDError
 from scipy.linalg.lapack import dpotrf, dpotri
 from torch import Tensor
 
-from benchmarks.suite.peers.common import finite
+from benchmarks.fits import PlainGP, finite, fitted
 from botorch_structured.optim import optimize_acqf_paths
 from botorch_structured.spaces import Equals, In, SearchSpace
 from botorch_structured.spaces.columns import CategoricalColumn, IntegerColumn
@@ -124,37 +121,6 @@ class Encoding(InputTransform):
         return encoded
 
 
-class PlainGP(SingleTaskGP):
-    """``SingleTaskGP`` whose fit evaluates the same objective by plain PyTorch.
-
-    BoTorch asks a model for ``compute_custom_loss``. Of its own evaluation two thirds
-    of the time go to the lazy operators, which are of no use for a hundred points.
-    """
-
-    def compute_custom_loss(self, mll: ExactMarginalLogLikelihood) -> Tensor:
-        """Minus the log evidence and log prior, per point."""
-        Z = self.transform_inputs(self.train_inputs[0])
-        covariance = to_dense(self.covar_module.forward(Z, Z))
-        noise = torch.diag_embed(self.likelihood.noise.expand(len(Z)))
-        factor = psd_safe_cholesky(covariance + noise)
-        residual = (self.train_targets - self.mean_module(Z)).unsqueeze(-1)
-        half = torch.linalg.solve_triangular(factor, residual, upper=False)
-        value = -0.5 * (
-            half.square().sum()
-            + 2.0 * factor.diagonal().log().sum()
-            + len(Z) * math.log(2.0 * math.pi)
-        )
-        for (
-            _,
-            module,
-            prior,
-            closure,
-            _,
-        ) in self.named_priors():  # the likelihood's, too
-            value = value + prior.log_prob(closure(module)).sum()
-        return -value / len(Z)
-
-
 class _RBFGP(PlainGP):
     """The same with BoTorch's default kernel and priors, by formulas in NumPy."""
 
@@ -238,9 +204,8 @@ def _suggest(
     problem: Any, X: Tensor, Y: Tensor, model: SingleTaskGP, steps: int | None = None
 ) -> Tensor:
     """Fit the model, in at most so many steps; the point of the largest LogEI."""
-    mll = ExactMarginalLogLikelihood(model.likelihood, model)
     options = {} if steps is None else {"options": {"maxiter": steps}}
-    fit_gpytorch_mll(mll, optimizer_kwargs=options)
+    model = fitted(model, optimizer_kwargs=options)
     criterion = LogExpectedImprovement(model, best_f=Y.max())
     return optimize_acqf_paths(criterion, space=problem.space, X_avoid=X)[0]
 
