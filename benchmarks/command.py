@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["options", "runs_of", "with_data"]
-
 import argparse
 import sys
 from collections.abc import Mapping

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["PlainGP", "finite", "fitted", "objective"]
-
 import math
 from typing import Any
 

@@ -22,16 +22,6 @@ runs, than others with the same seed, so that problems are independent of each o
 
 from __future__ import annotations
 
-__all__ = [
-    "Method",
-    "ProblemFactory",
-    "RunKey",
-    "StatefulMethod",
-    "read_records",
-    "run",
-    "step_seed",
-]
-
 import dataclasses
 import json
 import multiprocessing

@@ -19,28 +19,6 @@ in ``benchmarks.suite.ours``.
 
 from __future__ import annotations
 
-__all__ = [
-    "BENCHMARKED",
-    "CONDITIONAL",
-    "INDEPENDENT",
-    "LEVESQUE",
-    "MONOTONE",
-    "TREED",
-    "TREES",
-    "ablr",
-    "default",
-    "earlier",
-    "gp",
-    "gp_stacked",
-    "independent",
-    "marginal",
-    "on_features",
-    "one_step",
-    "published",
-    "random",
-    "warm",
-]
-
 import hashlib
 import math
 import warnings

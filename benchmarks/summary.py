@@ -8,24 +8,6 @@ logarithm of the gap to it, otherwise the best value itself.
 
 from __future__ import annotations
 
-__all__ = [
-    "Paired",
-    "Run",
-    "evaluations_to",
-    "gap_table",
-    "holm",
-    "load",
-    "markdown_table",
-    "mean_ranks",
-    "one_sided",
-    "pair",
-    "paired_test",
-    "paired_tests",
-    "ranks_of",
-    "report",
-    "standard_error",
-]
-
 import argparse
 import dataclasses
 import math

@@ -10,8 +10,6 @@ and 2 are computed.
 
 from __future__ import annotations
 
-__all__ = ["ITEMS"]
-
 from functools import cache
 from typing import Any
 

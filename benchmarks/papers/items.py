@@ -10,8 +10,6 @@ otherwise.
 
 from __future__ import annotations
 
-__all__ = ["RESULTS", "Claim", "Item", "lower", "main", "verdict"]
-
 import argparse
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence

@@ -9,8 +9,6 @@ pair a function and seed, or a data set (means over its seeds).
 
 from __future__ import annotations
 
-__all__ = ["ITEMS"]
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, partial

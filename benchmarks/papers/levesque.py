@@ -10,8 +10,6 @@ data set.
 
 from __future__ import annotations
 
-__all__ = ["ITEMS"]
-
 import itertools
 from functools import cache
 from typing import Any

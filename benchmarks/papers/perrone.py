@@ -9,8 +9,6 @@ one pair a task or data set, means over its seeds; side signals one a data set a
 
 from __future__ import annotations
 
-__all__ = ["ITEMS"]
-
 import json
 from collections.abc import Iterable
 from typing import Any

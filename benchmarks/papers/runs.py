@@ -18,17 +18,6 @@ which has its own. Each run has a file (`benchmarks.harness`), and
 
 from __future__ import annotations
 
-__all__ = [
-    "BUDGETS",
-    "FIGURE_2",
-    "LEVESQUE",
-    "LINEAR",
-    "PLANS",
-    "QUADRATIC",
-    "UNBALANCED",
-    "main",
-]
-
 import argparse
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial

@@ -10,8 +10,6 @@ computed.
 
 from __future__ import annotations
 
-__all__ = ["ITEMS"]
-
 from functools import cache, partial
 from typing import Any
 

@@ -7,8 +7,6 @@ A name has the number of leaves and words: ``shared`` (two shared columns), ``qu
 
 from __future__ import annotations
 
-__all__ = ["factories", "make"]
-
 from collections.abc import Iterable
 from functools import partial
 

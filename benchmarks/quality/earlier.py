@@ -29,8 +29,6 @@ each study only.
 
 from __future__ import annotations
 
-__all__ = ["main", "report"]
-
 import argparse
 import json
 import random

@@ -29,8 +29,6 @@ repository janvanrijn/openml-pimp), or ``tst_svm_50datasets_288configs.csv.gz``
 
 from __future__ import annotations
 
-__all__ = ["METHODS", "held_out", "main", "make"]
-
 from collections.abc import Sequence
 from functools import lru_cache, partial
 from pathlib import Path

@@ -20,8 +20,6 @@ How time grows with the number of evaluations:
 
 from __future__ import annotations
 
-__all__ = ["METHODS", "gaps_of", "main", "make", "needed", "tables", "until"]
-
 from collections.abc import Sequence
 from functools import lru_cache, partial
 

@@ -12,8 +12,6 @@ one line for each finished run; a run that was interrupted is made again.
 
 from __future__ import annotations
 
-__all__ = ["main", "share_of_front"]
-
 import argparse
 import json
 from collections.abc import Callable, Sequence

@@ -23,8 +23,6 @@ each data set and seed; and the mean difference with its 95 % bootstrap interval
 
 from __future__ import annotations
 
-__all__ = ["METHODS", "Difference", "NetworkTable", "difference", "gaps_of", "main"]
-
 import json
 from collections.abc import Sequence
 from functools import cache, partial

@@ -15,8 +15,6 @@ were used during development.
 
 from __future__ import annotations
 
-__all__ = ["PROBLEMS", "Regrets", "main", "regrets", "share_test"]
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path

@@ -19,8 +19,6 @@ chosen on seeds 0 to 19. Of the network and the mixture with the paper's GPs
 
 from __future__ import annotations
 
-__all__ = ["PROBLEMS", "main", "make", "scores", "tables"]
-
 from collections.abc import Sequence
 from functools import cache, lru_cache, partial
 from pathlib import Path

@@ -19,8 +19,6 @@ A run that was stopped is begun again: Ax's strategy keeps no state to go on fro
 
 from __future__ import annotations
 
-__all__ = ["METHODS", "PROBLEMS", "main"]
-
 import argparse
 import contextlib
 import functools

@@ -13,8 +13,6 @@ Workers are forked, which is not possible on Windows.
 
 from __future__ import annotations
 
-__all__ = ["Report", "main", "open_study", "run"]
-
 import argparse
 import json
 import multiprocessing

@@ -23,8 +23,6 @@ one thread (``OMP_NUM_THREADS=1``), in seconds of CPU time.
 
 from __future__ import annotations
 
-__all__ = ["PROBLEMS", "SAMPLERS", "Problem", "main", "run_study"]
-
 import argparse
 import json
 import time

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["machine", "report"]
-
 import json
 import os
 import platform

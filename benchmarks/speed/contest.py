@@ -2,15 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "Case",
-    "Contest",
-    "Row",
-    "Seconds",
-    "check_equal",
-    "measure",
-]
-
 import dataclasses
 import statistics
 import time

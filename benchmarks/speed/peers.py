@@ -9,8 +9,6 @@ inverse of the weights' system.
 
 from __future__ import annotations
 
-__all__ = ["DenseGP", "GPyTorchDense", "Leaves", "Raw", "TorchDense"]
-
 import math
 
 import numpy as np

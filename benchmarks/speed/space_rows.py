@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["ROWS"]
-
 import math
 from collections.abc import Callable
 from functools import cache, partial

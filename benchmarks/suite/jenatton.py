@@ -6,8 +6,6 @@ standard deviation 0.05.
 
 from __future__ import annotations
 
-__all__ = ["DEVELOP", "REPORT", "Jenatton", "make"]
-
 from functools import cache, partial
 
 from torch import Tensor

@@ -13,20 +13,6 @@ seeds of a problem first: problems are the units of ranks, regrets and tests.
 
 from __future__ import annotations
 
-__all__ = [
-    "BUDGETS",
-    "Comparison",
-    "Traces",
-    "compare",
-    "mean_ranks",
-    "mean_regrets",
-    "plot_ranks",
-    "report",
-    "scaled_regrets",
-    "stays",
-    "widely_run",
-]
-
 import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence

@@ -43,8 +43,6 @@ steps down the slope from the best 800, then random steps and L-BFGS from the be
 
 from __future__ import annotations
 
-__all__ = ["DEVELOP", "REPORT", "SyntheticProblem", "draw", "make"]
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

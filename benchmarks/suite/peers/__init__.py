@@ -7,8 +7,6 @@ imported when a peer first suggests.
 
 from __future__ import annotations
 
-__all__ = ["PEERS"]
-
 from importlib.util import find_spec
 from typing import Any
 

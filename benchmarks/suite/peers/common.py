@@ -2,15 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "active_values",
-    "all_columns",
-    "first_feasible",
-    "from_native",
-    "native",
-    "walk",
-]
-
 import itertools
 from collections.abc import Callable, Iterable
 from graphlib import TopologicalSorter

@@ -7,8 +7,6 @@ point. Models see columns that an `Encoding` makes.
 
 from __future__ import annotations
 
-__all__ = ["Encoding", "arc", "hierarchical", "imputed"]
-
 import math
 from collections.abc import Sequence
 from typing import Any, Literal

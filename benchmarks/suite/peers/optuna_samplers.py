@@ -6,8 +6,6 @@ random until ten trials are known, as they come; starts are trials like all othe
 
 from __future__ import annotations
 
-__all__ = ["TPE", "GPSampler", "PlainTPE", "Study"]
-
 import warnings
 from collections.abc import Iterator
 from functools import partial

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["SMAC", "SMACWithStarts", "configuration_space"]
-
 import itertools
 import logging
 import tempfile
