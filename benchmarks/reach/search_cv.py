@@ -11,10 +11,6 @@ there are at most 400 or 900 rows, and at most three of five, for training, at m
 rows. ``HalvingRandomSearchCV`` has as many rows in sum over its candidates: 120 of them
 on a ninth of the rows, the best 40 on a third, the best 14 on all. (60 candidates on a
 third and 20 on all were no better.) ``--out`` may end in ``.gz``.
-
-``--methods earlier structured`` compares ``StructuredSearchCV`` with and without old
-searches: random ones of 30 candidates on each of the other data sets. ``--at N``
-compares the best scores among the first N candidates.
 """
 
 from __future__ import annotations
@@ -24,9 +20,8 @@ import gzip
 import json
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +41,6 @@ from benchmarks.reach import many_tables
 from botorch_structured.integrations.sklearn import StructuredSearchCV
 
 _METHODS = ("structured", "random", "halving")
-_OLD_CANDIDATES = 30
-_OLD_SEED = 1_000
 _MOST_TESTED = 2500  # rows
 
 
@@ -150,14 +143,7 @@ PROBLEMS = {
 }
 
 
-def _search(
-    method: str,
-    problem: Problem,
-    seed: int,
-    budget: int,
-    rows: int,
-    earlier: list[Any] | None = None,
-) -> Any:
+def _search(method: str, problem: Problem, seed: int, budget: int, rows: int) -> Any:
     kind = model_selection.StratifiedKFold if problem.classes else model_selection.KFold
     common: dict[str, Any] = {
         "scoring": problem.scoring,
@@ -165,8 +151,8 @@ def _search(
         "random_state": seed,
     }
     what = clone(problem.pipeline), problem.space
-    if method in ("structured", "earlier"):
-        return StructuredSearchCV(*what, budget, earlier=earlier, **common)
+    if method == "structured":
+        return StructuredSearchCV(*what, budget, **common)
     if method == "random":
         return model_selection.RandomizedSearchCV(*what, n_iter=budget, **common)
     common |= {"n_candidates": 3 * budget, "factor": 3, "min_resources": rows // 9}
@@ -187,23 +173,15 @@ def _split(
 
 
 def evaluate(
-    method: str,
-    name: str,
-    data: str,
-    seed: int,
-    budget: int,
-    load: Callable[[], many_tables.Arrays],
+    method: str, name: str, seed: int, budget: int, load: many_tables.Load
 ) -> dict[str, Any]:
     """One search: scores by cross-validation and on the rest of the data."""
     problem = PROBLEMS[name]
     X_train, X_test, y_train, y_test = _split(problem, seed, *load())
-    old = None
-    if method == "earlier":
-        old = [_old_search(name, other) for other in problem.tables() if other != data]
     begin = time.process_time()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of fits that do not converge
-        search = _search(method, problem, seed, budget, len(y_train), old)
+        search = _search(method, problem, seed, budget, len(y_train))
         search.fit(X_train, y_train)
         test = search.score(X_test, y_test)
     return {
@@ -215,17 +193,6 @@ def evaluate(
     }
 
 
-@cache
-def _old_search(name: str, data: str) -> dict[str, Any]:
-    """``cv_results_`` of a random search on a data set of a problem."""
-    problem = PROBLEMS[name]
-    X, _, y, _ = _split(problem, _OLD_SEED, *problem.tables()[data]())
-    search = _search("random", problem, _OLD_SEED, _OLD_CANDIDATES, len(y))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return search.fit(X, y).cv_results_
-
-
 def _paired(ours: Sequence[float], theirs: Sequence[float]) -> list[str]:
     """How often the first are larger, equal and smaller, and Wilcoxon's p."""
     d = np.round(np.subtract(ours, theirs), 12)
@@ -233,11 +200,7 @@ def _paired(ours: Sequence[float], theirs: Sequence[float]) -> list[str]:
     return [f"{(d > 0).sum()}, {(d == 0).sum()}, {(d < 0).sum()}", f"{p:.3f}"]
 
 
-def report(
-    rows: Sequence[dict[str, Any]],
-    methods: Sequence[str] = _METHODS,
-    at: int | None = None,
-) -> str:
+def report(rows: Sequence[dict[str, Any]], methods: Sequence[str] = _METHODS) -> str:
     """A table of mean scores, with paired tests of the first method against others.
 
     Pairs are means over the splits of a data set.
@@ -245,11 +208,7 @@ def report(
     Args:
         rows: Of all searches.
         methods: Those that are compared; the first one with all others.
-        at: Of how many candidates the best score counts, by cross-validation; tests
-            and times are those of the whole search. Default: of all.
     """
-    if at is not None:
-        rows = [row | {"cv": float(np.nanmax(row["scores"][:at]))} for row in rows]
     lines = [
         f"| pipeline | search | CPU time | cross-validation | {methods[0]} wins, ties, "
         f"loses | p | test | {methods[0]} wins, ties, loses | p |",
@@ -281,12 +240,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--problems", nargs="+", default=PROBLEMS, choices=PROBLEMS)
-    able = [*_METHODS, "earlier"]
-    parser.add_argument("--methods", nargs="+", default=_METHODS, choices=able)
+    parser.add_argument("--methods", nargs="+", default=_METHODS, choices=_METHODS)
     parser.add_argument("--seeds", type=int, default=10, help="how many")
     parser.add_argument("--first-seed", type=int, default=200)
     parser.add_argument("--budget", type=int, default=40)
-    parser.add_argument("--at", type=int, help="report the first so many candidates")
     parser.add_argument("--out", type=Path, default=Path("results/search_cv.jsonl"))
     parser.add_argument("--report", action="store_true", help="run nothing")
     given = parser.parse_args(arguments)
@@ -308,11 +265,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ]
     for name, data, method, seed, load in tqdm(todo, unit="search", disable=None):
         row = {"problem": name, "method": method, "seed": seed, "data": data}
-        row |= evaluate(method, name, data, seed, given.budget, load)
+        row |= evaluate(method, name, seed, given.budget, load)
         rows.append(row)
         with opened(given.out, "at") as file:
             file.write(json.dumps(row) + "\n")
-    print(report(rows, given.methods, given.at))
+    print(report(rows, given.methods))
 
 
 if __name__ == "__main__":
