@@ -44,7 +44,7 @@ from gpytorch.mlls import SumMarginalLogLikelihood
 from gpytorch.priors import LogNormalPrior, NormalPrior
 from torch import Tensor, nn
 
-from benchmarks.fits import PlainGP, finite, fitted
+from benchmarks.fits import finite, fitted
 from benchmarks.harness import Method, StatefulMethod
 from botorch_structured.acquisition import PathLogExpectedImprovement
 from botorch_structured.fit import fit_slice_sampling
@@ -209,7 +209,7 @@ def _conditional_model(
 
 def _plain_model(
     X: Tensor, Y: Tensor, transform: Any, outcome_transform: Any, base: Any
-) -> PlainGP:
+) -> SingleTaskGP:
     """A GP over all columns with the priors and the noise of ``ConditionalGP``."""
     kernel = ScaleKernel(
         base(
@@ -220,7 +220,7 @@ def _plain_model(
         outputscale_constraint=LogInterval(1e-4, 1e4, initial_value=1.0),
     )
     register_amplitude_prior(kernel, LogNormalPrior(0.0, 1.0))
-    model = PlainGP(
+    model = SingleTaskGP(
         X,
         Y,
         likelihood=horseshoe_likelihood(torch.Size()),

@@ -272,11 +272,6 @@ def ranks_of(traces: np.ndarray) -> np.ndarray:
     return rankdata(np.round(traces, 12), axis=1)
 
 
-def standard_error(values: np.ndarray) -> np.ndarray:
-    """Standard error of a mean over problems: ``P x ...`` -> ``...``."""
-    return values.std(0, ddof=1 if len(values) > 1 else 0) / len(values) ** 0.5
-
-
 def one_sided(ours: np.ndarray, theirs: np.ndarray) -> float:
     """P of a paired Wilcoxon signed-rank test that ``ours`` is smaller; 1 if equal."""
     difference = np.round(ours - theirs, 12)

@@ -32,13 +32,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from benchmarks import methods
 from benchmarks.command import options, runs_of
 from benchmarks.harness import Method
+from benchmarks.papers.pictures import curves, finished, panels, save
 from benchmarks.problems.tables import support_vector_tables
 from benchmarks.summary import (
     Paired,
@@ -47,17 +47,6 @@ from benchmarks.summary import (
     one_sided,
     pair,
     ranks_of,
-    standard_error,
-)
-from botorch_structured.plots.style import (
-    BLUE,
-    COLOURS,
-    GREY,
-    RED,
-    legend_below,
-    new_figure,
-    step_curve,
-    tidy,
 )
 from botorch_structured.test_functions import (
     TransferTable,
@@ -82,13 +71,13 @@ _ALL = METHODS | {
     "earlier": methods.earlier,
     "without": partial(methods.earlier, use_history=False),
 }
-_STYLES: dict[str, dict[str, Any]] = {
-    "warm": {"label": "MultiTaskABLR, warm start", "color": BLUE},
-    "gp": {"label": "SingleTaskGP", "color": RED},
-    "ablr": {"label": "MultiTaskABLR without history", "color": COLOURS[2]},
-    "random": {"label": "random search", "color": GREY, "linestyle": ":"},
-    "earlier": {"label": "models of suggest, earlier", "color": COLOURS[3]},
-    "without": {"label": "models of suggest", "color": COLOURS[4]},
+_LABELS = {
+    "warm": "MultiTaskABLR, warm start",
+    "gp": "SingleTaskGP",
+    "ablr": "MultiTaskABLR without history",
+    "random": "random search",
+    "earlier": "models of suggest, earlier",
+    "without": "models of suggest",
 }
 
 
@@ -160,28 +149,17 @@ def tables(paired: Paired, gaps: np.ndarray) -> str:
 
 
 def draw(paired: Paired, gaps: np.ndarray, path: Path) -> None:
-    """Mean ranks and gaps at each budget, with standard errors over data sets."""
-    figure = new_figure(9.0, 3.8)
-    left, right = axes = figure.subplots(1, 2)
-    ranks = ranks_of(paired.traces)
-    steps = np.arange(1, gaps.shape[-1] + 1)
-    for k, name in enumerate(paired.methods):
-        for ax, values in ((left, ranks), (right, gaps)):
-            mean = values[:, k].mean(0)
-            error = standard_error(paired.by_problem(values)[:, k])
-            curves = np.array([mean, mean - error, mean + error])
-            if ax is right:  # zero is not on a logarithmic axis
-                curves = np.maximum(curves, 1e-3)
-            step_curve(ax, steps, curves[0], (curves[1], curves[2]), **_STYLES[name])
-    for ax in axes:
-        ax.set_xlabel("evaluations, two starts included")
-        ax.set_xlim(1, len(steps))
-        tidy(ax)
-    left.set_ylabel("mean rank")
+    """Mean ranks and gaps at each budget, with two standard errors over data sets."""
+    figure = panels(["", ""], "evaluations, two starts included", "mean rank", 4.5)
+    labels = [_LABELS[name] for name in paired.methods]
+    for k, values in enumerate((ranks_of(paired.traces), gaps)):
+        means = paired.by_problem(values).swapaxes(0, 1)
+        curves(figure, k, dict(zip(labels, means, strict=True)))
+    right = figure.axes[1]
     right.set_yscale("log")
+    right.set_ylim(bottom=1e-3)
     right.set_ylabel("mean distance to the best\n(1 = the range of a data set)")
-    legend_below(figure, axes)
-    figure.savefig(path, dpi=120)
+    save(finished(figure), path)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

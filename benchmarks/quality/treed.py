@@ -25,24 +25,14 @@ from scipy.stats import binomtest, wilcoxon
 
 from benchmarks.command import options, runs_of
 from benchmarks.methods import TREED
+from benchmarks.papers.pictures import finished, lines, panels, save
 from benchmarks.problems.tables import (
     clark_copper,
     online_lda,
     structured_svm,
     walker_lake,
 )
-from benchmarks.summary import Run, holm, markdown_table, standard_error
-from botorch_structured.plots.style import (
-    BLUE,
-    COLOURS,
-    GREY,
-    INK,
-    RED,
-    legend_below,
-    new_figure,
-    step_curve,
-    tidy,
-)
+from benchmarks.summary import Run, holm, markdown_table
 from botorch_structured.test_functions import RKHS1D, GramacyExponential2D
 
 _TABLES: dict[str, tuple[str, Callable[..., Any]]] = {
@@ -183,58 +173,33 @@ def report(runs: Sequence[Run], budget: int) -> str:
     return "\n\n".join([*parts, relative_table(curves, budget)])
 
 
-_DRAWN: dict[str, dict[str, Any]] = {
-    "htbo": {"label": "TreedGP.as_published", "color": BLUE},
-    "htbo_warp": {"label": "TreedGP.as_published(warp=True)", "color": COLOURS[2]},
-    "htbo_default": {"label": "TreedGP", "color": COLOURS[3]},
-    "bo": {"label": "standard BO", "color": RED, "linestyle": "--"},
-    "bo_warp": {
-        "label": "standard BO with warping",
-        "color": COLOURS[6],
-        "linestyle": "--",
-    },
-    "bo_exact": {"label": "standard BO, noise-free", "color": INK, "linestyle": "--"},
-    "random": {"label": "random search", "color": GREY, "linestyle": ":"},
+_LABELS = {
+    "htbo": "TreedGP.as_published",
+    "htbo_warp": "TreedGP.as_published(warp=True)",
+    "htbo_default": "TreedGP",
+    "random": "random search",
+    "bo": "standard BO",
+    "bo_warp": "standard BO with warping",
+    "bo_exact": "standard BO, noise-free",
 }
-_BANDS = ("htbo", "bo")  # the two methods of the paper: more bands would hide curves
-_TITLES = {"rkhs": "RKHS-1D", "exp2d": "2-D exponential", "lda": "LDA", "svm": "SVM"}
-_STARTS = 5
 
 
 def draw(curves: Regrets, path: Path) -> None:
     """Figure 4: the mean regret of the methods on each problem."""
     problems = [p for p in PROBLEMS if any(key[0] == p for key in curves)]
-    columns = min(3, len(problems))
-    rows = -(-len(problems) // columns)
-    figure = new_figure(3.4 * columns, 2.8 * rows + 0.5)
-    axes = figure.subplots(rows, columns, squeeze=False).flatten()
-    for ax in axes[len(problems) :]:
-        ax.set_axis_off()
-    for ax, problem in zip(axes, problems, strict=False):  # the last row has gaps
-        top = 0.0
-        for method, style in _DRAWN.items():
+    figure = panels(problems, "evaluations", "mean regret", 3.4)
+    for k, problem in enumerate(problems):
+        means = {}
+        for method, label in _LABELS.items():
             traces = list(curves.get((problem, method), {}).values())
-            if not traces:
-                continue
-            length = min(map(len, traces))
-            values = np.stack([trace[:length] for trace in traces])
-            mean = values.mean(0)
-            error = standard_error(values)
-            band = (mean - error, mean + error) if method in _BANDS else None
-            order = 4 if method in _BANDS else 3
-            steps = np.arange(1, length + 1)
-            step_curve(ax, steps, mean, band, zorder=order, **style)
-            top = max(top, mean[min(_STARTS, length) - 1])
-            ax.set_xlim(1, length)
-        ax.set_title(_TITLES.get(problem, problem), fontsize="medium")
-        ax.set_ylim(0.0, 1.1 * top)  # all methods have the same starts
-        tidy(ax)
-    for ax in axes[max(0, len(problems) - columns) : len(problems)]:
-        ax.set_xlabel("evaluations")
-    for ax in axes[::columns]:
-        ax.set_ylabel("mean regret")
-    legend_below(figure, list(axes))
-    figure.savefig(path, dpi=120)
+            if traces:
+                length = min(map(len, traces))
+                mean = np.mean([trace[:length] for trace in traces], axis=0)
+                means[label] = (np.arange(1, length + 1), mean)
+        lines(figure, k, means, list(_LABELS.values()))
+        # all methods have the same five starts
+        figure.axes[k].set_ylim(0.0, 1.1 * max(y[:5].min() for _, y in means.values()))
+    save(finished(figure), path)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -11,7 +11,6 @@ import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from botorch.acquisition import LogExpectedImprovement
 from botorch.models import SingleTaskGP
@@ -19,13 +18,10 @@ from botorch.models.hierarchical import HierarchicalConditionalKernel
 from botorch.models.transforms.input import InputTransform
 from botorch.settings import validate_input_scaling
 from gpytorch.kernels import ArcKernel, MaternKernel, ScaleKernel
-from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.priors import GammaPrior
-from linear_operator.utils.errors import NotPSDError
-from scipy.linalg.lapack import dpotrf, dpotri
 from torch import Tensor
 
-from benchmarks.fits import PlainGP, finite, fitted
+from benchmarks.fits import finite, fitted
 from botorch_structured.optim import optimize_acqf_paths
 from botorch_structured.spaces import Equals, In, SearchSpace
 from botorch_structured.spaces.columns import CategoricalColumn, IntegerColumn
@@ -64,18 +60,15 @@ class Encoding(InputTransform):
     ) -> None:
         super().__init__()
         self.space, self.inactive, self.told = space, inactive, list(told)
-        source: list[int] = []
+        self.source: list[int] = []
         code: list[float] = []  # of the choice that a column is 1 for, else NaN
         columns: list[Any] = list(space.columns)
         for c, column in enumerate(columns):
             choices = isinstance(column, CategoricalColumn) and not column.ordered
-            if choices and len(column.codes) > 2 and c not in whole:
-                source += [c] * len(column.codes)
-                code += column.codes
-            else:
-                source.append(c)
-                code.append(math.nan)
-        self.source = source
+            one_hot = choices and len(column.codes) > 2 and c not in whole
+            codes = column.codes if one_hot else [math.nan]
+            self.source += [c] * len(codes)
+            code += codes
         lo, hi = space.bounds
         self._logs = [
             c
@@ -86,7 +79,6 @@ class Encoding(InputTransform):
         width = self._log(hi) - self._lo
         self._width = torch.where(width > 0.0, width, 1.0)
         self._code = torch.tensor(code, dtype=torch.double)
-        self._last: tuple[Tensor, Tensor] | None = None
 
     def _log(self, X: Tensor) -> Tensor:
         if not self._logs:
@@ -101,9 +93,6 @@ class Encoding(InputTransform):
 
     def transform(self, X: Tensor) -> Tensor:
         """``batch_shape x n x d`` points -> ``batch_shape x n x k``."""
-        # the training data, at every evaluation of a fit
-        if self.training and self._last is not None and X is self._last[0]:
-            return self._last[1]
         filled = X if self.inactive == "kept" else self.space.impute(X)
         chosen = (filled[..., self.source] - self._code).abs() < _SAME_CODE
         scaled = self.scale(filled)[..., self.source]
@@ -114,88 +103,7 @@ class Encoding(InputTransform):
         if self.told:
             active = self.space.tree.active_mask(X)[..., self.told]
             encoded = torch.cat([encoded, active.to(encoded)], dim=-1)
-        if self.training and not X.requires_grad:
-            self._last = X, encoded
         return encoded
-
-
-class _RBFGP(PlainGP):
-    """The same with BoTorch's default kernel and priors, by formulas in NumPy."""
-
-    _squares: np.ndarray | None = None
-
-    def compute_custom_loss(self, mll: ExactMarginalLogLikelihood) -> Tensor:
-        """Minus the log evidence and log prior, per point."""
-        if self._squares is None:
-            Z = self.transform_inputs(self.train_inputs[0]).numpy()
-            self._squares = np.square(Z[:, None] - Z).reshape(-1, Z.shape[-1])
-        kernel, noise = self.covar_module, self.likelihood.noise_covar
-        priors = (kernel.lengthscale_prior, noise.noise_prior)
-        return _RBFLoss.apply(
-            kernel.lengthscale,
-            noise.noise,
-            self.mean_module.constant,
-            self.train_targets.numpy(),
-            self._squares,
-            [(p.loc.item(), p.scale.item()) for p in priors],
-        )
-
-
-class _RBFLoss(torch.autograd.Function):
-    """Minus log evidence and log prior, per point, for an RBF kernel of variance 1.
-
-    With ``A = K + noise I``, residuals r and ``a = A^-1 r``, the derivative of the log
-    evidence by ``A`` is ``G = (a a' - A^-1) / 2``.
-
-    Args:
-        ctx: PyTorch's.
-        lengthscale: ``1 x k``.
-        noise: ``1``, the variance.
-        mean: A number.
-        y: ``n`` outcomes.
-        squares: ``n^2 x k`` squared differences of the inputs.
-        priors: Mean and standard deviation of the logarithms of lengthscales and noise.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        lengthscale: Tensor,
-        noise: Tensor,
-        mean: Tensor,
-        y: np.ndarray,
-        squares: np.ndarray,
-        priors: list[tuple[float, float]],
-    ) -> Tensor:
-        n, scale = len(y), lengthscale.numpy().ravel()
-        K = np.exp(-0.5 * (squares @ scale**-2.0)).reshape(n, n)
-        A = K + noise.item() * np.eye(n)
-        factor, failed = dpotrf(A, lower=1)
-        if failed or not np.isfinite(factor).all():
-            raise NotPSDError("The covariance is not positive definite.")
-        lower, _ = dpotri(factor, lower=1)
-        lower = np.tril(lower)
-        inverse = lower + np.tril(lower, -1).T
-        residual = y - mean.item()
-        solved = inverse @ residual
-        G = 0.5 * (np.outer(solved, solved) - inverse)
-        value = -0.5 * (residual @ solved + n * math.log(2.0 * math.pi))
-        value -= np.log(factor.diagonal()).sum()
-        by_scale = ((G * K).ravel() @ squares) * scale**-3.0
-        by_noise = np.array([G.trace()])
-        parameters = ((scale, by_scale), (noise.numpy(), by_noise))
-        for (x, slope), (centre, width) in zip(parameters, priors, strict=True):
-            u = (np.log(x) - centre) / width
-            value -= (0.5 * u**2 + np.log(x)).sum()
-            value -= len(x) * math.log(width * math.sqrt(2.0 * math.pi))
-            slope -= (u / width + 1.0) / x
-        gradients = (by_scale[None], by_noise, solved.sum())
-        ctx.gradients = [noise.new_tensor(g) / -n for g in gradients]
-        return noise.new_tensor(value / -n)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return (*(gradient * part for part in ctx.gradients), None, None, None)
 
 
 def _suggest(
@@ -211,7 +119,7 @@ def _suggest(
 def imputed(problem: Any, X: Tensor, Y: Tensor, seed: int) -> Tensor:
     """``SingleTaskGP`` as it comes, inactive columns at their fill values."""
     Y = finite(Y)
-    model = _RBFGP(X, Y, input_transform=Encoding(problem.space))
+    model = SingleTaskGP(X, Y, input_transform=Encoding(problem.space))
     return _suggest(problem, X, Y, model)
 
 
@@ -230,7 +138,7 @@ def arc(
     encoding = Encoding(problem.space, inactive="marked")
     kernel = _arc_kernel(len(encoding.source))
     with validate_input_scaling(False):  # -1 marks inactive columns
-        model = PlainGP(X, Y, covar_module=kernel, input_transform=encoding)
+        model = SingleTaskGP(X, Y, covar_module=kernel, input_transform=encoding)
     return _suggest(problem, X, Y, model, steps)
 
 
@@ -262,7 +170,7 @@ def hierarchical(problem: Any, X: Tensor, Y: Tensor, seed: int) -> Tensor:
     """
     Y, space = finite(Y), problem.space
     encoding, kernel = _hierarchical_kernel(space)
-    model = PlainGP(X, Y, covar_module=kernel, input_transform=encoding)
+    model = SingleTaskGP(X, Y, covar_module=kernel, input_transform=encoding)
     return _suggest(problem, X, Y, model)
 
 
