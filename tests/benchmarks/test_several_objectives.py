@@ -12,4 +12,6 @@ def test_share_of_front() -> None:
     # units do not matter, nor what is below the quantiles
     scaled = pool * torch.tensor([1e3, 1e-3]) + 7.0
     share = share_of_front(pool[:5], pool)
-    assert 0.0 <= share < 1.0 and share_of_front(scaled[:5], scaled) == pytest.approx(share)
+    assert 0.0 <= share < 1.0 and share_of_front(scaled[:5], scaled) == pytest.approx(
+        share
+    )

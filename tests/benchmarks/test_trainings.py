@@ -25,7 +25,9 @@ def test_the_capacity_of_a_forest() -> None:
 
 
 def test_adult(tmp_path: Path) -> None:
-    one = "39, State-gov, 77516, Bachelors, 13, Single, Adm, No, White, Male, 2174, 0, 40"
+    one = (
+        "39, State-gov, 77516, Bachelors, 13, Single, Adm, No, White, Male, 2174, 0, 40"
+    )
     two = "50, ?, 83311, Bachelors, 13, Married, Exec, No, White, Male, 0, 0, 13"
     rows = f"{one}, United-States, <=50K\n{two}, Cuba, >50K\n\n"
     path = tmp_path / "adult.csv.gz"
