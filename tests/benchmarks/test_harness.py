@@ -34,13 +34,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict:
     return result
 
 
-def test_same_starts_and_different_runs(whole: dict) -> None:
-    for seed in range(2):
-        runs = [whole[f"toy/{m}/{seed}.jsonl"] for m in ("walk", "guess")]
-        assert runs[0][:2] == runs[1][:2] and runs[0][2:] != runs[1][2:]
-    assert whole["toy/walk/0.jsonl"][0] != whole["toy/walk/1.jsonl"][0]
-
-
 class Apart(Toy):
     own_seeds = True
 

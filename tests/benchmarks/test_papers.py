@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.papers import assael, wang
 from benchmarks.papers import runs as paper_runs
-from benchmarks.papers.items import RESULTS, Claim, Item, lower, main, verdict
+from benchmarks.papers.items import RESULTS, Claim, Item, main, verdict
 from benchmarks.papers.pictures import save
 from benchmarks.papers.runs import PLANS
 from benchmarks.summary import load
@@ -71,14 +71,6 @@ def test_pictures_are_drawn(tmp_path: Path) -> None:
     assert 1_000 < (tmp_path / name).stat().st_size <= 60_000
 
 
-@pytest.mark.parametrize(
-    ("holds", "expected"),
-    [("11", "reproduces"), ("110", "partly"), ("10", "partly"), ("100", "does not")],
-)
-def test_the_rule(holds: str, expected: str) -> None:
-    assert verdict([Claim("", "", h == "1") for h in holds]) == expected
-
-
 def test_runs_that_say_otherwise_change_the_verdict(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -92,14 +84,6 @@ def test_runs_that_say_otherwise_change_the_verdict(
     monkeypatch.setattr(assael, "_regrets", lambda: others)
     assert verdict(wang._dominates("forest")[1]) == "does not"
     assert verdict(assael.figure_3()[1]) == "does not"
-
-
-def test_lower_is_one_sided_paired_and_corrected() -> None:
-    x, steps = np.arange(8.0), np.linspace(0.1, 0.2, 8)
-    pairs = {"lower": (x, x + steps), "higher": (x + steps, x), "equal": (x, x)}
-    assert [c.holds for c in lower(pairs)] == [True, False, False]
-    few = {str(k): (x[:5], x[:5] + steps[:5]) for k in range(2)}  # p = 1 / 32 each
-    assert not any(c.holds for c in lower(few))
 
 
 def test_a_script_fails_where_its_page_is_wrong(

@@ -1,6 +1,5 @@
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from toy_benchmark import complete_runs
@@ -63,26 +62,6 @@ def test_treed_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     treed.main([*arguments, "--budget", "7", "--report"])
     assert not (out / "walker" / "htbo" / "100.jsonl").exists()
     assert "## walker" in capsys.readouterr().out
-
-
-def test_treed_tests_are_paired() -> None:
-    """Against hand-made regrets: who is better, by how much, and how surely."""
-    curve = np.linspace(1.0, 0.5, 40)
-    other = {s: curve + 0.01 * s for s in range(10)}
-    ours = {s: v - 0.2 - 0.001 * s for s, v in other.items()}
-    ours[99] = curve + 100.0  # has no pair
-    area, p = treed.area_test(ours, other, 40) or (0.0, 1.0)
-    assert area == pytest.approx(-0.2 - 0.0045)
-    assert p == pytest.approx(2 / 2**10)  # all ten signs are the same
-    assert treed.area_test(other, other, 40) == (0.0, 1.0)
-    assert treed.area_test(ours, {}, 40) is None
-    good, bad = np.full(40, 1e-3), np.full(40, 1.0)
-    share = treed.share_test(
-        {s: good if s < 8 else bad for s in range(10)},
-        {s: good if s < 2 else bad for s in range(10)},
-        at=40,
-    )
-    assert share == pytest.approx((0.6, 2 / 2**6))
 
 
 def test_wang_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,3 @@
-import math
 from pathlib import Path
 
 import numpy as np
@@ -24,14 +23,6 @@ from benchmarks.summary import (
 
 def one(method: str, seed: int, *values: float, problem: str = "p") -> Run:
     return Run(problem, method, seed, np.array(values), 0.0, 0, 0.5)
-
-
-def test_traces_and_gaps() -> None:
-    r = one("a", 0, 3.0, 1.0, 2.0, 0.1)
-    assert r.trace().tolist() == [3.0, 1.0, 1.0, 0.1]
-    assert r.best(3) == 1.0 and r.best() == 0.1 and math.isnan(r.best(5))
-    assert r.log_gap() == pytest.approx(-1.0)
-    assert one("a", 0, 0.0).log_gap() == -16.0
 
 
 def test_ranks_and_paired_tests() -> None:

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from benchmarks.suite.peers import PEERS
 from benchmarks.suite.peers import gaussian_processes as gps
-from benchmarks.suite.peers.gaussian_processes import Encoding
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.test_functions import JenattonTree
 
@@ -98,22 +97,6 @@ def test_optuna_gets_active_parameters_in_native_units() -> None:
     assert values[1] == values[2] == values[3] == 1e6 == max(values)
 
 
-def test_the_state_of_cmaes_repeats_the_search() -> None:
-    """A run, and one whose steps know nothing but points, outcomes and state."""
-    method, space = peer("cmaes"), make_space(small=False)
-    problem = SimpleNamespace(space=space)
-    X, Y = told(space, 5)
-    state = None
-    for step in range(30):
-        x, state = method(problem, X, Y, 100 + step, state)
-        again, _ = method(problem, X, Y, 999, dict(state))
-        assert torch.equal(x, again) and space.feasible(x[None]).all()
-        # a failure and the worst outcome in the middle of generations
-        y = math.nan if step == 7 else -1e7 if step == 17 else -step
-        X, Y = torch.cat([X, x[None]]), torch.cat([Y, Y.new_tensor([[y]])])
-    assert state == {"seed": 100, "starts": 5} and len(X.unique(dim=0)) > 25
-
-
 def test_smac_keeps_its_facade() -> None:
     """It is told of each value once, and its design is the start."""
     pytest.importorskip("smac")
@@ -128,29 +111,6 @@ def test_smac_keeps_its_facade() -> None:
         assert smac._live is not None and smac._live.told == len(X)
         X = torch.cat([X, x[None]])
     assert state == {"seed": 0, "starts": 3}
-
-
-def test_encoding() -> None:
-    space = make_space(small=False)
-    net = {"learner": "net", "C": 1.0, "width": 512, "drop": 0.25}
-    X = space.encode([net | {"size": "l", "act": "gelu"}, {"learner": "none"} | NONE])
-    encoding = Encoding(space, inactive="marked")
-    Z = encoding(X)
-    for name, expected in {
-        "learner": [[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]],
-        "act": [[0.0, 0.0, 1.0], [-1.0] * 3],
-        "size": [[1.0], [0.0]],
-        "C": [[0.5], [-1.0]],
-        "width": [[1.0], [-1.0]],
-    }.items():
-        at = encoding.source.index(space.names.index(name))
-        found = Z[:, at : at + len(expected[0])]
-        torch.testing.assert_close(found, Z.new_tensor(expected))
-    filled = Encoding(space)(space.sample(50, seed=0))
-    assert filled.min() >= 0.0 and filled.max() <= 1.0
-
-
-NONE = {"drop": 1.0, "size": "s"}
 
 
 @pytest.mark.parametrize("small", [False, True])

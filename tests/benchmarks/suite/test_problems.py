@@ -9,11 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.data import DATA
 from benchmarks.data import FILES as FILES_OF_DATA
 from benchmarks.suite import independent, jenatton, learners, optima, svm_tables
 from benchmarks.suite.problem import kind_of
-from benchmarks.suite.synthetic import SyntheticProblem, draw
+from benchmarks.suite.synthetic import draw
 from botorch_structured.spaces import ParameterTree, SearchSpace
 from botorch_structured.spaces.columns import (
     CategoricalColumn,
@@ -68,20 +67,6 @@ def test_jenatton() -> None:
 # -- random functions ---------------------------------------------------------------
 
 
-def fresh(number: int) -> SyntheticProblem:
-    draw.cache_clear()
-    return draw(number)
-
-
-def test_a_number_gives_one_problem() -> None:
-    first, second = fresh(4), fresh(4)
-    assert first is not second and first.properties == second.properties
-    X = first.space.sample(50, seed=0)
-    assert first.truths(X).equal(second.truths(X))
-    assert first.optimizer.equal(second.optimizer)
-    assert draw(3).space.names != first.space.names
-
-
 @pytest.mark.parametrize("number", [0, 12, 38])  # rough, smooth, bowls; chains, trees
 def test_a_problem_is_what_it_says(number: int) -> None:
     problem = draw(number)
@@ -120,17 +105,6 @@ def test_columns_of_text(tmp_path: Path) -> None:
     }
 
 
-def test_a_configuration_has_one_value() -> None:
-    pytest.importorskip("sklearn")
-    problem = learners.DEVELOP["cash-wine"](0)
-    knn = [{"learner": "knn", "knn:n_neighbors": k} for k in (5, 25)]
-    X = problem.space.encode([{"learner": "gnb"}, *knn])
-    values = problem.truths(X)
-    assert ((values > 0) & (values < 0.2)).all()
-    assert [problem(x) for x in X] == values.tolist()
-    assert len(problem.cash.evaluations) == 3  # each was run once
-
-
 # -- tables of support vector machines ----------------------------------------------
 
 
@@ -164,14 +138,6 @@ def test_values_are_those_of_the_table(tmp_path: Path) -> None:
     svm_tables._read.cache_clear()
     with pytest.raises(ValueError, match="288 configurations of yeast"):
         svm_tables.SVMTable("W8A", tmp_path)
-
-
-@pytest.mark.skipif(not (DATA / svm_tables._FILE).exists(), reason="needs its table")
-def test_the_table_itself() -> None:
-    problem = svm_tables.DEVELOP["svm-A9A"](0)
-    config = {"kernel": "rbf", "C": 1 / 32, "gamma": 0.01}
-    assert problem(problem.space.encode([config])[0]) == pytest.approx(1 - 0.834988)
-    assert problem.optimal_value == pytest.approx(0.150783)
 
 
 # -- the search for optima ----------------------------------------------------------

@@ -4,7 +4,6 @@ import pytest
 from benchmarks.suite.ranks import (
     compare,
     mean_ranks,
-    mean_regrets,
     report,
     scaled_regrets,
     stays,
@@ -48,16 +47,6 @@ def test_the_regret_is_that_of_the_best_observed_point() -> None:
     assert trace.tolist() == [2.0, 6.0, 6.0, 4.0]
     scaled = one("p", "a", 0, 5.0, 3.0, 3.0, 1.0, optimum=1.0, middle=5.0)
     assert scaled_regrets([scaled])["p"]["a"][0].tolist() == [1.0, 0.5, 0.5, 0.0]
-
-
-def test_seeds_are_averaged_where_all_methods_have_them() -> None:
-    runs = [one("p", "a", s, 0.2 * s) for s in range(3)] + [one("p", "b", 1, 0.5)]
-    runs.append(one("q", "a", 0, 1.0))
-    traces = scaled_regrets(runs)
-    assert mean_regrets(traces, ["a"], 1)["p"] == pytest.approx([0.2])
-    both = mean_regrets(traces, ["b", "a"], 1)
-    assert both.keys() == {"p"} and both["p"] == pytest.approx([0.5, 0.2])
-    assert mean_regrets(traces, ["a", "b"], 2) == {}
 
 
 def test_ranks(runs: list[Run]) -> None:
