@@ -58,13 +58,7 @@ from benchmarks.summary import Run, load
 from botorch_structured._botorch_names import log_ei_helper
 from botorch_structured.models import MultiTaskABLR
 from botorch_structured.models.tree.old_studies import OldStudiesMean, normal_scores
-from botorch_structured.plots.style import (
-    COLOURS,
-    GREY,
-    new_figure,
-    step_curve,
-    tidy,
-)
+from botorch_structured.plots.style import COLOURS, GREY, new_figure, step_curve, tidy
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.study import Study
 
@@ -404,14 +398,14 @@ def report(runs: Sequence[Run], reference: str) -> str:
         runs: Of all methods; data sets and seeds that one method lacks are left out.
         reference: The method that others are compared with.
     """
-    lines = []
+    text = []
     for kind in ("yahpo", "learners", ""):
         traces = _scaled([one for one in runs if one.problem.startswith(kind)])
         if not traces or not traces[reference].size:
             continue
         count, length = traces[reference].shape
         shown = [n for n in _SHOWN if n <= length]
-        lines += [
+        text += [
             f"{kind or 'all'}: {count} runs; mean scaled regret; mean rank; "
             f"better : worse than {reference}, Wilcoxon p",
             "| evaluations | " + " | ".join(map(str, shown)) + " |",
@@ -428,9 +422,9 @@ def report(runs: Sequence[Run], reference: str) -> str:
                     p = wilcoxon(a, b).pvalue if (a != b).any() else 1.0
                     cell += f"; {(a < b).sum()} : {(a > b).sum()}, {p:.2g}"
                 cells.append(cell)
-            lines.append(f"| `{method}` | " + " | ".join(cells) + " |")
-        lines.append("")
-    return "\n".join(lines).rstrip()
+            text.append(f"| `{method}` | " + " | ".join(cells) + " |")
+        text.append("")
+    return "\n".join(text).rstrip()
 
 
 def draw(runs: Sequence[Run], path: Path) -> None:
