@@ -1,4 +1,3 @@
-import gzip
 import json
 from functools import partial
 from pathlib import Path
@@ -9,8 +8,7 @@ import torch
 from toy_benchmark import complete_runs
 
 from benchmarks import methods
-from benchmarks.harness import read_records
-from benchmarks.quality import forests, quadratics, signals
+from benchmarks.quality import quadratics, signals
 from botorch_structured.test_functions import QuadraticTasks
 
 METHODS = {
@@ -49,42 +47,6 @@ def test_quadratics_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     # with 29 tasks known, three values say which quadratic it is
     assert float(row.split("|")[2]) <= 4.5
     assert complete_runs(tmp_path, 5, "quadratic-*") == 3
-
-
-def write_forests(folder: Path) -> None:
-    """Forests of four tasks, the last one constant."""
-    rng = np.random.default_rng(0)
-    names = ["bootstrap", "criterion", "max_features", "min_samples_leaf"]
-    names = [f"randomforestclassifier__{n}" for n in (*names, "min_samples_split")]
-    names += ["columntransformer__numeric__imputer__strategy"]
-    text = [f"@ATTRIBUTE {n} X" for n in (*names, "predictive_accuracy", "task_id")]
-    text.append("@DATA")
-    for k in range(48):
-        x, leaf = rng.uniform(0.1, 0.9), rng.integers(1, 21)
-        y = 0.5 if k >= 36 else 0.9 - (x - 0.5) ** 2 - 0.01 * leaf
-        kinds = [rng.choice(["True", "False"]), rng.choice(["gini", "entropy"])]
-        fill = rng.choice(["mean", "median", "most_frequent"])
-        text.append(f"{kinds[0]},{kinds[1]},{x},{leaf},2,{fill},{y},{k // 12}")
-    path = folder / "openml_flow6969_random_forest.arff.gz"
-    path.write_bytes(gzip.compress("\n".join(text).encode()))
-
-
-def test_forests_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_forests(tmp_path)
-    known = forests._tables(tmp_path, "forests")
-    assert sorted(forests.held_out(known)) == ["0", "1", "2"]  # 3 is constant
-    out = tmp_path / "out"
-    arguments = ["--data", str(tmp_path), "--seeds", "1", "--budget", "6", "--tasks"]
-    arguments += ["2", "--processes", "0", "--out", str(out), "--methods", "warm"]
-    arguments += ["gp", "random", "earlier", "without"]
-    forests.main([*arguments, "--figures", str(tmp_path / "figures")])
-    assert "2 runs on 2 data sets" in capsys.readouterr().out
-    assert (tmp_path / "figures/ablr_forests.png").stat().st_size > 5_000
-    assert complete_runs(out, 6) == 10
-    for records in map(read_records, out.glob("*/*/*.jsonl")):
-        assert len({str(r["x"]) for r in records}) == 6  # no row twice
-    with pytest.raises(FileNotFoundError, match="tst_svm"):
-        forests.main(["--data", str(tmp_path), "--table", "svm"])
 
 
 def test_signals_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -50,17 +50,6 @@ def test_the_command_goes_on(
     assert file.read_text() == before and "| limited " in capsys.readouterr().out
 
 
-def test_long_evaluations_are_stopped(tmp_path: Path) -> None:
-    """Those of the second leaf, which take 10 seconds of 40; and all of them."""
-    errors, seconds = costs.run(Surrogate("3", tmp_path), 0, 12, 40.0)
-    stopped = errors.isinf()
-    assert 0 < stopped.sum() < 5
-    assert set(seconds[stopped].tolist()) == {8.0}
-    assert set(seconds[~stopped].tolist()) == {1.0}
-    errors, seconds = costs.run(Surrogate("3", tmp_path), 0, 12, 4.0)
-    assert errors.isinf().all() and seconds.sum() == pytest.approx(4.0, abs=0.8)
-
-
 def test_the_report() -> None:
     full = Trace("3", "full", 0, [0.4, 0.3, 0.2], [10.0, 20.0, 30.0])
     run = Trace("3", "limited", 0, [float("inf"), 0.3, 0.2], [1.0, 2.0, 3.0])

@@ -12,7 +12,6 @@ import pytest
 from benchmarks.papers import assael, wang
 from benchmarks.papers import runs as paper_runs
 from benchmarks.papers.items import RESULTS, Claim, Item, main, verdict
-from benchmarks.papers.pictures import save
 from benchmarks.papers.runs import PLANS
 from benchmarks.summary import load
 
@@ -62,13 +61,6 @@ def test_pages_and_pictures_are_small_and_belong_together() -> None:
     assert drawn == {p.name for p in PICTURES.iterdir()}
     assert drawn == set(re.findall(r"images/papers/([\w.]+)", "".join(texts)))
     assert all(p.stat().st_size <= 60_000 for p in PICTURES.iterdir())
-
-
-def test_pictures_are_drawn(tmp_path: Path) -> None:
-    name, draw = ITEMS["assael", "Figure 1"].picture or ("", None)
-    assert draw is not None
-    save(draw(), tmp_path / name)
-    assert 1_000 < (tmp_path / name).stat().st_size <= 60_000
 
 
 def test_runs_that_say_otherwise_change_the_verdict(

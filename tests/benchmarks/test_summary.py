@@ -10,7 +10,6 @@ from benchmarks.harness import run
 from benchmarks.summary import (
     Run,
     evaluations_to,
-    holm,
     load,
     mean_ranks,
     one_sided,
@@ -41,11 +40,6 @@ def test_ranks_and_paired_tests() -> None:
     header, rows = paired_tests(runs, "a")
     assert header[0] == "a better than" and [row[0] for row in rows] == ["b", "c"]
     assert float(rows[0][3]) == pytest.approx(2 * p, rel=0.05)
-
-
-def test_holm() -> None:
-    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
-    assert holm([0.5, 0.9]) == [1.0, 1.0] and holm([]) == []
 
 
 def test_what_pairs_say() -> None:

@@ -1,13 +1,11 @@
 """Tuning problems that are sums of parts which bend one way each, and tables."""
 
 import gzip
-import math
 from pathlib import Path
 
 import pytest
-import torch
 
-from benchmarks.problems.trainings import NetworkTuning, read_adult
+from benchmarks.problems.trainings import read_adult
 
 
 def test_adult(tmp_path: Path) -> None:
@@ -25,11 +23,3 @@ def test_adult(tmp_path: Path) -> None:
     (tmp_path / "adult.data").write_text("1, 2, 3\n")
     with pytest.raises(ValueError, match="14 features and a label"):
         read_adult(tmp_path / "adult.data")
-
-
-def test_a_network_learns_and_penalties_keep_it_from_it() -> None:
-    X = torch.tensor([[0.0, 0.0, 8.0], [1.0, 0.0, 8.0], [0.0, 1.0, 8.0]]).double()
-    parts = NetworkTuning().components(X)
-    assert parts[0, 0] < 0.2 and parts[0].sum() < 1.0
-    assert (parts[1:, 0] > 0.6 * math.log(10.0)).all()
-    assert parts[0, 1] > parts[1:, 1].max()  # the gap is largest without them

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.data import FILES as FILES_OF_DATA
-from benchmarks.suite import independent, jenatton, learners, optima, svm_tables
+from benchmarks.suite import jenatton, learners, optima, svm_tables
 from benchmarks.suite.problem import kind_of
 from benchmarks.suite.synthetic import draw
 from botorch_structured.spaces import ParameterTree, SearchSpace
@@ -22,27 +22,6 @@ from botorch_structured.spaces.columns import (
 from botorch_structured.test_functions import JenattonTree
 
 # -- independent decisions ----------------------------------------------------------
-
-
-@pytest.mark.parametrize("number", [0, 1007])
-def test_the_optimum_of_independent_decisions(number: int) -> None:
-    problem = independent.make(0, number)
-    X = problem.space.sample(3000, seed=2)
-    values = problem.truths(X)
-    assert torch.equal(values, independent.make(1, number).truths(X))
-    assert 12 <= problem.tree.num_paths <= 200
-    # at the columns' centres of the best path it is attained
-    best = torch.zeros(problem.tree.num_paths, problem.space.dim).to(X)
-    best[:, len(problem.tree.decision_columns) :] = torch.from_numpy(problem._centre)
-    for x, path in zip(best, problem.tree.paths, strict=True):
-        for column, value in path.decisions.items():
-            x[column] = value
-    attained = problem.truths(best).min().item()
-    assert attained == pytest.approx(problem.optimal_value, abs=1e-12)
-    assert problem.optimal_value < values.min() < problem.middle_value
-    # what is not active does not count
-    other = problem.truths(torch.where(problem.tree.active_mask(X), X, 0.3))
-    torch.testing.assert_close(other, values, rtol=0.0, atol=1e-12)
 
 
 # -- Jenatton's functions -----------------------------------------------------------
