@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from botorch_structured.models.ablr.factors import TaskData
-from botorch_structured.models.ablr.regressions import Regressions
-from botorch_structured.models.ablr.rows import Processes, TaskRows
+from botorch_structured.models.ablr.processes import Processes
+from botorch_structured.models.ablr.regressions import Regressions, TaskData
 
 
 @dataclass
@@ -27,20 +26,17 @@ class Problem:
     def regressions(
         self, chunk_rows: int | None = None, processes: Processes | None = None
     ) -> Regressions:
-        """The package's; with ``chunk_rows``, the first two chunks are kept."""
-        rows = TaskRows(
-            self.task,
-            len(self.log_beta),
-            chunk_rows=chunk_rows,
-            kept_rows=10**6 if chunk_rows is None else 2 * chunk_rows,
-        )
+        """The package's; with ``chunk_rows``, no activations are kept."""
         data = TaskData(
             self.features,
             self.X,
             self.Y,
-            rows,
+            self.task,
+            len(self.log_beta),
             noise_variance=self.noise_variance,
-            processes=processes or Processes(),
+            processes=processes,
+            chunk_rows=chunk_rows,
+            kept_rows=10**6 if chunk_rows is None else 0,
         )
         return Regressions(data, self.log_alpha, self.log_beta)
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from botorch_structured.models import MultiTaskABLR
 from botorch_structured.models.ablr.feature_maps import TanhNetwork
-from botorch_structured.models.ablr.rows import Processes
+from botorch_structured.models.ablr.processes import Processes
 
 COUNTS = [40, 0, 3, 7, 25, 8, 6]
 

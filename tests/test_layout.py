@@ -28,6 +28,7 @@ LAYERS = [
     "spaces",
     "linalg",
     "_botorch_names",
+    "_learners",
     "kernels",
     "transforms",
     "models",
@@ -40,7 +41,6 @@ LAYERS = [
     "test_functions",
     "plots",
     "study",
-    "demo",
     "integrations",
     "__main__",
 ]

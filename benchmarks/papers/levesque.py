@@ -24,9 +24,9 @@ from benchmarks.papers.pictures import panels
 from benchmarks.papers.runs import BUDGETS
 from benchmarks.papers.runs import LEVESQUE as METHODS
 from benchmarks.summary import load, markdown_table, one_sided
+from botorch_structured._learners import LEARNERS
 from botorch_structured.kernels import ConditionalKernel, LaplaceKernel, MondrianKernel
 from botorch_structured.spaces import ParameterTree
-from botorch_structured.test_functions.learners import LEARNERS
 
 _LENGTH = 0.75
 _TREES = 30

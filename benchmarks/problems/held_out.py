@@ -16,10 +16,10 @@ import numpy as np
 from torch import Tensor
 
 from benchmarks.problems.public_tables import load
+from botorch_structured._learners import LEARNERS
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.test_functions import ScikitLearnCASH
 from botorch_structured.test_functions.base import ConditionalTestFunction
-from botorch_structured.test_functions.learners import LEARNERS
 
 _TRAINING, _TEST = 300, 1000  # rows at most
 _EPOCHS = 50

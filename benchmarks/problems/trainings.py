@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +17,40 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks.data import Text, cells
+from botorch_structured.spaces.arguments import check_count
 from botorch_structured.test_functions.base import import_sklearn
-from botorch_structured.test_functions.monotone import TuningTestFunction
+from botorch_structured.test_functions.monotone import DecomposedTestFunction
 
 _TRAINING_IMAGES = 200
 _PIXELS = 8
+
+
+class TuningTestFunction(DecomposedTestFunction):
+    """Validation error; the parts are the training error and the gap between both.
+
+    The former is believed to fall and the latter to rise with the learner's capacity.
+    A configuration is trained once; it has the same value again, as splits and random
+    states depend on ``seed`` only. A subclass defines ``_train``.
+    """
+
+    def __init__(self, seed: int, noise_std: float | None, negate: bool) -> None:
+        check_count("seed", seed, least=0)
+        super().__init__(noise_std=noise_std, negate=negate)
+        self.seed = seed
+        self._measured: dict[tuple[float, ...], tuple[float, float]] = {}
+
+    @abstractmethod
+    def _train(self, x: tuple[float, ...]) -> tuple[float, float]:
+        """Training and validation error of one configuration."""
+
+    def _evaluate_components(self, X: Tensor) -> Tensor:
+        parts = []
+        for x in map(tuple, X.reshape(-1, self.dim).tolist()):
+            if x not in self._measured:
+                self._measured[x] = self._train(x)
+            training, validation = self._measured[x]
+            parts.append((training, validation - training))
+        return X.new_tensor(parts).reshape(*X.shape[:-1], 2)
 
 
 class ForestTuning(TuningTestFunction):

@@ -40,6 +40,11 @@ from benchmarks.command import options, runs_of
 from benchmarks.harness import Method
 from benchmarks.papers.pictures import curves, finished, panels, save
 from benchmarks.problems.tables import support_vector_tables
+from benchmarks.problems.transfer import (
+    TransferTable,
+    TransferTables,
+    random_forest_tables,
+)
 from benchmarks.summary import (
     Paired,
     holm,
@@ -47,11 +52,6 @@ from benchmarks.summary import (
     one_sided,
     pair,
     ranks_of,
-)
-from botorch_structured.test_functions import (
-    TransferTable,
-    TransferTables,
-    random_forest_tables,
 )
 
 _FILES = {

@@ -39,8 +39,8 @@ from tqdm import tqdm
 from benchmarks.data import DATA, read
 from benchmarks.harness import RunKey, read_records
 from benchmarks.summary import load, report
+from botorch_structured._learners import LEARNERS
 from botorch_structured.test_functions import JenattonTree, ScikitLearnCASH
-from botorch_structured.test_functions.learners import LEARNERS
 
 _LEAVES = 8
 _ROWS = 1_000

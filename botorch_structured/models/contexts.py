@@ -15,8 +15,6 @@ from threadpoolctl import LibController, ThreadpoolController
 from tqdm import tqdm
 
 _ROWS_FOR_ONE_THREAD = 1000
-# seconds below which there is no progress bar
-_SECONDS_WITHOUT_BAR = 3.0
 
 
 @contextmanager
@@ -96,7 +94,7 @@ def progress_bar(
         name: Of what takes these steps.
         unit: A step's name.
     """
-    delay = 0.0 if progress else _SECONDS_WITHOUT_BAR
+    delay = 0.0 if progress else 3.0  # seconds
     with tqdm(
         total=total,
         desc=name,

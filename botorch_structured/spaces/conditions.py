@@ -231,16 +231,16 @@ class Operand:
 
     Args:
         col: The column; None for a constant.
-        log: Whether the column holds the decimal logarithm of its value.
         codes: For choices the numbers that stand for them; ``(0,)`` for a constant.
         values: The choices, or the constant alone.
+        log: Whether the column holds the decimal logarithm of its value.
         condition: Where a constant is active.
     """
 
     col: int | None
-    log: bool = False
     codes: tuple[float, ...] = ()
     values: tuple[Any, ...] = ()
+    log: bool = False
     condition: Condition = And(())
 
     def index(self, X: Tensor) -> Tensor:

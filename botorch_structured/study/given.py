@@ -1,22 +1,15 @@
-"""What a `Study` is given: a space, parameters to hold, and tables of evaluations."""
+"""Arguments of a `Study`: a space, parameters to fix, and tables of evaluations."""
 
 from __future__ import annotations
-
-__all__ = ["read_csv", "read_fixed", "read_space"]
 
 import csv
 import os
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.spaces.arguments import brief
 from botorch_structured.spaces.columns import Constant, takes
-
-_COST = "cost"
-# What pandas, R and NumPy write in cells that are empty.
-_MISSING = ("nan", "na")
 
 
 def read_space(space: Any, told_apart: bool = True) -> SearchSpace:
@@ -86,7 +79,7 @@ def read_fixed(space: SearchSpace, fixed: Any) -> dict[int, float]:
     if not isinstance(fixed, Mapping):
         raise ValueError(f"fixed: expected {{name: value}}, got {brief(fixed)}.")
     named = space.named()
-    held: dict[int, float] = {}
+    columns: dict[int, float] = {}
     for name, value in fixed.items():
         if name not in named:
             raise ValueError(
@@ -94,32 +87,35 @@ def read_fixed(space: SearchSpace, fixed: Any) -> dict[int, float]:
             )
         for p in named[name]:
             if not isinstance(p, Constant) and takes(p, value):
-                held[space._position[p.name]] = p.encode(value)
-
-    is_left = partial(space.can_have, held=held)
+                columns[space._position[p.name]] = p.encode(value)
+    # the parameters of these names that some configuration has with these values
+    left = {
+        name: [p for p in named[name] if space.can_have(p, columns)] for name in fixed
+    }
     for name, value in fixed.items():
+        wrong = [p for p in left[name] if not takes(p, value)]
         good = [p for p in named[name] if takes(p, value)]
-        wrong = [p for p in named[name] if not takes(p, value)]
-        left = list(filter(is_left, wrong))
-        if good and not left:
+        if good and not wrong:
             continue
         hint = ""
-        if any(map(is_left, good)):
+        if any(takes(p, value) for p in left[name]):
             hint = " Others take it: hold what tells them apart, too."
             if None in space.shown_names:
                 hint = " Others take it, but no parameter tells them apart."
-        expected = " or ".join(dict.fromkeys(p.expected() for p in left or wrong))
+        expected = " or ".join(
+            dict.fromkeys(p.expected() for p in wrong or named[name])
+        )
         raise ValueError(
             f"fixed: {name!r}: expected {expected}, got {brief(value)}.{hint}"
         )
-    for name in fixed:
-        if not any(map(is_left, named[name])):
+    for name, parameters in left.items():
+        if not parameters:
             others = {k: v for k, v in fixed.items() if k != name}
             raise ValueError(
                 f"fixed: expected parameters of one configuration, got {name!r}, which "
                 f"none has with {others}."
             )
-    return held
+    return columns
 
 
 def read_csv(
@@ -143,15 +139,13 @@ def read_csv(
         ValueError: A name is both a parameter and an outcome, a column is missing or
             there twice, a row has too many cells or too few, or ``check`` says so.
     """
-    # Names of parameters, and the texts among their choices.
     choices = {
         name: [c for p in several for c in getattr(p, "choices", ())]
         for name, several in space.named().items()
     }
-    parameters = {k: [c for c in v if isinstance(c, str)] for k, v in choices.items()}
-    if clash := parameters.keys() & {*outcomes, _COST}:
+    if clash := choices.keys() & {*outcomes, "cost"}:
         raise ValueError(
-            f"space: expected no parameter called {_COST!r}, or as an outcome, for a "
+            "space: expected no parameter called 'cost', or as an outcome, for a "
             f"table, got {sorted(clash)}: tell the evaluations instead."
         )
     configs: list[dict[str, str]] = []
@@ -186,32 +180,32 @@ def read_csv(
                     "to_csv(..., index=False)."
                 )
             cells = [_cell(row.pop(name)) for name in outcomes]
-            pairs = zip(outcomes, map(_number_or_text, cells), strict=True)
-            value = dict(pairs) if any(cells) else None
-            cell = _cell(row.pop(_COST, ""))
-            cost = _number_or_text(cell) if cell else None
-            without = {name: _cell(cell) for name, cell in row.items()}
-            for name, cell in without.items():
-                if row[name].strip() not in parameters.get(name, ()):
-                    row[name] = cell
+            numbers = dict(zip(outcomes, map(_number_or_text, cells), strict=True))
+            value = numbers if any(cells) else None
+            cost = _number_or_text(_cell(row.pop("cost", ""))) or None
+            blank = {name: _cell(cell) for name, cell in row.items()}
+            config = {
+                name: cell if cell.strip() in choices.get(name, ()) else blank[name]
+                for name, cell in row.items()
+            }
             try:
-                check(row, value, cost)
+                check(config, value, cost)
             except ValueError as error:
-                row = without  # the text "NA" may be a choice on another path
+                config = blank  # the text "NA" may be a choice on another path
                 try:
-                    check(row, value, cost)
+                    check(config, value, cost)
                 except ValueError:
                     raise ValueError(f"{where}: {error}") from None
-            configs.append(row)
+            configs.append(config)
             values.append(value)
             costs.append(cost)
     return configs, values, costs
 
 
 def _cell(text: str) -> str:
-    """A cell without spaces around it; empty where nothing was written."""
+    """A cell without spaces around it; empty where pandas, R or NumPy had nothing."""
     text = text.strip()
-    return "" if text.lower() in _MISSING else text
+    return "" if text.lower() in ("nan", "na") else text
 
 
 def _number_or_text(cell: str) -> float | str:

@@ -9,9 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from botorch_structured.models.ablr.factors import TaskData
-from botorch_structured.models.ablr.regressions import Regressions, WeightPosterior
-from botorch_structured.models.ablr.rows import TaskRows
+from botorch_structured.models.ablr.regressions import (
+    Regressions,
+    TaskData,
+    WeightPosterior,
+)
 
 FILES = "ablr_*.json"
 TOLERANCE = 1e-10
@@ -41,13 +43,14 @@ class Problem:
         noise_variance: Tensor | None = None,
     ) -> Regressions:
         """With the first rows (default: all), and with noise as alpha says it."""
-        rows = TaskRows(self.task[:num_rows], 1, chunk_rows=chunk_rows)
         data = TaskData(
             nn.Identity(),
             self.Phi[:num_rows],
             self.y[:num_rows],
-            rows,
+            self.task[:num_rows],
+            1,
             noise_variance=noise_variance,
+            chunk_rows=chunk_rows,
         )
         log_alpha = self.log_alpha if noise_variance is None else None
         return Regressions(data, log_alpha, self.log_beta)

@@ -7,18 +7,6 @@ what trials were worth, in the words of `botorch_structured.Study`.
 
 from __future__ import annotations
 
-__all__ = [
-    "Asked",
-    "DeclaredSpace",
-    "TrialParameter",
-    "TrialValues",
-    "Values",
-    "check_declared",
-    "configurations",
-    "held_where_possible",
-    "with_one_nan",
-]
-
 import math
 import statistics
 import sys
@@ -26,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
-from functools import cache
+from functools import cache, cached_property
 from itertools import islice
 from numbers import Real
 from typing import Any
@@ -52,10 +40,6 @@ from botorch_structured.spaces.columns import (
     FloatColumn,
     IntegerColumn,
 )
-
-# Ends of ranges that differ by no more than this share, of the number or, unless it is
-# logarithmic, the range, are the same but for rounding.
-_ROUNDING = 1e-12
 
 Values = dict[str, tuple[BaseDistribution | None, Any]]
 """``{name: (distribution, value)}``; the distribution is None where it is not known."""
@@ -193,9 +177,10 @@ class TrialParameter:
         ours = self.distribution
         is_float = isinstance(self.distribution, FloatDistribution)
         if is_float and isinstance(value, Real):
+            # apart from rounding of the number, or the range unless it is logarithmic
             room = 0.0 if log or ours.log else self._width
             for end in (ours.low, ours.high):
-                if abs(value - end) <= _ROUNDING * max(abs(end), room):
+                if abs(value - end) <= 1e-12 * max(abs(end), room):
                     return True
         return self.contains(value)
 
@@ -243,10 +228,14 @@ class Asked:
     complete: bool = True
     expected: bool = False
 
-
-# Random points among which one is looked for that can have the parameters that a trial
-# asked for, where a first one cannot.
-_DRAWS = 2_000
+    @cached_property
+    def numbers(self) -> dict[str, float]:
+        """The place of each value on the axis of its column."""
+        return {
+            name: TrialParameter(name, distribution).number(value)
+            for name, (distribution, value) in self.values.items()
+            if distribution is not None
+        }
 
 
 class DeclaredSpace:
@@ -405,7 +394,7 @@ def configurations(
 
     @cache
     def others(rare: bool) -> Tensor:
-        return space.starts(seed=0) if rare else _drawn(space, _DRAWS, 0)
+        return space.starts(seed=0) if rare else _drawn(space, 2_000, 0)
 
     for i, seed in enumerate(seeds):
         lacks = not set(active[i].nonzero().flatten().tolist()) <= known[i].keys()

@@ -42,8 +42,8 @@ section 3, tasks and signals at once        not here: the paper's future work
 the default adds. Beyond the paper: exchangeable priors of the precisions
 (``hyperparameters``), updates by one outcome
 (``regressions.WeightPosterior.update``), whole sampled functions
-(``prediction.WeightPath``) and rows that are spread over processes
-(``rows.Processes``).
+(``multi_task_ablr.WeightPath``) and rows that are spread over processes
+(``processes.Processes``).
 
 References:
 

@@ -15,14 +15,6 @@ References:
 
 from __future__ import annotations
 
-__all__ = [
-    "KernelFeatures",
-    "TanhNetwork",
-    "as_feature_map",
-    "published_network",
-    "weight_level",
-]
-
 import math
 import warnings
 from collections.abc import Callable, Sequence
@@ -36,17 +28,8 @@ from gpytorch.priors import NormalPrior
 from torch import Tensor, nn
 
 from botorch_structured._botorch_names import BatchNorm, DropoutNd
-from botorch_structured.models.ablr.rows import Processes
+from botorch_structured.models.ablr.processes import Processes
 from botorch_structured.spaces.arguments import check_count, later_seed
-
-# The prior of the network's weights has its full width from 300 rows on (10 evaluations
-# of each of 29 old tasks), and is narrower with fewer.
-_ROWS_FOR_A_NETWORK = 300
-# A column that spans less than a tenth of [0, 1] in ten rows or more is probably not
-# normalised.
-_NARROW, _ROWS_TO_BE_NARROW = 0.1, 10
-# Rows whose features are computed at once to find their size.
-_CHUNK_ROWS = 4_096
 
 
 class TanhNetwork(Module):
@@ -127,17 +110,17 @@ class TanhNetwork(Module):
         )
         if prior_scale is not None:
             for kind, i, values in self._layers():
-                scale, root = self._spread(values)
-                spread = torch.full_like(values.detach(), prior_scale * scale / root)
-                prior = NormalPrior(torch.zeros_like(spread), spread)
+                spread, root = self._spread(values)
+                scale = torch.full_like(values.detach(), prior_scale * spread / root)
+                prior = NormalPrior(torch.zeros_like(scale), scale)
                 entry = _Entry(kind, i)
                 self.register_prior(f"{kind}_prior_{i}", prior, entry, entry.set)
         self.seed = seed
         self.restart()
 
     def _layers(self) -> list[tuple[str, int, nn.Parameter]]:
-        kinds = ("weights", self.weights), ("biases", self.biases)
-        return [(kind, i, p) for kind, every in kinds for i, p in enumerate(every)]
+        weights = [("weights", i, p) for i, p in enumerate(self.weights)]
+        return weights + [("biases", i, p) for i, p in enumerate(self.biases)]
 
     def _spread(self, values: Tensor) -> tuple[float, float]:
         """The standard deviation at the start, times a root, and that root."""
@@ -173,8 +156,8 @@ class TanhNetwork(Module):
         generator = torch.Generator().manual_seed(seed)
         drawn = []
         for *_, values in self._layers():
-            scale, root = self._spread(values)
             normal = torch.randn(values.shape, generator=generator, dtype=torch.float64)
+            scale, root = self._spread(values)
             drawn.append(normal * scale / root)
         return drawn
 
@@ -286,6 +269,8 @@ def as_feature_map(
 def default_network(X: Tensor, seed: int, processes: Processes) -> TanhNetwork:
     """The network of the paper, with a prior that is narrower below 300 rows.
 
+    300 rows are 10 evaluations of each of 29 old tasks.
+
     Args:
         X: Transformed inputs, ``n x d``. Columns outside [0, 1] are scaled by their
             range.
@@ -297,19 +282,20 @@ def default_network(X: Tensor, seed: int, processes: Processes) -> TanhNetwork:
     low = processes.least(torch.cat([X, far]).amin(0)).double()
     high = -processes.least(torch.cat([-X, far]).amin(0)).double()
     unit = ~((low < 0.0) | (high > 1.0)) | (low == high)
-    narrow = unit & (low < high) & (high - low < _NARROW)
-    low, high = torch.where(unit, 0.0, low), torch.where(unit, 1.0, high)
-    rows = processes.total_int(len(X), X.device)
-    if rows >= _ROWS_TO_BE_NARROW and narrow.any():
+    narrow = unit & (low < high) & (high - low < 0.1)
+    low = torch.where(unit, 0.0, low)
+    high = torch.where(unit, 1.0, high)
+    rows = processes.count(X)
+    if rows >= 10 and narrow.any():
         warnings.warn(
             f"train_X: columns {narrow.nonzero()[:, 0].tolist()} (without the task's) "
             f"are within [0, 1], which is taken to be normalised, but span less than "
-            f"{_NARROW}: the network will hardly see them. Pass input_transform="
+            "0.1: the network will hardly see them. Pass input_transform="
             "Normalize(...), and logarithms of what is on a log scale.",
             InputDataWarning,
             stacklevel=3,
         )
-    scale = min(1.0, math.sqrt(max(rows, 1) / _ROWS_FOR_A_NETWORK))
+    scale = min(1.0, math.sqrt(max(rows, 1) / 300))
     bounds = torch.stack([low, high]).cpu()
     return TanhNetwork(d, bounds=bounds, prior_scale=scale, seed=seed)
 
@@ -337,10 +323,10 @@ def weight_level(feature_map: nn.Module, X: Tensor, processes: Processes) -> flo
     Raises:
         ValueError: If the features are not finite, all zero, or of another shape.
     """
-    count = processes.total_int(len(X), X.device)
+    count = processes.count(X)
     squares = X.new_zeros((), dtype=torch.float64)
     some = X if len(X) else X.new_zeros(1, X.shape[-1])
-    for rows in some.split(_CHUNK_ROWS):
+    for rows in some.split(4_096):
         try:
             phi = feature_map(rows)
         except RuntimeError as error:
@@ -349,15 +335,11 @@ def weight_level(feature_map: nn.Module, X: Tensor, processes: Processes) -> flo
                 f"{rows.shape[-1]}`` (no task column); on {tuple(rows.shape)} it "
                 f"fails with: {error}"
             ) from error
-        if (
-            phi.ndim != 2
-            or len(phi) != len(rows)
-            or not phi.shape[-1]
-            or not phi.isfinite().all()
-        ):
+        finite = bool(phi.isfinite().all())
+        if phi.ndim != 2 or len(phi) != len(rows) or not phi.shape[-1] or not finite:
             raise ValueError(
                 "feature_map: expected finite features ``n x D`` of ``n x d``, got "
-                f"shape {tuple(phi.shape)}, finite: {bool(phi.isfinite().all())}."
+                f"shape {tuple(phi.shape)}, finite: {finite}."
             )
         if len(X) or not count:
             squares += phi.double().square().sum()

@@ -11,15 +11,6 @@ level, of tasks with many rows the evidence outweighs it.
 
 from __future__ import annotations
 
-__all__ = [
-    "ExchangeableLogNormalPrior",
-    "TaskFeatureKernel",
-    "TaskLikelihood",
-    "WeightPrecision",
-    "fill_without_rows",
-    "noise_model",
-]
-
 import math
 from copy import copy, deepcopy
 from typing import Any
@@ -38,20 +29,8 @@ from torch.distributions import constraints
 
 from botorch_structured.linalg.batch_kernel import BatchKernel
 from botorch_structured.linalg.hyperparameter import Hyperparameter, LogInterval
-from botorch_structured.models.ablr.tasks import TaskColumn
+from botorch_structured.models.ablr.tasks import Tasks
 from botorch_structured.models.fast_inference import noise_is_known
-
-# Noise variance in units of the outcomes' variance: level, standard deviations of its
-# logarithm and of the tasks' around it. Objectives range from exact to mostly noise.
-_NOISE_LEVEL, _NOISE_SPREAD = 1e-3, 2.5
-# Where fits start: from little noise the first steps bend features until they explain
-# outcomes that they cannot, and stay there.
-_FIRST_NOISE = 0.3
-_WEIGHT_SPREAD = 1.0
-_TASK_SPREAD = 1.0
-_NOISE_BOUNDS = (1e-9, 1e1)
-# of the prior variance of an outcome, relative to that of the outcomes
-_AMPLITUDE_BOUNDS = (1e-6, 1e6)
 
 
 class ExchangeableLogNormalPrior(Prior):
@@ -76,7 +55,7 @@ class ExchangeableLogNormalPrior(Prior):
     support = constraints.positive
     _shape = torch.Size()
 
-    def __init__(self, level: float, spread: float, task_spread: float) -> None:
+    def __init__(self, level: float, spread: float, task_spread: float = 1.0) -> None:
         if min(level, spread, task_spread) <= 0:
             raise ValueError(
                 "level, spread, task_spread: expected positive numbers, got "
@@ -91,11 +70,12 @@ class ExchangeableLogNormalPrior(Prior):
         """The log density of ``... x T`` values, ``...``."""
         deviation = value.log() - self.loc.to(value)
         count = value.shape[-1]
-        own, common = self.task_spread.to(value) ** 2, self.spread.to(value) ** 2
-        total = own + count * common
+        each = self.task_spread.to(value) ** 2
+        common = self.spread.to(value) ** 2
+        total = each + count * common
         explained = common * deviation.sum(-1).square() / total
-        quadratic = (deviation.square().sum(-1) - explained) / own
-        log_det = (count - 1) * own.log() + total.log()
+        quadratic = (deviation.square().sum(-1) - explained) / each
+        log_det = (count - 1) * each.log() + total.log()
         return -0.5 * (quadratic + log_det + count * math.log(2.0 * math.pi))
 
     def pooled(self, count: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -107,23 +87,24 @@ class ExchangeableLogNormalPrior(Prior):
         Returns:
             The mode of u, 1 / w and h.
         """
-        own, common = self.task_spread.double(), self.spread.double()
-        level = common / (own.square() + count * common.square()).sqrt() / own
-        return self.loc, own, level
+        each = self.task_spread.double()
+        common = self.spread.double()
+        level = common / (each.square() + count * common.square()).sqrt() / each
+        return self.loc, each, level
 
     def most_probable(self, others: Tensor) -> Tensor:
         """The mode of one more value, on the scale of logarithms, given others."""
         deviation = others.log() - self.loc.to(others)
-        own, common = self.task_spread.to(others) ** 2, self.spread.to(others) ** 2
-        total = own + others.shape[-1] * common
-        return (self.loc.to(others) + common * deviation.sum(-1) / total).exp()
+        common = self.spread.to(others) ** 2
+        total = self.task_spread.to(others) ** 2 + len(others) * common
+        return (self.loc.to(others) + common * deviation.sum() / total).exp()
 
     def rsample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:  # noqa: B008
         """Values with the level and the tasks' deviations drawn anew."""
         shape = sample_shape + self._shape
-        kind = {"dtype": self.loc.dtype, "device": self.loc.device}
-        level, own = torch.randn(*shape[:-1], 1, **kind), torch.randn(*shape, **kind)
-        return (self.loc + self.spread * level + self.task_spread * own).exp()
+        level = torch.randn_like(self.loc.expand(*shape[:-1], 1))
+        deviations = torch.randn_like(self.loc.expand(shape))
+        return (self.loc + self.spread * level + self.task_spread * deviations).exp()
 
     def expand(
         self, batch_shape: torch.Size, _instance: Any = None
@@ -140,18 +121,18 @@ class WeightPrecision(Hyperparameter):
     Args:
         num_tasks: The number T of tasks.
         level: Where they start: the precision under which a function has the variance
-            of the outcomes.
+            of the outcomes. The bounds of that variance are 1e-6 and 1e6 times it.
         prior: Whether they have an exchangeable prior, around that level.
     """
 
     def __init__(self, num_tasks: int, level: float, prior: bool = True) -> None:
-        low, high = (level * bound for bound in _AMPLITUDE_BOUNDS)
-        super().__init__((num_tasks,), level, _WEIGHT_SPREAD, (low, high))
+        bounds = (1e-6 * level, 1e6 * level)
+        super().__init__((num_tasks,), level, 1.0, bounds)
         _, read, write = self._priors.pop("value_prior")
         del self.value_prior
         if prior:
-            own = ExchangeableLogNormalPrior(level, _WEIGHT_SPREAD, _TASK_SPREAD)
-            self.register_prior("value_prior", own, read, write)
+            exchangeable = ExchangeableLogNormalPrior(level, spread=1.0)
+            self.register_prior("value_prior", exchangeable, read, write)
 
 
 class TaskFeatureKernel(BatchKernel):
@@ -162,32 +143,24 @@ class TaskFeatureKernel(BatchKernel):
     Args:
         feature_map: ``n x d`` to ``n x D``.
         weight_precision: The precisions beta, ``T``.
-        tasks: The task column; None for signals, whose covariances are a batch of T.
+        tasks: The tasks; the covariances of several signals are a batch of T.
     """
 
     def __init__(
-        self,
-        feature_map: nn.Module,
-        weight_precision: WeightPrecision,
-        tasks: TaskColumn | None,
+        self, feature_map: nn.Module, weight_precision: WeightPrecision, tasks: Tasks
     ) -> None:
-        count = len(weight_precision.raw_value)
-        batch = torch.Size([count] if tasks is None and count > 1 else [])
+        batch = torch.Size([len(tasks)] if tasks.share_rows else [])
         super().__init__(batch_shape=batch)
         self.feature_map = feature_map
         self.weight_precision = weight_precision
         self.tasks = tasks
 
     def _covariance(self, x1: Tensor, x2: Tensor, diag: bool, **params: Any) -> Tensor:
-        left, task1 = self._features(x1)
-        right, task2 = self._features(x2)
+        left = self.feature_map(self.tasks.without(x1))
+        right = self.feature_map(self.tasks.without(x2))
+        products = (left * right).sum(-1) if diag else left @ right.mT
         beta = self.weight_precision.value
-        values = (left * right).sum(-1) if diag else left @ right.mT
-        if task1 is None or task2 is None:
-            return values / beta.reshape(*self.batch_shape, *[1] * (2 - diag))
-        if not diag:
-            task1, task2 = task1.unsqueeze(-1), task2.unsqueeze(-2)
-        return torch.where(task1 == task2, values / beta[task1], 0.0)
+        return self.tasks.covariance(products, beta, x1, x2, diag)
 
     def _take(self, where: Tensor) -> TaskFeatureKernel:
         # features, which may be a large network, are those of the whole batch
@@ -197,12 +170,6 @@ class TaskFeatureKernel(BatchKernel):
         taken._batch_shape = where.shape
         return taken
 
-    def _features(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        if self.tasks is None:
-            return self.feature_map(x), None
-        rows, task = self.tasks.split(x)
-        return self.feature_map(rows), task
-
 
 class TaskLikelihood(HadamardGaussianLikelihood):
     """Gaussian noise with a variance 1 / alpha_t for each task or signal.
@@ -210,21 +177,22 @@ class TaskLikelihood(HadamardGaussianLikelihood):
     BoTorch's ``MultiTaskGP`` has GPyTorch's likelihood of this kind; this one knows
     task values that are not 0, 1, ..., signals, and the noise of tasks with few rows.
 
+    Objectives range from exact to mostly noise, so the level of the prior, in units of
+    the outcomes' variance, is wide. Fits start with a variance of 0.3: from little
+    noise the first steps bend features until they explain outcomes that they cannot,
+    and stay there.
+
     Args:
-        num_tasks: The number T of tasks or signals.
-        tasks: The task column; None for signals.
+        tasks: The tasks or signals.
         prior: Whether the variances have an exchangeable prior.
     """
 
-    def __init__(
-        self, num_tasks: int, tasks: TaskColumn | None, prior: bool = True
-    ) -> None:
-        own = ExchangeableLogNormalPrior(_NOISE_LEVEL, _NOISE_SPREAD, _TASK_SPREAD)
+    def __init__(self, tasks: Tasks, prior: bool = True) -> None:
         super().__init__(
-            num_tasks=num_tasks,
-            noise_prior=own if prior else None,
-            noise_constraint=LogInterval(*_NOISE_BOUNDS, initial_value=_FIRST_NOISE),
-            task_feature_index=None if tasks is None else tasks.column,
+            num_tasks=len(tasks),
+            noise_prior=ExchangeableLogNormalPrior(1e-3, spread=2.5) if prior else None,
+            noise_constraint=LogInterval(1e-9, 1e1, initial_value=0.3),
+            task_feature_index=tasks.column,
         )
         self.tasks = tasks
 
@@ -234,8 +202,8 @@ class TaskLikelihood(HadamardGaussianLikelihood):
         if kwargs.get("noise") is not None:
             return DiagLinearOperator(kwargs["noise"].expand(base_shape))
         noise = self.noise
-        if self.tasks is None:
-            each = noise.unsqueeze(-1) if self.num_tasks > 1 else noise
+        if self.tasks.column is None:
+            each = noise.unsqueeze(-1) if self.tasks.share_rows else noise
             return DiagLinearOperator(each.expand(base_shape))
         if not params:
             raise ValueError(
@@ -243,8 +211,8 @@ class TaskLikelihood(HadamardGaussianLikelihood):
                 "has, got none: likelihood(distribution, X)."
             )
         X = params[0] if torch.is_tensor(params[0]) else params[0][0]
-        index = self.tasks.index(X[..., self.tasks.column])
-        return DiagLinearOperator(noise[index].expand(base_shape))
+        each = self.tasks.select(noise.expand(*X.shape[:-1], len(noise)), X)
+        return DiagLinearOperator(each.expand(base_shape))
 
     def marginal(
         self, function_dist: MultivariateNormal, *params: Any, **kwargs: Any
@@ -271,8 +239,7 @@ def noise_model(
     likelihood: Likelihood | None,
     targets: Tensor,
     noise: Tensor | None,
-    num_tasks: int,
-    tasks: TaskColumn | None,
+    tasks: Tasks,
     priors: bool,
 ) -> Likelihood:
     """The likelihood: the user's, known variances, or one to be learnt for each task.
@@ -281,8 +248,7 @@ def noise_model(
         likelihood: The user's.
         targets: Transformed outcomes, ``n`` or ``T x n``.
         noise: Known variances of transformed outcomes, ``n x m``.
-        num_tasks: T.
-        tasks: The task column.
+        tasks: T of them.
         priors: Whether what is learnt has a prior.
 
     Raises:
@@ -291,9 +257,9 @@ def noise_model(
     """
     if likelihood is None:
         if noise is None:
-            return TaskLikelihood(num_tasks, tasks, prior=priors)
-        # what is not observed has no noise either, but GPyTorch wants a number
-        noise = torch.where(targets.isnan(), 1.0, noise.mT.reshape(targets.shape))
+            return TaskLikelihood(tasks, prior=priors)
+        # outcomes that are not observed have no noise, but GPyTorch wants a number
+        noise = torch.where(targets.isnan(), 1.0, tasks.to_targets(noise))
         return FixedNoiseGaussianLikelihood(noise=noise)
     learnt = isinstance(likelihood, TaskLikelihood)  # of another model
     if not (learnt or noise_is_known(likelihood, tasks=True)):
@@ -308,7 +274,7 @@ def noise_model(
             "are given row by row are not learnt here, got True."
         )
     fixed = isinstance(likelihood, FixedNoiseGaussianLikelihood)
-    expected = targets.shape if fixed else torch.Size([num_tasks])
+    expected = targets.shape if fixed else torch.Size([len(tasks)])
     shape = likelihood.noise.shape
     if shape != expected and (fixed or shape != torch.Size([1])):
         raise ValueError(

@@ -20,12 +20,8 @@ from __future__ import annotations
 __all__ = ["MultiTaskABLR"]
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
-from itertools import product
-from operator import attrgetter, methodcaller
 from typing import Any, Self
 
 import torch
@@ -36,8 +32,9 @@ from botorch.models.model import FantasizeMixin
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.models.utils import fantasize as fantasize_flag
-from botorch.posteriors import GPyTorchPosterior, Posterior, TransformedPosterior
+from botorch.posteriors import GPyTorchPosterior, TransformedPosterior
 from botorch.sampling.base import MCSampler
+from botorch.sampling.pathwise.paths import SamplePath
 from botorch.sampling.pathwise.posterior_samplers import DrawMatheronPaths
 from botorch.utils.datasets import MultiTaskDataset, SupervisedDataset
 from botorch.utils.types import DEFAULT
@@ -47,14 +44,17 @@ from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, Likelihood
 from gpytorch.means import Mean, MultitaskMean, ZeroMean
 from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from gpytorch.models import ExactGP
-from linear_operator.operators import RootLinearOperator
+from linear_operator import to_linear_operator
+from linear_operator.operators import (
+    BlockDiagLinearOperator,
+    LinearOperator,
+    RootLinearOperator,
+)
 from torch import Tensor, nn
 
 from botorch_structured._botorch_names import DefaultType
 from botorch_structured.kernels.random_fourier_features import RandomFourierFeatures
 from botorch_structured.models import checks
-from botorch_structured.models.ablr import prediction
-from botorch_structured.models.ablr.factors import TaskData
 from botorch_structured.models.ablr.feature_maps import (
     TanhNetwork,
     as_feature_map,
@@ -68,14 +68,23 @@ from botorch_structured.models.ablr.hyperparameters import (
     fill_without_rows,
     noise_model,
 )
-from botorch_structured.models.ablr.regressions import Regressions, WeightPosterior
-from botorch_structured.models.ablr.rows import Processes, TaskRows
-from botorch_structured.models.ablr.tasks import StandardizeTasks, find_tasks
+from botorch_structured.models.ablr.processes import Processes
+from botorch_structured.models.ablr.regressions import (
+    Regressions,
+    TaskData,
+    WeightPosterior,
+)
+from botorch_structured.models.ablr.tasks import (
+    StandardizeTasks,
+    TaskColumn,
+    find_tasks,
+)
 from botorch_structured.models.contexts import progress_bar
 from botorch_structured.models.fast_inference import (
     FastInference,
     check_own_objective,
     training_prior,
+    with_variance_floor,
 )
 from botorch_structured.models.input_transforms import (
     dataset_task,
@@ -84,48 +93,12 @@ from botorch_structured.models.input_transforms import (
     refuse_dependencies,
 )
 from botorch_structured.models.map_fit import fit_map
-from botorch_structured.models.outcome_scale import ScaledNormal, check_scale
-
-# On this many rows a transform is tried, to see which columns it makes.
-_SOME_ROWS = 100
-# Noise variance of what was not observed: its weight is below rounding, and gradients
-# stay finite.
-_NOT_OBSERVED = 1e30
-# The objective is per outcome: finer tolerances change no prediction. On exact data the
-# cap ends a fit; a second one goes on from there.
-_FIT_OPTIONS = {"ftol": 1e-6, "gtol": 1e-5, "maxiter": 300}
-_STEPS_OF_A_START = 15
-
-
-@dataclass(frozen=True)
-class _TrainingRows:
-    """The training rows, as long as hyperparameters change only.
-
-    Attributes:
-        inputs: Transformed inputs, task column included, ``n x d``.
-        row: The row of each observed outcome, ``m``.
-        data: What the regressions see of them.
-        total: Number of outcomes, those missing included, on all processes.
-    """
-
-    inputs: Tensor
-    row: Tensor
-    data: TaskData
-    total: int
-
-
-@dataclass(frozen=True)
-class _Appended:
-    """Rows that a model was conditioned on, ``batch_shape x q x ...``.
-
-    A conditioned model shares the training rows of the one it comes from, and appends
-    its own only when they are asked for.
-    """
-
-    X: Tensor  # as given
-    transformed: Tensor
-    targets: Tensor  # ``batch_shape x q``, or ``batch_shape x T x q`` for signals
-    noise: Tensor  # of the same shape
+from botorch_structured.models.outcome_scale import (
+    ScaledMultitaskNormal,
+    ScaledNormal,
+    at_unit_scale,
+    check_scale,
+)
 
 
 class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
@@ -189,7 +162,8 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
 
     Raises:
         ValueError: For a batch of data, infinite numbers or NaN inputs, several signals
-            with a task column, unknown tasks, or modules that do not fit.
+            with a task column, unknown tasks, modules that do not fit, or a subclass
+            with another prior (``forward``), which inference would not follow.
         UnsupportedError: If ``all_tasks`` lacks a task that has rows.
 
     Example:
@@ -200,16 +174,17 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
 
     _supports_batched_models = False
     _supports_cache_root = False
-    _data_caches = ("_rows_cache", "_noise_cache")
+    _data_caches = ("_data",)
     _fit_caches = ("_weights",)
-    _rows_cache: _TrainingRows | None = None
-    _noise_cache: Tensor | None = None
+    _data: TaskData | None = None
     _weights: list[WeightPosterior] | None = None
-    _appended: tuple[_Appended, ...] = ()
+    # The posteriors of models that were conditioned on a batch of outcomes: they have
+    # the rows and hyperparameters of the model that they come from.
+    _conditioned: list[WeightPosterior] | None = None
     _conditioned_batch = torch.Size()
-    _train_inputs: Any
-    _train_targets: Any
+    _observed_rows: Tensor
     _original_train_inputs: Any
+    train_inputs: Any
 
     def __init__(
         self,
@@ -230,6 +205,12 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         seed: int = 0,
         process_group: Any = None,
     ) -> None:
+        if type(self).forward is not MultiTaskABLR.forward:
+            raise ValueError(
+                "forward: expected that of MultiTaskABLR, whose evidence and posterior "
+                "are those of regressions on feature_map and mean_module, got another "
+                f"of {type(self).__name__}; pass a feature_map or a mean_module."
+            )
         checks.check_modules(
             likelihood=likelihood,
             mean_module=mean_module,
@@ -254,56 +235,49 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         with torch.no_grad():
             X = self.transform_inputs(train_X, input_transform=input_transform)
         # on some rows a transform shows what it does to columns
-        some = train_X[:_SOME_ROWS]
-        some = some if len(some) else train_X.new_zeros(1, train_X.shape[-1])
+        some = train_X[:100] if len(train_X) else train_X.new_zeros(1, len(train_X.mT))
         predicted = in_evaluation(input_transform, some, X.shape[-1])
         group = Processes(process_group)
+        pairs = [(train_X, X), predicted]
         tasks, outputs = find_tasks(
-            task_feature,
-            train_Y,
-            [(train_X, X), predicted],
-            output_tasks,
-            all_tasks,
-            group,
+            task_feature, train_Y, pairs, output_tasks, all_tasks, group
         )
-        count = train_Y.shape[-1]
-        if tasks is not None:
-            tasks.default = None if validate_task_values else outputs[0]
-            count = len(tasks.values)
-        plain = X if tasks is None else tasks.without(X)
-        made = as_feature_map(feature_map, covar_module, plain, seed, group).to(train_X)
-        level = weight_level(made, plain, group)
-        given, default = train_Y, outcome_transform is DEFAULT
-        if default:
-            outcome_transform = StandardizeTasks(count, tasks, group).to(train_X)
+        if isinstance(tasks, TaskColumn) and not validate_task_values:
+            tasks.default = outputs[0]
+        plain = tasks.without(X)
+        features = as_feature_map(feature_map, covar_module, plain, seed, group)
+        features = features.to(train_X)
+        level = weight_level(features, plain, group)
+        if outcome_transform is DEFAULT:
+            outcome_transform = StandardizeTasks(tasks, group).to(train_X)
+        Y = train_Y
         if outcome_transform is not None:
             outcome_transform.train()
-            train_Y, train_Yvar = outcome_transform(Y=train_Y, Yvar=train_Yvar, X=X)
-        if not default:
-            check_scale(given, train_Y)
-        several = tasks is None and count > 1
-        targets = train_Y.mT if several else train_Y.squeeze(-1)
-        likelihood = noise_model(likelihood, targets, train_Yvar, count, tasks, priors)
+            Y, train_Yvar = outcome_transform(Y=train_Y, Yvar=train_Yvar, X=X)
+        if not isinstance(outcome_transform, StandardizeTasks):
+            check_scale(train_Y, Y)
+        targets = tasks.to_targets(Y)
+        likelihood = noise_model(likelihood, targets, train_Yvar, tasks, priors)
         ExactGP.__init__(self, train_X, targets, likelihood)
         self._num_columns = train_X.shape[-1]
         self._columns_of_mode = {False: predicted[0].shape[-1]}
         self.tasks = tasks
-        self.num_tasks = count
-        self.num_non_task_features = X.shape[-1] - (tasks is not None)
-        self._task_feature = None if tasks is None else tasks.column
+        self.num_tasks = len(tasks)
+        self.num_non_task_features = plain.shape[-1]
+        self._task_feature = tasks.column
         self._output_tasks = outputs
         self._num_outputs = len(outputs)
         self._group = group
         self.mean_module = mean_module or ZeroMean()
-        precision = WeightPrecision(count, level, prior=priors)
-        self.covar_module = TaskFeatureKernel(made, precision, tasks)
+        precision = WeightPrecision(len(tasks), level, prior=priors)
+        self.covar_module = TaskFeatureKernel(features, precision, tasks)
         if input_transform is not None:
             self.input_transform = input_transform
         if outcome_transform is not None:
             self.outcome_transform = outcome_transform
         self.to(train_X)
         self._check_mean(X)
-        self._rows()  # what a fit needs, made here rather than within its first step
+        self._training_data()  # made here rather than within the first step of a fit
 
     @classmethod
     def as_published(
@@ -417,18 +391,20 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         """The precisions beta_t of the weights, ``T``."""
         return self.covar_module.weight_precision.value
 
+    @property
+    def batch_shape(self) -> torch.Size:
+        """The batch of outcomes conditioned on; there is none without fantasies."""
+        return self._conditioned_batch
+
     def subset_output(self, idcs: list[int]) -> MultiTaskABLR:
         """A model that answers for some of the outputs; it learns from all signals.
 
         Args:
             idcs: Indices of outputs.
         """
-        if not idcs or not all(
-            -len(self._output_tasks) <= i < self._num_outputs for i in idcs
-        ):
-            raise ValueError(
-                f"idcs: expected indices of {self._num_outputs} outputs, got {idcs}."
-            )
+        count = self._num_outputs
+        if not idcs or not all(-count <= i < count for i in idcs):
+            raise ValueError(f"idcs: expected indices of {count} outputs, got {idcs}.")
         new = self._sharing_rows()
         new._output_tasks = [self._output_tasks[i] for i in idcs]
         new._num_outputs = len(idcs)
@@ -436,68 +412,52 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
 
     # -- rows and evidence --------------------------------------------------------
 
-    def _plain(self, X: Tensor) -> Tensor:
-        """What features see of transformed inputs: all but the task column."""
-        return X if self.tasks is None else self.tasks.without(X)
+    def _transformed_rows(self) -> Tensor:
+        """Training inputs as the model sees them, task column included."""
+        X = self.train_inputs[0]
+        return X if self._has_transformed_inputs else self.transform_inputs(X)
 
-    def _rows(self) -> _TrainingRows:
-        """Everything that does not change with the hyperparameters, made once."""
-        if self._rows_cache is None:
-            self._rows_cache = self._rows_of_batch(())
-        return self._rows_cache
+    def _features_of_rows(self, X: Tensor, row: Tensor) -> Tensor:
+        """Inputs of the features: the rows, or one row for each outcome."""
+        plain = self.tasks.without(X)
+        if self.tasks.share_rows or len(row) == len(plain):
+            return plain
+        return plain[row]
 
     def _given_noise(self) -> Tensor | None:
-        given = isinstance(self.likelihood, FixedNoiseGaussianLikelihood)
-        return self.likelihood.noise if given else None
+        fixed = isinstance(self.likelihood, FixedNoiseGaussianLikelihood)
+        return self.likelihood.noise if fixed else None
 
     @torch.no_grad()
-    def _rows_of_batch(self, place: tuple[int, ...]) -> _TrainingRows:
-        """The same for one of the models that were conditioned on a batch of outcomes.
-
-        Args:
-            place: Its indices in the batch.
+    def _training_data(self) -> TaskData:
+        """Everything that does not change with the hyperparameters, made once.
 
         Raises:
-            UnsupportedError: For the batch as a whole.
+            UnsupportedError: For a batch of conditioned models.
         """
-        batch = self._conditioned_batch
-        if len(place) < len(batch):
+        if self._conditioned is not None:
             raise UnsupportedError(
                 "A batch of conditioned models has no evidence of its own, and cannot "
                 "be fitted. Condition on one set of outcomes instead."
             )
-
-        def of_one(values: Tensor, own: int) -> Tensor:
-            return values.expand(*batch, *values.shape[values.ndim - own :])[place]
-
-        inputs = of_one(self.train_inputs[0], 2)
-        if not self._has_transformed_inputs:
-            inputs = self.transform_inputs(inputs)
-        several, noise = self._has_signals, self._given_noise()
-        Y = of_one(self.train_targets, 1 + several)
-        Y = Y if several else Y.unsqueeze(0)
-        observed = ~Y.isnan()
-        task, row = observed.nonzero(as_tuple=True)
-        if self.tasks is not None:
-            task = self.tasks.index(inputs[row, self.tasks.column])
-        X = self._plain(inputs)
-        if several:
-            rows = TaskRows(task, self.num_tasks, rows=row, num_rows=len(X))
-        else:
-            X = X if len(row) == len(X) else X[row]
-            rows = TaskRows(task, self.num_tasks)
-        if noise is not None:
-            noise = of_one(noise, 1 + several).expand_as(Y)[observed]
-        data = TaskData(
-            self.feature_map,
-            X,
-            Y[observed],
-            rows,
-            noise_variance=noise,
-            processes=self._group,
-        )
-        total = self._group.total_int(len(inputs), inputs.device)
-        return _TrainingRows(inputs, row, data, total)
+        if self._data is None:
+            inputs = self._transformed_rows()
+            observed = ~self.train_targets.isnan()
+            task, row = self.tasks.locate(observed, inputs)
+            noise = self._given_noise()
+            self._observed_rows = row
+            self._data = TaskData(
+                self.feature_map,
+                self._features_of_rows(inputs, row),
+                self.train_targets[observed],
+                task,
+                self.num_tasks,
+                row if self.tasks.share_rows else None,
+                None if noise is None else noise.expand_as(observed)[observed],
+                self._group,
+            )
+            self._data.total = self._group.count(inputs)
+        return self._data
 
     def _prior_means(self, X: Tensor) -> Tensor:
         """Prior means of all tasks at transformed rows, ``batch_shape x n x T``.
@@ -506,14 +466,14 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         column have one value.
         """
         if isinstance(self.mean_module, MultitaskMean):
-            return self.mean_module(self._plain(X))
+            return self.mean_module(self.tasks.without(X))
         return self.mean_module(X).unsqueeze(-1).expand(*X.shape[:-1], self.num_tasks)
 
     def _check_mean(self, X: Tensor) -> None:
         """Raise a ``ValueError`` if the user's mean is of another shape."""
-        some, expected = X[:1], (len(X[:1]), self.num_tasks)
+        expected = (len(X[:1]), self.num_tasks)
         try:
-            shape: object = tuple(self._prior_means(some).shape)
+            shape: object = tuple(self._prior_means(X[:1]).shape)
         except RuntimeError as error:
             shape = str(error)
         if shape != expected:
@@ -523,23 +483,20 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
                 f"{shape}."
             )
 
-    def _regressions(self, rows: _TrainingRows, Y: Tensor | None = None) -> Regressions:
+    def _regressions(self, Y: Tensor | None = None) -> Regressions:
         """The regressions with the present hyperparameters.
 
         Args:
-            rows: Of this model.
             Y: Outcomes in place of the observed ones, ``m``.
         """
-        data, inputs = rows.data, rows.inputs
-        X, Y = data.X, data.Y if Y is None else Y
-        if not self._has_transformed_inputs and any(
-            p.requires_grad
-            for p in getattr(self, "input_transform", nn.Identity()).parameters()
-        ):
-            inputs = self.transform_inputs(self.train_inputs[0])
-            X = self._plain(inputs)
-            X = X if self._has_signals else X[rows.row]
-        Y = Y - self._prior_means(inputs)[rows.row, data.rows.task]
+        data = self._training_data()
+        row = self._observed_rows
+        X = data.X
+        Y = data.Y if Y is None else Y
+        inputs = self._transformed_rows()
+        if hasattr(self, "input_transform"):  # which may have parameters
+            X = self._features_of_rows(inputs, row)
+        Y = Y - self._prior_means(inputs)[row, data.task]
         log_alpha = None
         if data.noise_variance is None:
             log_alpha = -self.likelihood.noise.log().expand(self.num_tasks)
@@ -555,7 +512,7 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         Returns:
             A scalar, differentiable in all parameters.
         """
-        return self._regressions(self._rows()).log_evidence()
+        return self._regressions().log_evidence()
 
     def _log_density(self, value: Tensor) -> Tensor:
         if not self._group.alone:
@@ -570,7 +527,7 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
                 "where the training data have them, got shape "
                 f"{tuple(value.shape)} or others."
             )
-        return self._regressions(self._rows(), value[observed]).log_evidence()
+        return self._regressions(value[observed]).log_evidence()
 
     def _fast_evidence(
         self, mll: ExactMarginalLogLikelihood, kwargs: dict[str, Any]
@@ -580,18 +537,13 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
 
     @property
     def _num_observed(self) -> int:
-        return max(1, self._rows().total)
+        return max(1, self._training_data().total)
 
     def forward(self, x: Tensor) -> MultivariateNormal:
         """The prior of function values at ``n x d`` rows; of signals, a batch of T."""
         if self.training:
             x = self.transform_inputs(x)
-        means = self._prior_means(x)
-        if self.tasks is not None:
-            task = self.tasks.index(x[..., self.tasks.column])
-            mean = means.gather(-1, task.unsqueeze(-1)).squeeze(-1)
-        else:
-            mean = means.mT if self.num_tasks > 1 else means.squeeze(-1)
+        mean = self.tasks.select(self._prior_means(x), x)
         prior = MultivariateNormal(mean, self.covar_module(x))
         prior.rows = x  # a likelihood that gets the prior alone reads their tasks here
         return prior
@@ -639,27 +591,38 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         if kwargs.get("closure") is not None or "optimizer" in kwargs:
             fit_map(mll, optimizer_kwargs=optimizer_kwargs, **kwargs)
         else:
+            # the objective is per outcome: finer tolerances change no prediction. On
+            # exact data the cap ends a fit; a second one goes on from there
+            arguments = dict(optimizer_kwargs or {})
+            options: dict[str, Any] = {"ftol": 1e-6, "gtol": 1e-5, "maxiter": 300}
+            options.update(arguments.pop("options", None) or {})
+            callback = arguments.pop("callback", None)
+            last: dict[str, Any] = {}
             bar = progress if self._group.rank == 0 else False
-            own = dict(optimizer_kwargs or {})
-            options = {**_FIT_OPTIONS, **(own.pop("options", None) or {})}
-            with _followed(mll, own.pop("callback", None), bar) as step:
+            with progress_bar(None, bar, "ABLR fit", "step") as advance:
+
+                def step(parameters: dict[str, Any], result: Any) -> None:
+                    advance()
+                    last.update((n, p.detach().clone()) for n, p in parameters.items())
+                    if callback is not None:
+                        callback(parameters, result)
 
                 def fit(maxiter: int) -> None:
-                    own["options"] = {**options, "maxiter": maxiter}
-                    own["callback"] = step
-                    fit_map(mll, optimizer_kwargs=own, **kwargs)
+                    arguments["options"] = {**options, "maxiter": maxiter}
+                    arguments["callback"] = step
+                    fit_map(mll, optimizer_kwargs=arguments, **kwargs)
 
-                network: Any = self.feature_map
-                drawn = isinstance(network, (RandomFourierFeatures, TanhNetwork))
-                if num_starts > 1 and drawn and not network.has_started():
-                    brief = min(_STEPS_OF_A_START, options["maxiter"])
-                    self._take_best_start(mll, lambda: fit(brief), num_starts)
-                fit(options["maxiter"])
-        if self.tasks is not None:
+                try:
+                    self._take_best_start(mll, fit, num_starts, options["maxiter"])
+                    fit(options["maxiter"])
+                except KeyboardInterrupt:
+                    mll.load_state_dict(last, strict=False)
+                    mll.eval()
+                    raise
+        if self.tasks.column is not None:
             # by maximum likelihood, nothing moves those of tasks without rows
-            counts = self._rows().data.rows.counts
-            device = self._train_targets.device
-            empty = self._group.total(torch.tensor(counts, device=device)) == 0
+            counts = torch.tensor(self._training_data().counts)
+            empty = self._group.total(counts.to(self.train_targets.device)) == 0
             if empty.any() and not empty.all():
                 fill_without_rows(self.covar_module.weight_precision, "value", empty)
                 if isinstance(self.likelihood, TaskLikelihood):
@@ -667,16 +630,26 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         return mll.eval()
 
     def _take_best_start(
-        self, mll: MarginalLogLikelihood, fit: Callable[[], None], num_starts: int
+        self,
+        mll: MarginalLogLikelihood,
+        fit: Callable[[int], None],
+        num_starts: int,
+        maxiter: int,
     ) -> None:
-        """Leave the model where the brief fit with the largest objective ends."""
+        """Leave the model where the brief fit with the largest objective ends.
+
+        One that was fitted before, or whose features are not drawn, is left as it is.
+        """
         network: Any = self.feature_map
+        drawn = isinstance(network, (RandomFourierFeatures, TanhNetwork))
+        if num_starts == 1 or not drawn or network.has_started():
+            return
         before = deepcopy(mll.state_dict())
         best: tuple[float, dict[str, Any], int] | None = None
         for number in range(num_starts):
             mll.load_state_dict(before)
             network.restart(number)
-            fit()
+            fit(min(15, maxiter))
             mll.train()
             with torch.no_grad():
                 loss = float(self.compute_custom_loss(mll))
@@ -688,28 +661,24 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
 
     # -- weights ------------------------------------------------------------------
 
-    def _weights_of(self, which: Iterable[int]) -> list[WeightPosterior]:
-        """The posterior of the weights of some tasks, by index; computed once."""
-        if self._weights is None:
-            self._weights = self._all_weights()
-        return [self._weights[t] for t in which]
-
-    @torch.no_grad()
     def _all_weights(self) -> list[WeightPosterior]:
-        batch = self._conditioned_batch
-        if not batch:
-            mean, root = self._regressions(self._rows()).weights()
-        else:
-            places = product(*(range(n) for n in batch))
-            each = [self._regressions(self._rows_of_batch(p)).weights() for p in places]
-            mean, root = (
-                torch.stack(parts).unflatten(0, batch)
-                for parts in zip(*each, strict=True)
-            )
-        return [
-            WeightPosterior(mean[..., t, :], root[..., t, :, :]).to(self._train_targets)
-            for t in range(self.num_tasks)
-        ]
+        """The posterior of the weights of each task, by index; computed once."""
+        if self._conditioned is not None:
+            return self._conditioned
+        if self._weights is None:
+            mean, root = self._regressions().weights()
+            mean = mean.to(self.train_targets)
+            root = root.to(self.train_targets)
+            self._weights = [
+                WeightPosterior(*pair) for pair in zip(mean, root, strict=True)
+            ]
+        return self._weights
+
+    def _stacked_weights(self, outputs: Sequence[int]) -> WeightPosterior:
+        """Those of some outputs, ``... x m x D`` and ``... x m x D x D``."""
+        weights = self._all_weights()
+        indices = [self.tasks.index_of(t) for t in outputs]
+        return WeightPosterior.stacked([weights[i] for i in indices])
 
     def weight_posterior(self) -> MultivariateNormal:
         """Posterior of the weights w_t of each output, on the standardised scale.
@@ -718,9 +687,11 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
             A distribution over ``num_outputs x D``, or ``D`` for one output.
         """
         self.eval()
-        found = self._weights_of([self._index_of(t) for t in self._output_tasks])
-        mean, root = found[0] if len(found) == 1 else WeightPosterior.stacked(found)
-        return prediction.normal(mean, RootLinearOperator(root))
+        mean, root = self._stacked_weights(self._output_tasks)
+        if self._num_outputs == 1:
+            mean = mean.squeeze(-2)
+            root = root.squeeze(-3)
+        return _normal(mean, RootLinearOperator(root))
 
     def _has_task(self, X: Tensor) -> bool:
         """Whether inputs, ``batch_shape x q x ...``, have a task column.
@@ -733,12 +704,13 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
                 f"X: expected ``batch_shape x q x d``, got shape {tuple(X.shape)}."
             )
         columns = self._columns_with_task()
-        if self.tasks is not None and X.shape[-1] == columns:
+        tasks = self.tasks.column is not None
+        if tasks and X.shape[-1] == columns:
             return True
-        if X.shape[-1] != columns - (self.tasks is not None):
+        if X.shape[-1] != columns - tasks:
             raise ValueError(
                 f"X: expected {columns} columns"
-                + (", or one less without tasks" if self.tasks is not None else "")
+                + (", or one less without tasks" if tasks else "")
                 + f", got {X.shape[-1]}."
             )
         return False
@@ -752,45 +724,34 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         if mode not in self._columns_of_mode:
             rows = self.train_targets.new_zeros(1, self._num_columns)
             transform = getattr(self, "input_transform", None)
-            seen = self.num_non_task_features + (self.tasks is not None)
+            seen = self.num_non_task_features + (self.tasks.column is not None)
             before, _ = in_evaluation(transform, rows, seen, fantasize=mode)
             self._columns_of_mode[mode] = before.shape[-1]
         return self._columns_of_mode[mode]
 
-    def _index_of(self, output: int) -> int:
-        """The index of a task value, or of a signal.
+    def _check_place(self, output_indices: list[int] | None) -> list[int] | None:
+        """Output indices that come with noise variances; None for the only output.
+
+        A ``ModelListGP`` passes the place of this model in the list.
 
         Raises:
-            ValueError: If there is none.
+            ValueError: If it is another task.
         """
-        if self.tasks is not None:
-            return self.tasks.index_of(output)
-        if not -self.num_tasks <= output < self.num_tasks:
+        one = output_indices is not None and len(output_indices) == 1
+        if output_indices is None or not one or self._num_outputs > 1:
+            return output_indices
+        (output,) = self._output_tasks
+        try:
+            other = self.tasks.index_of(output_indices[0])
+        except ValueError:  # no task, so it is a place
+            return None
+        if other != self.tasks.index_of(output):
             raise ValueError(
-                f"output_indices: expected signals below {self.num_tasks}, got "
-                f"{output}."
-            )
-        return output % self.num_tasks
-
-    def _is_own(self, output_indices: list[int] | None) -> bool:
-        """Whether an index given with noise variances can only mean the one output.
-
-        Raises:
-            ValueError: It is another task, or the place of this model in a list.
-        """
-        if self._num_outputs > 1 or output_indices is None or len(output_indices) != 1:
-            return False
-        (asked,), (own,) = output_indices, self._output_tasks
-        T = self.num_tasks
-        known = range(-T, T) if self.tasks is None else self.tasks.values.tolist()
-        # otherwise it is the place in a ModelListGP
-        if asked in known and self._index_of(asked) != self._index_of(own):
-            raise ValueError(
-                f"output_indices: expected {[*self._output_tasks]}, the only output, "
-                f"where observation_noise is a tensor, got {output_indices}, which is "
+                f"output_indices: expected {[output]}, the only output, where "
+                f"observation_noise is a tensor, got {output_indices}, which is "
                 "another task; in a ModelListGP use observation_noise=True."
             )
-        return True
+        return None
 
     # -- posterior ------------------------------------------------------------------
 
@@ -821,88 +782,95 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         """
         if self.training:
             self.eval()
-        checks.check_finite_points(X, self._train_targets.dtype)
+        checks.check_finite_points(X, self.train_targets.dtype)
         with_task = self._has_task(X)
         if with_task and output_indices is not None:
             raise ValueError(
                 "output_indices: expected None where X has a task column, got "
                 f"{output_indices}."
             )
-        if torch.is_tensor(observation_noise) and self._is_own(output_indices):
-            output_indices = None
+        if torch.is_tensor(observation_noise):
+            output_indices = self._check_place(output_indices)
         outputs = list(self._output_tasks if output_indices is None else output_indices)
         if not outputs:
             raise ValueError("output_indices: expected at least one, got none.")
         if with_task:
             mean, root, place = self._at_rows(self.transform_inputs(X))
         else:
-            which = [self._index_of(t) for t in outputs]
             phi, prior = self._features_at(X, outputs)
-            mean, root = WeightPosterior.stacked(self._weights_of(which)).at(phi)
+            mean, root = self._stacked_weights(outputs).at(phi)
             mean = prior + mean
-            place = torch.tensor(which, device=X.device).unsqueeze(-1)
-        noise: Tensor | None = None
-        if torch.is_tensor(observation_noise):
-            q, m = X.shape[-2], 1 if with_task else len(outputs)
-            shape = observation_noise.shape
-            if len(shape) < 2 or shape[-1] != m or shape[-2] not in (1, q):
-                raise ValueError(
-                    f"observation_noise: expected ``batch_shape x {q} x {m}`` "
-                    f"variances, got shape {tuple(shape)}."
-                )
-            noise = observation_noise.squeeze(-1) if with_task else observation_noise.mT
-        elif observation_noise:
-            noise = self._noise_levels()[place]
+            indices = [self.tasks.index_of(t) for t in outputs]
+            place = torch.tensor(indices, device=X.device).unsqueeze(-1)
+        noise = self._noise_at(observation_noise, X, place, with_task)
         unit: Tensor | float = 1.0
-        scales = self._scales()
+        asked = None if with_task else outputs
+        scales = self._scales(X, place, asked)
         if scales is not None:
-            shift, scale = (values[place] for values in scales)
-            mean, root = shift + scale * mean, scale.unsqueeze(-1) * root
+            shift, scale = scales
+            mean = shift + scale * mean
+            root = scale.unsqueeze(-1) * root
             unit = scale**2
             noise = None if noise is None else noise * unit
-        rows = place if with_task else None
-        covariance = prediction.covariance_of(root, rows, noise, unit)
         posterior: Any
         if with_task:
-            posterior = GPyTorchPosterior(prediction.normal(mean, covariance))
+            covariance = _covariance(root, place, noise, unit)
+            posterior = GPyTorchPosterior(_normal(mean, covariance))
         else:
-            posterior = prediction.joint(mean, covariance)
+            posterior = _joint(mean, _covariance(root, None, noise, unit))
         if scales is None and hasattr(self, "outcome_transform"):
-            if with_task:
-                posterior = self.outcome_transform.untransform_posterior(posterior, X=X)
-            else:
-                posterior = self._untransformed(posterior, X, outputs)
+            transform, rows = self._transform_at(X, asked)
+            posterior = transform.untransform_posterior(posterior, X=rows)
         if posterior_transform is not None:
             return posterior_transform(posterior=posterior, X=X)
         return posterior
 
+    def _noise_at(
+        self, noise: bool | Tensor, X: Tensor, place: Tensor, with_task: bool
+    ) -> Tensor | None:
+        """Noise variances on the standardised scale, of the shape of means."""
+        if not torch.is_tensor(noise):
+            return self._noise_levels()[place] if noise else None
+        q = X.shape[-2]
+        m = 1 if with_task else len(place)
+        shape = noise.shape
+        if len(shape) < 2 or shape[-1] != m or shape[-2] not in (1, q):
+            raise ValueError(
+                f"observation_noise: expected ``batch_shape x {q} x {m}`` variances, "
+                f"got shape {tuple(shape)}."
+            )
+        return noise.squeeze(-1) if with_task else noise.mT
+
     def _fast_posterior(self, X: Tensor) -> MultivariateNormal:
         """On the standardised scale at transformed inputs: ``model(X)``."""
-        if self.tasks is not None:
+        if self.tasks.column is not None:
             mean, root, task = self._at_rows(X)
-            return prediction.normal(mean, prediction.covariance_of(root, task))
-        weights = WeightPosterior.stacked(self._weights_of(list(range(self.num_tasks))))
+            return _normal(mean, _covariance(root, task))
+        weights = self._stacked_weights(range(self.num_tasks))
         mean, root = weights.at(self.feature_map(X).unsqueeze(-3))
         mean = self._prior_means(X).mT + mean
         if self.num_tasks == 1:
-            mean, root = mean.squeeze(-2), root.squeeze(-3)
-        return prediction.normal(mean, prediction.covariance_of(root))
+            mean = mean.squeeze(-2)
+            root = root.squeeze(-3)
+        return _normal(mean, _covariance(root))
 
     def _at_rows(self, X: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Means, roots ``... x q x D`` and tasks of transformed rows with tasks."""
-        assert self.tasks is not None
-        plain, task = self.tasks.split(X)
-        phi = self.feature_map(plain)
-        which = task.unique().tolist()
-        prior = self._prior_means(X).gather(-1, task.unsqueeze(-1)).squeeze(-1)
-        mean, root = torch.zeros_like(prior), torch.zeros_like(phi)
-        for t, weights in zip(which, self._weights_of(which), strict=True):
-            here, (m, r) = task == t, weights.at(phi)
-            mean = torch.where(here, m, mean)
-            root = torch.where(here.unsqueeze(-1), r, root)
+        assert isinstance(self.tasks, TaskColumn)
+        task = self.tasks.index(X)
+        phi = self.feature_map(self.tasks.without(X))
+        means = self._prior_means(X)
+        prior = means.gather(-1, task.unsqueeze(-1)).squeeze(-1)
+        weights = self._all_weights()
+        mean = torch.zeros_like(prior)
+        root = torch.zeros_like(phi)
+        for t in task.unique().tolist():
+            mean_of_task, root_of_task = weights[t].at(phi)
+            mean = torch.where(task == t, mean_of_task, mean)
+            root = torch.where((task == t).unsqueeze(-1), root_of_task, root)
         return prior + mean, root, task
 
-    def _features_at(self, X: Tensor, outputs: list[int]) -> tuple[Tensor, Tensor]:
+    def _features_at(self, X: Tensor, outputs: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Features and prior means of some outputs at inputs without a task column.
 
         Args:
@@ -912,13 +880,15 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         Returns:
             ``... x m x q x D``, or ``... x 1 x q x D`` for all; ``... x m x q``.
         """
-        which = [self._index_of(t) for t in outputs]
-        if self.tasks is None:
+        indices = [self.tasks.index_of(t) for t in outputs]
+        if self.tasks.column is None:
             x = self.transform_inputs(X)
-            prior = self._prior_means(x)[..., which].mT
+            prior = self._prior_means(x)[..., indices].mT
             return self.feature_map(x).unsqueeze(-3), prior
         rows = [self.transform_inputs(self.tasks.insert(X, t)) for t in outputs]
-        means = [self._prior_means(x)[..., t] for x, t in zip(rows, which, strict=True)]
+        means = [
+            self._prior_means(x)[..., i] for x, i in zip(rows, indices, strict=True)
+        ]
         if not hasattr(self, "input_transform"):  # which may look at the task
             rows = rows[:1]
         phi = [self.feature_map(self.tasks.without(x)) for x in rows]
@@ -928,58 +898,83 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         """The noise variance of a new outcome of each task, ``T``.
 
         Where variances are given row by row: the mean over the task's rows; over all
-        rows for a task without any. Of models conditioned on a batch: the first one's.
+        rows for a task without any.
 
         Raises:
             ValueError: If no row says what it is.
         """
-        if not isinstance(self.likelihood, FixedNoiseGaussianLikelihood):
+        given_noise = self._given_noise()
+        if given_noise is None:
             return self.likelihood.noise.expand(self.num_tasks)
-        if self._noise_cache is None:
-            batch = self._conditioned_batch
-            rows = self._rows_of_batch((0,) * len(batch)) if batch else self._rows()
-            noise, task = rows.data.noise_variance, rows.data.rows.task
-            assert noise is not None
-            zeros = noise.new_zeros(self.num_tasks)
-            total = self._group.total(zeros.index_add(0, task, noise))
-            ones = torch.ones_like(noise)
-            count = self._group.total(zeros.index_add(0, task, ones))
-            if not count.any():
-                raise ValueError(
-                    "noise: expected the noise variances of new outcomes, since none "
-                    "was given with a row; got None."
-                )
-            usual = total.sum() / count.sum()
-            self._noise_cache = torch.where(count > 0, total / count, usual)
-        return self._noise_cache
+        observed = ~self.train_targets.isnan()
+        noise = given_noise.expand_as(observed)[observed]
+        task, _ = self.tasks.locate(observed, self._transformed_rows())
+        zeros = noise.new_zeros(self.num_tasks)
+        total = self._group.total(zeros.index_add(0, task, noise))
+        count = self._group.total(zeros.index_add(0, task, torch.ones_like(noise)))
+        if not count.any():
+            raise ValueError(
+                "noise: expected the noise variances of new outcomes, since none was "
+                "given with a row; got None."
+            )
+        usual = total.sum() / count.sum()
+        return torch.where(count > 0, total / count, usual)
 
-    def _scales(self) -> tuple[Tensor, Tensor] | None:
-        """Shift and scale of each task's outcomes; None under another transform."""
+    def _scales(
+        self, X: Tensor, place: Tensor, outputs: list[int] | None
+    ) -> tuple[Tensor, Tensor] | None:
+        """Shift and scale of outcomes, broadcastable to means.
+
+        None under a transform that is not linear, and without one.
+
+        Args:
+            X: The inputs, not transformed.
+            place: The index of each task.
+            outputs: The outputs; None for rows with their task.
+        """
         transform = getattr(self, "outcome_transform", None)
+        if transform is None or not transform._is_linear:
+            return None
         if isinstance(transform, StandardizeTasks):
-            return transform.means, transform.stdvs
-        return None
+            return transform.means[place], transform.stdvs[place]
+        values = []
+        for value in (0.0, 1.0):
+            if outputs is None:
+                Y = X.new_full((*X.shape[:-1], 1), value)
+                values.append(transform.untransform(Y, X=X)[0].squeeze(-1))
+            elif self.tasks.column is None:
+                Y = X.new_full((1, self.num_tasks), value)
+                values.append(transform.untransform(Y, X=X)[0].squeeze(0)[place])
+            else:  # one by one, as it may look at the task
+                Y = X.new_full((1, 1), value)
+                rows = [
+                    self.tasks.insert(X.new_zeros(1, len(X.mT)), t) for t in outputs
+                ]
+                parts = [transform.untransform(Y, X=x)[0] for x in rows]
+                values.append(torch.cat(parts))
+        return values[0], values[1] - values[0]
 
-    def _untransformed(
-        self, posterior: GPyTorchPosterior, X: Tensor, outputs: list[int]
-    ) -> Posterior:
-        """On the scale of the outcomes, for a transform that is not the default."""
+    def _transform_at(
+        self, X: Tensor, outputs: list[int] | None
+    ) -> tuple[OutcomeTransform, Tensor | None]:
+        """The outcome transform of some outputs, and the inputs that it may look at.
+
+        These are None for several tasks: there is no task column for all of them.
+
+        Args:
+            X: The inputs, not transformed.
+            outputs: The outputs; None for rows with their task.
+        """
         transform = self.outcome_transform
-        if self.tasks is None:
-            which = [self._index_of(t) for t in outputs]
-            if which != list(range(self.num_tasks)):
-                transform = transform.subset_output(which)
-            return transform.untransform_posterior(posterior, X=X)
-        # row by row, so that a transform that looks at tasks finds them
-        rows = torch.cat([self.tasks.insert(X, t) for t in outputs], dim=-2)
-        if len(outputs) == 1:
-            return transform.untransform_posterior(posterior, X=rows)
-        mvn = posterior.distribution
-        mean = mvn.mean.mT.flatten(-2)
-        below = GPyTorchPosterior(ScaledNormal(mean, mvn.lazy_covariance_matrix))
-        return prediction.in_columns(
-            transform.untransform_posterior(below, X=rows), len(outputs)
-        )
+        if outputs is None:
+            return transform, X
+        if self.tasks.column is not None:
+            one = len(outputs) == 1
+            return transform, self.tasks.insert(X, outputs[0]) if one else None
+        indices = [self.tasks.index_of(t) for t in outputs]
+        if indices != list(range(self.num_tasks)):
+            transform = transform.subset_output(indices)
+        return transform, X
 
     # -- conditioning -----------------------------------------------------------------
 
@@ -1008,23 +1003,26 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
                 more rows of observations than of training data.
         """
         self.eval()
-        seen = fantasize_flag.off()  # else BoTorch made them
-        if seen:
-            checks.check_finite_points(X, self._train_targets.dtype)
+        checked = fantasize_flag.on()  # BoTorch made them from checked points
+        if not checked:
+            checks.check_finite_points(X, self.train_targets.dtype)
         with_task = self._has_task(X)
-        outputs = [self._output_tasks[0]] if with_task else self._output_tasks
-        if seen:
+        outputs = self._output_tasks
+        if with_task:
+            outputs = outputs[:1]
+        if not checked:
             m = len(outputs)
             checks.check_new_data(X, Y, noise, m, self.batch_shape, missing=True)
-        self._weights_of([])  # made now, not in each of the models to come
+        self._all_weights()  # made now, not in each of the models to come
         new = self._sharing_rows()
-        if self.tasks is None or with_task:
+        if self.tasks.column is None or with_task:
             new._condition(X, Y, noise)
         else:
             for i, value in enumerate(outputs):
-                own_noise = None if noise is None else noise[..., i : i + 1]
+                column = slice(i, i + 1)
                 rows = self.tasks.insert(X, value)
-                new._condition(rows, Y[..., i : i + 1], own_noise)
+                variances = None if noise is None else noise[..., column]
+                new._condition(rows, Y[..., column], variances)
         return new
 
     def get_fantasy_model(self, inputs: Any, targets: Tensor, **kwargs: Any) -> Any:
@@ -1047,10 +1045,12 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
                 f"{self._num_outputs}. Condition its models one by one."
             )
         X = inputs[0] if isinstance(inputs, (list, tuple)) else inputs
+        noise = kwargs.get("noise")
         if targets.ndim == 1 and hasattr(self, "outcome_transform"):
             # BoTorch's Standardize makes a batch of one of them, for all other models
-            X, targets = X.expand(1, *X.shape[-2:]), targets.unsqueeze(0)
-        Y, noise = targets.unsqueeze(-1), kwargs.get("noise")
+            X = X.expand(1, *X.shape[-2:])
+            targets = targets.unsqueeze(0)
+        Y = targets.unsqueeze(-1)
         if hasattr(self, "outcome_transform"):
             Y, _ = self.outcome_transform.untransform(Y, X=X)
         noise = None if noise is None else noise.unsqueeze(-1)
@@ -1075,10 +1075,11 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         with fantasize_flag():
             with_task = self._has_task(X)
         if observation_noise is None and self._given_noise() is not None:
-            place = torch.tensor([self._index_of(t) for t in self._output_tasks])
+            indices = [self.tasks.index_of(t) for t in self._output_tasks]
+            place = torch.tensor(indices, device=X.device)
             if with_task:
-                assert self.tasks is not None
-                place = self.tasks.index(X[..., self.tasks.column]).unsqueeze(-1)
+                assert isinstance(self.tasks, TaskColumn)
+                place = self.tasks.index(X).unsqueeze(-1)
             levels = self._noise_levels()[place]
             observation_noise = levels.expand(*X.shape[:-1], levels.shape[-1])
         return super().fantasize(
@@ -1088,8 +1089,8 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
     def _condition(self, X: Tensor, Y: Tensor, noise: Tensor | None) -> None:
         """Take in ``batch_shape x q`` rows, of one task each or of all signals."""
         transformed = self.transform_inputs(X)
-        rows = (*X.shape[:-1], self._num_columns)
-        if X.shape != rows or transformed.shape[:-1] != X.shape[:-1]:
+        expected = (*X.shape[:-1], self._num_columns)
+        if X.shape != expected or transformed.shape[:-1] != X.shape[:-1]:
             raise ValueError(
                 "input_transform: expected one that treats new observations as it does "
                 f"training rows ({self._num_columns} columns), got one that makes "
@@ -1097,203 +1098,333 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
                 "transform_on_train=True, or construct the model anew."
             )
         if hasattr(self, "outcome_transform"):
-            transform, outputs = self.outcome_transform, self._output_tasks
-            if self.tasks is None and outputs != list(range(self.num_tasks)):
-                transform = transform.subset_output(outputs)
-            Y, _ = transform(Y=Y, Yvar=None, X=transformed)
-        phi = self.feature_map(self._plain(transformed))
+            asked = None if self.tasks.column is not None else self._output_tasks
+            transform, rows = self._transform_at(transformed, asked)
+            Y, _ = transform(Y=Y, Yvar=None, X=rows)
+        phi = self.feature_map(self.tasks.without(transformed))
         prior = self._prior_means(transformed)
-        # the task of each outcome, and for each task its column of Y and its rows
+        # the task of each update, its column of Y and its rows
         updates: list[tuple[int, int, Tensor | None]]
-        if self.tasks is None:
-            which = [self._index_of(t) for t in self._output_tasks]
-            place = torch.tensor(which, device=X.device)
-            updates = [(t, i, None) for i, t in enumerate(which)]
+        if isinstance(self.tasks, TaskColumn):
+            task = self.tasks.index(transformed)
+            place = task.unsqueeze(-1)
+            updates = [(t, 0, task == t) for t in task.unique().tolist()]
         else:
-            task = self.tasks.index(transformed[..., self.tasks.column])
-            which, place = task.unique().tolist(), task.unsqueeze(-1)
-            updates = [(t, 0, None if len(which) == 1 else task == t) for t in which]
+            indices = [self.tasks.index_of(t) for t in self._output_tasks]
+            place = torch.tensor(indices, device=X.device)
+            updates = [(t, i, None) for i, t in enumerate(indices)]
         variance = self._noise_levels()[place] if noise is None else noise
         variance = variance.expand_as(Y)
-        for t, i, mine in updates:
-            self._update(t, phi, Y[..., i] - prior[..., t], variance[..., i], mine)
-        if self._has_signals:
-            shape = (*Y.shape[:-1], self.num_tasks)
-            targets, noise = Y.new_full(shape, torch.nan), Y.new_ones(shape)
-            targets[..., which], noise[..., which] = Y.detach(), variance.detach()
-            self._append(X, transformed, targets.mT, noise.mT)
-        else:
-            self._append(X, transformed, Y.squeeze(-1), variance.squeeze(-1))
-
-    def _update(
-        self, t: int, phi: Tensor, y: Tensor, variance: Tensor, mine: Tensor | None
-    ) -> None:
-        """Update the weights of one task with those of some rows that are its own."""
-        observed = ~y.isnan() if mine is None else ~y.isnan() & mine
-        if not observed.all():
-            y = torch.where(observed, y, 0.0)
-            variance = torch.where(observed, variance, _NOT_OBSERVED)
-        variance = variance.double()
-        # one covariance for all fantasies at a point, where their noise is one
-        extra = variance.ndim - (phi.ndim - 1)
-        if extra > 0 and all(s == 0 for s in variance.stride()[:extra]):
-            variance = variance[(0,) * extra]
-        (weights,) = self._weights_of([t])
-        updated = WeightPosterior(weights.mean.double(), weights.root.double()).update(
-            phi.double(), y.double(), variance
+        weights = list(self._all_weights())
+        for t, i, is_of_task in updates:
+            y = Y[..., i] - prior[..., t]
+            weights[t] = _updated(weights[t], phi, y, variance[..., i], is_of_task)
+        if self.tasks.share_rows:
+            all_signals = (*Y.shape[:-1], self.num_tasks)
+            every_Y = Y.new_full(all_signals, torch.nan)
+            every_Y[..., indices] = Y.detach()
+            every_variance = torch.ones_like(every_Y)
+            every_variance[..., indices] = variance.detach()
+            Y = every_Y
+            variance = every_variance
+        batch = torch.broadcast_shapes(
+            self._conditioned_batch, Y.shape[:-2], X.shape[:-2]
         )
-        assert self._weights is not None
-        self._weights[t] = updated.to(weights.mean)
+        if batch:
+            # as many means as there are models, of tasks that they have in common too
+            self._conditioned_batch = batch
+            self._conditioned = [
+                w._replace(mean=w.mean.expand(*batch, w.mean.shape[-1]))
+                for w in weights
+            ]
+        else:
+            self._append(X, transformed, Y, variance)
+            self._weights = weights
 
     def _append(
-        self, X: Tensor, transformed: Tensor, targets: Tensor, noise: Tensor
+        self, X: Tensor, transformed: Tensor, Y: Tensor, variance: Tensor
     ) -> None:
-        lead = targets.shape[: targets.ndim - (2 if self._has_signals else 1)]
-        self._conditioned_batch = batch = torch.broadcast_shapes(
-            self._conditioned_batch, lead, X.shape[:-2]
-        )
-        assert self._weights is not None
-        # as many means as there are models, of tasks that they have in common too
-        self._weights = [
-            w._replace(mean=w.mean.expand(*batch, w.mean.shape[-1]))
-            for w in self._weights
-        ]
+        """Add rows to the training data, ``q x ...``."""
         # in the first process only: the sum over processes has them from there
-        q = 0 if self._group.rank else X.shape[-2]
-        rows = X[..., :q, :], transformed[..., :q, :], targets[..., :q], noise[..., :q]
-        self._appended += (_Appended(*(p.detach() for p in rows)),)
-        self._rows_cache = None
+        q = 0 if self._group.rank else len(X)
+        seen = X
+        if self._has_transformed_inputs:
+            seen = transformed
+            rows = [self._original_train_inputs, X[:q].detach()]
+            self._original_train_inputs = torch.cat(rows)
+        self.train_inputs = (torch.cat([self.train_inputs[0], seen[:q].detach()]),)
+        targets = self.tasks.to_targets(Y[:q].detach())
+        self.train_targets = torch.cat([self.train_targets, targets], dim=-1)
+        given_noise = self._given_noise()
+        if given_noise is not None:
+            noise = self.tasks.to_targets(variance[:q].detach())
+            self.likelihood.noise_covar.noise = torch.cat([given_noise, noise], dim=-1)
+        self._drop_caches()
 
     def _sharing_rows(self) -> Any:
         """A copy that has the same training data, not a copy of them."""
         shared = [
-            *(self._train_inputs or ()),
-            self._train_targets,
+            *(self.train_inputs or ()),
+            self.train_targets,
             self._original_train_inputs,
         ]
-        new = deepcopy(self, {id(t): t for t in shared if t is not None})
-        new._weights = list(self._weights) if self._weights else None
-        new._noise_cache = self._noise_cache
+        memo = {id(t): t for t in shared if t is not None}
+        if self._conditioned is not None:
+            memo[id(self._conditioned)] = self._conditioned
+        new = deepcopy(self, memo)
+        new._weights = self._weights
         return new
 
     # -- training data -----------------------------------------------------------------
 
-    @property
-    def train_inputs(self) -> Any:
-        """A tuple of the training inputs, those conditioned on included."""
-        self._merge_appended()
-        return self._train_inputs
-
-    @train_inputs.setter
-    def train_inputs(self, value: Any) -> None:
-        object.__setattr__(self, "_train_inputs", value)
-
-    @property
-    def train_targets(self) -> Any:
-        """The standardised outcomes, ``n``, or ``T x n`` for signals."""
-        self._merge_appended()
-        return self._train_targets
-
-    @train_targets.setter
-    def train_targets(self, value: Any) -> None:
-        object.__setattr__(self, "_train_targets", value)
-
-    @property
-    def batch_shape(self) -> torch.Size:
-        """Of the outcomes conditioned on; there is none without fantasies."""
-        return self._conditioned_batch
-
-    def _merge_appended(self) -> None:
-        appended = self._appended
-        if not appended:
-            return
-        self._appended = ()
-        batch = self._conditioned_batch
-
-        def joined(first: Tensor, more: list[Tensor], own: int, dim: int) -> Tensor:
-            parts = [p.expand(*batch, *p.shape[-own:]) for p in (first, *more)]
-            return torch.cat(parts, dim=dim)
-
-        transformed = self._has_transformed_inputs
-        rows = [a.transformed if transformed else a.X for a in appended]
-        self._train_inputs = (joined(self._train_inputs[0], rows, 2, -2),)
-        if transformed:
-            raw = [a.X for a in appended]
-            self._original_train_inputs = joined(
-                self._original_train_inputs, raw, 2, -2
-            )
-        own = 2 if self._has_signals else 1
-        targets = [a.targets for a in appended]
-        self.train_targets = joined(self._train_targets, targets, own, -1)
-        given = self._given_noise()
-        if given is not None:
-            noise = [a.noise for a in appended]
-            self.likelihood.noise_covar.noise = joined(given, noise, own, -1)
-
-    def _revert_to_original_inputs(self) -> None:
-        self._merge_appended()  # the original ones are read before they are set
-        super()._revert_to_original_inputs()
-
-    def set_train_data(self, *args: Any, **kwargs: Any) -> None:
+    def set_train_data(
+        self, inputs: Any = None, targets: Tensor | None = None, strict: bool = True
+    ) -> None:
         """Replace the training data, see ``ExactGP.set_train_data``."""
-        self._merge_appended()
-        super().set_train_data(*args, **kwargs)
-        self._conditioned_batch = self._train_inputs[0].shape[:-2]
+        super().set_train_data(inputs, targets, strict)
+        if targets is not None:  # BoTorch sets inputs alone, transformed or not
+            self._conditioned = None
+            self._conditioned_batch = torch.Size()
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Load a state, see ``GPyTorchModel.load_state_dict``."""
+        """Load a state, see ``GPyTorchModel.load_state_dict``.
+
+        Raises:
+            UnsupportedError: For a batch of conditioned models, which have no
+                hyperparameters of their own.
+        """
+        if self._conditioned is not None:
+            raise UnsupportedError(
+                "state_dict: expected the model that was conditioned, since a batch of "
+                "conditioned models keeps its hyperparameters, got such a batch."
+            )
         result = super().load_state_dict(*args, **kwargs)
         self._drop_caches()
         return result
 
     def _apply(self, fn: Callable[[Tensor], Tensor]) -> Any:
-        # what is appended is joined where that changes something only
-        probe = self._train_inputs[0].new_empty(0)
-        if fn(probe) is probe:
-            return nn.Module._apply(self, fn)
-        return super()._apply(fn)
+        result = super()._apply(fn)
+        if self._conditioned is not None:
+            self._conditioned = [
+                WeightPosterior(fn(w.mean), fn(w.root)) for w in self._conditioned
+            ]
+        return result
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        if self._conditioned is not None:  # tensors with a graph cannot be copied
+            state["_conditioned"] = [
+                WeightPosterior(w.mean.detach(), w.root.detach())
+                for w in self._conditioned
+            ]
+        return state
 
     def _extract_targets_and_noise(self) -> tuple[Tensor, Tensor | None]:
-        Y, noise = self.train_targets, self._given_noise()
-        if self._has_signals:
-            return Y.mT, None if noise is None else noise.mT
-        return Y.unsqueeze(-1), None if noise is None else noise.unsqueeze(-1)
+        noise = self._given_noise()
+        Y = self.tasks.to_outcomes(self.train_targets)
+        return Y, None if noise is None else self.tasks.to_outcomes(noise)
 
     def _restore_targets_and_noise(
         self, Y: Tensor, Yvar: Tensor | None, strict: bool
     ) -> None:
-        lines = attrgetter("mT") if self._has_signals else methodcaller("squeeze", -1)
         if Yvar is not None:
-            self.likelihood.noise_covar.noise = lines(Yvar)
-        self.set_train_data(targets=lines(Y), strict=strict)
-
-    @property
-    def _has_signals(self) -> bool:
-        """Whether several outcomes share a row."""
-        return self.tasks is None and self.num_tasks > 1
+            self.likelihood.noise_covar.noise = self.tasks.to_targets(Yvar)
+        self.set_train_data(targets=self.tasks.to_targets(Y), strict=strict)
 
 
-@contextmanager
-def _followed(
-    mll: MarginalLogLikelihood, callback: Any, progress: bool | None
-) -> Iterator[Callable[[dict[str, Any], Any], None]]:
-    """A callback of an optimiser: a bar, and the last step if it is interrupted."""
-    last: dict[str, Any] = {}
-    with progress_bar(None, progress, "ABLR fit", "step") as advance:
+def _updated(
+    weights: WeightPosterior,
+    phi: Tensor,
+    y: Tensor,
+    variance: Tensor,
+    is_of_task: Tensor | None,
+) -> WeightPosterior:
+    """The weights of one task, given some outcomes of which some may be missing.
 
-        def step(parameters: dict[str, Any], result: Any) -> None:
-            advance()
-            last.update((n, p.detach().clone()) for n, p in parameters.items())
-            if callback is not None:
-                callback(parameters, result)
+    Args:
+        weights: Before.
+        phi: Features, ``... x q x D``.
+        y: Outcomes less their prior means, ``... x q``; NaN where not observed.
+        variance: Noise variances, ``... x q``.
+        is_of_task: Which rows are of the task; all if None.
+    """
+    observed = ~y.isnan()
+    if is_of_task is not None:
+        observed = observed & is_of_task
+    if not observed.all():
+        # other outcomes have a weight below rounding, and gradients stay finite
+        y = torch.where(observed, y, 0.0)
+        variance = torch.where(observed, variance, 1e30)
+    variance = variance.double()
+    # one covariance for all fantasies at a point, where their noise is one
+    extra = variance.ndim - (phi.ndim - 1)
+    if extra > 0 and all(s == 0 for s in variance.stride()[:extra]):
+        variance = variance[(0,) * extra]
+    before = WeightPosterior(weights.mean.double(), weights.root.double())
+    mean, root = before.update(phi.double(), y.double(), variance)
+    return WeightPosterior(mean.to(weights.mean), root.to(weights.mean))
 
-        try:
-            yield step
-        except KeyboardInterrupt:
-            mll.load_state_dict(last, strict=False)
-            mll.eval()
-            raise
+
+# -- normal distributions, whose covariances come as roots, and functions drawn -------
 
 
-# exact draws, whatever strategies BoTorch has
-DrawMatheronPaths.register(MultiTaskABLR)(prediction.draw_path)
+def _normal(mean: Tensor, covariance: LinearOperator) -> MultivariateNormal:
+    """A distribution whose covariance may lack dimensions of the mean.
+
+    Fantasies at the same points differ in their means only.
+
+    Args:
+        mean: ``... x n``.
+        covariance: ``... x n x n``.
+    """
+    if covariance.shape[:-1] != mean.shape:
+        covariance = covariance.expand(*mean.shape, mean.shape[-1])
+    return ScaledNormal(mean, at_unit_scale(covariance))
+
+
+def _covariance(
+    root: Tensor,
+    task: Tensor | None = None,
+    noise: Tensor | None = None,
+    unit: Tensor | float = 1.0,
+) -> LinearOperator:
+    """The covariance of ``root root'`` and noise, ``... x q x q``.
+
+    With more points than features it is singular, and is sampled through the weights;
+    a Cholesky factorisation would need jitter.
+
+    Args:
+        root: ``... x q x D``.
+        task: The task of each row, ``... x q``: those of different tasks are
+            independent. None: all are of one.
+        noise: Variances that broadcast to ``... x q``.
+        unit: Of variances, see ``with_variance_floor``.
+    """
+    several = task is not None and len(task.unique()) > 1
+    if noise is None and root.shape[-2] >= root.shape[-1] and not several:
+        return RootLinearOperator(root)
+    covariance = root @ root.mT
+    if task is not None and several:
+        covariance = torch.where(task[..., None] == task[..., None, :], covariance, 0.0)
+    covariance = with_variance_floor(covariance, unit)
+    if noise is not None:
+        shape = torch.broadcast_shapes(noise.shape, covariance.shape[:-1])
+        covariance = covariance + torch.diag_embed(noise.expand(shape))
+    # a bare tensor would get no jitter when it is factorised for sampling
+    return to_linear_operator(covariance)
+
+
+def _joint(mean: Tensor, covariance: LinearOperator) -> GPyTorchPosterior:
+    """One posterior of independent outputs.
+
+    Args:
+        mean: ``... x m x q``.
+        covariance: ``... x m x q x q``.
+    """
+    if mean.shape[-2] == 1:
+        return GPyTorchPosterior(_normal(mean.squeeze(-2), covariance.squeeze(-3)))
+    covariance = covariance.expand(*mean.shape, mean.shape[-1])
+    blocks = BlockDiagLinearOperator(at_unit_scale(covariance), block_dim=-3)
+    return GPyTorchPosterior(ScaledMultitaskNormal(mean.mT, blocks, interleaved=False))
+
+
+class WeightPath(SamplePath):
+    """Functions of a model, given their weights.
+
+    A function is a vector of weights: drawn once it is known everywhere, exactly, with
+    gradients, at the cost of its features, where a GP needs an approximation. Thompson
+    sampling takes such functions.
+
+    BoTorch's convention for sample paths: batch dimensions of the inputs are broadcast
+    against those of the weights, and outputs are the last of these.
+
+    Args:
+        model: A ``MultiTaskABLR``; its features are used as they are when called.
+        weights: ``sample_shape x batch_shape x m x D``; ``... x D`` for one output.
+    """
+
+    weights: Tensor
+
+    def __init__(self, model: Any, weights: Tensor) -> None:
+        super().__init__()
+        self.model = model
+        self.register_buffer("weights", weights)
+
+    def set_ensemble_as_batch(self, ensemble_as_batch: bool) -> None:
+        """Nothing changes: this model is no ensemble."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Function values.
+
+        Args:
+            x: ``... x n x d`` inputs, or with a task column, which must then say the
+                task of the output; for several outputs ``n x d`` or
+                ``... x 1 x n x d``.
+
+        Returns:
+            ``... x n``.
+
+        Raises:
+            ValueError: For rows of another task than that of the output, and for
+                several outputs without the dimension that they have.
+        """
+        model = self.model
+        model.eval()
+        outputs = model._output_tasks
+        one = len(outputs) == 1
+        if model._has_task(x):
+            if not one or not (x[..., model.tasks.column] == outputs[0]).all():
+                raise ValueError(
+                    f"x: expected inputs of task {outputs[0]}, which the functions "
+                    f"were drawn for (output_tasks={outputs}), or without a task "
+                    "column, got inputs of others."
+                )
+            x = model.tasks.without(x)
+        if not one and x.ndim > 2:  # a dimension for the outputs, which share points
+            if x.shape[-3] != 1:
+                raise checks.ShapeError(
+                    "x: expected ``n x d`` or ``... x 1 x n x d`` inputs, which all "
+                    f"outputs share, got {tuple(x.shape)}."
+                )
+            x = x.squeeze(-3)
+        phi, prior = model._features_at(x, outputs)
+        weights = self.weights.unsqueeze(-2) if one else self.weights
+        values = prior + (phi @ weights.unsqueeze(-1)).squeeze(-1)
+        values = self._untransformed(values, outputs, x)
+        return values.squeeze(-2) if one else values
+
+    def _untransformed(self, values: Tensor, outputs: list[int], x: Tensor) -> Tensor:
+        """From ``... x m x n`` standardised values at ``... x n x d`` inputs."""
+        model = self.model
+        if not hasattr(model, "outcome_transform"):
+            return values
+        indices = [model.tasks.index_of(t) for t in outputs]
+        place = torch.tensor(indices, device=x.device).unsqueeze(-1)
+        scales = model._scales(x, place, outputs)
+        if scales is not None:
+            shift, scale = scales
+            return shift + scale * values
+        transform, rows = model._transform_at(x, outputs)
+        return transform.untransform(values.mT, X=rows)[0].mT
+
+
+@DrawMatheronPaths.register(MultiTaskABLR)  # exact, whatever strategies BoTorch has
+@torch.no_grad()
+def draw_path(
+    model: MultiTaskABLR, sample_shape: torch.Size, **strategies: Any
+) -> WeightPath:
+    """Functions drawn from the posterior of a ``MultiTaskABLR``.
+
+    Args:
+        model: The model.
+        sample_shape: How many.
+        strategies: Not used: BoTorch's, for paths that are not exact.
+    """
+    model.eval()
+    posterior = model.weight_posterior()
+    mean = posterior.mean
+    root = posterior.lazy_covariance_matrix.root.to_dense()
+    # on the CPU, so that a seed means the same on any device
+    normal = torch.randn(*sample_shape, *mean.shape, dtype=torch.float64)
+    deviation = (root @ normal.to(mean).unsqueeze(-1)).squeeze(-1)
+    return WeightPath(model, mean + deviation)

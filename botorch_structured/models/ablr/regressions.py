@@ -1,4 +1,4 @@
-r"""Bayesian linear regressions of many tasks as an object: evidence, weights, updates.
+r"""Bayesian linear regressions of many tasks: rows, evidence, weights, updates.
 
 For one task with features ``Phi`` (``N x D``), outcomes y, noise precision alpha,
 weight precision beta and r = alpha / beta, Perrone et al. (2017) have the weights
@@ -13,41 +13,285 @@ so that the function at x has mean ``phi(x)' m`` (1) and variance ``phi(x)' S ph
     \frac{\alpha}{2 \pi} - \frac{1}{2} \log |K| - \frac{\alpha}{2} |y - \Phi m|^2
     - \frac{\beta}{2} |m|^2.
 
-The printed form ``|y|^2 - r |c|^2`` of the last two terms cancels. ``K`` is never
-formed: a QR factorisation of the *smaller* system with its ridge,
+The printed form ``|y|^2 - r |c|^2`` of the last two terms cancels, and products such as
+``Phi' Phi`` square the condition number. So neither is formed. The data of a task are
+reduced to a *factor*, at most D + 1 rows F with the same products,
+
+.. math:: F' F = [\Phi, y]' [\Phi, y].
+
+Where no task has more than D observations, factors are the data. Otherwise they are
+triangular factors of QR factorisations, taken chunk after chunk: the factor so far is
+stacked on the next chunk. From the factors follow value, m and slopes by a QR
+factorisation of the smaller system with its ridge,
 
 .. math:: \begin{bmatrix} \sqrt r F \\ I \end{bmatrix} = Q T \;(N > D), \qquad
     \begin{bmatrix} \sqrt r F' \\ I \end{bmatrix} = Q T \;(N \le D),
 
-where F are the features of a factor (``ablr.factors``), has ``|K| = |T|^2`` in either
-case, and traces and residuals as sums of squares of parts of Q. Nothing is subtracted,
-so that gradients close to zero are right too.
+where ``|K| = |T|^2`` in either case, and traces and residuals are sums of squares of
+parts of Q. Nothing is subtracted, so that gradients close to zero are right too.
 
-The first pass over the rows of a task reduces them to its factor, from which value, m
-and slopes follow; the second sends the derivative of each row,
+The first pass over the rows makes the factors; the second sends the derivative of each
+row,
 
 .. math:: \partial / \partial \phi_n = \alpha (y_n - \phi_n' m) m - r K^{-1} \phi_n,
 
 back through the feature map. Time is linear in the number of rows. Memory beyond the
-data does not depend on it: the activations of 65,536 rows at most (of further ones they
-are computed twice), and a few ``D x D`` matrices per task.
+data does not depend on it: the activations of a chunk (of all of them up to 65,536
+rows), and a few ``D x D`` matrices per task.
 """
 
 from __future__ import annotations
 
-__all__ = ["Regressions", "Solutions", "WeightPosterior", "solve"]
-
 import math
 from collections.abc import Sequence
+from copy import copy
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 from linear_operator.utils.errors import NanError
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.nn.functional import pad
 
-from botorch_structured.models.ablr.factors import TaskData, TaskFactors
-from botorch_structured.models.ablr.rows import Chunk
+from botorch_structured.linalg.block_low_rank import LeafLayout
+from botorch_structured.models.ablr.feature_maps import KernelFeatures
+from botorch_structured.models.ablr.processes import Processes
+
+# Activations of so many rows are kept between the passes: about 80 MiB for three layers
+# of 50 units. Of more rows they are computed twice.
+_KEPT_ROWS = 65_536
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some rows, and the observations there, sorted by task.
+
+    Attributes:
+        rows: Which rows of ``X``.
+        entries: Which observations, ``m``.
+        row: The row of each observation, counted within the chunk, ``m``.
+        task: The task of each, ``m``.
+        place: The place of each among all observations of its task, ``m``.
+    """
+
+    rows: slice
+    entries: Tensor
+    row: Tensor
+    task: Tensor
+    place: Tensor
+
+    @cached_property
+    def batches(self) -> list[tuple[Tensor, Tensor]]:
+        """Tasks with similar numbers of observations, batch by batch.
+
+        Returns:
+            Tasks ``B``, and their observations ``B x N``, padded with ``m``.
+        """
+        layout = LeafLayout(self.task)
+        return [(layout.keys[b.leaves], b.index) for b in layout.buckets]
+
+
+class TaskData:
+    """Rows of some tasks and the outcomes that were observed there, cut into chunks.
+
+    Make it once for all evaluations of an objective: it sorts the observations. With
+    known noise, features and outcomes of an observation are divided by its standard
+    deviation: the noise precision is then 1.
+
+    Args:
+        features: The feature map, ``n x d`` to ``n x D``, row by row.
+        X: Inputs as the feature map takes them, ``n x d``.
+        Y: Outcomes, ``m``.
+        task: The task of each outcome, ``m``, integers in ``0 ... num_tasks - 1``.
+        num_tasks: T; tasks may have no observation.
+        row: The row of each outcome, ``m``. Default: outcome i is of row i.
+        noise_variance: Known noise variances of the outcomes, ``m``; constants.
+        processes: Processes that each hold a part of the rows (any part, of a task
+            too). Default: this process has all rows.
+        chunk_rows: Rows in a chunk. Default: 2,048, which stay in a CPU's cache with
+            the activations of 50 units; a GPU needs 32,768 to be busy.
+        kept_rows: Up to so many rows activations are kept between the passes.
+
+    Attributes:
+        counts: Number of observations of each task, a list of T.
+        num_features: D.
+        total: Number of rows of all processes, for those who set it.
+
+    Raises:
+        ValueError: If processes differ in their numbers of tasks or features.
+        RuntimeError: If another process has ended or does not answer.
+    """
+
+    total = 0
+
+    def __init__(
+        self,
+        features: nn.Module,
+        X: Tensor,
+        Y: Tensor,
+        task: Tensor,
+        num_tasks: int,
+        row: Tensor | None = None,
+        noise_variance: Tensor | None = None,
+        processes: Processes | None = None,
+        chunk_rows: int | None = None,
+        kept_rows: int = _KEPT_ROWS,
+    ) -> None:
+        self.features = features
+        self.X = X
+        self.Y = Y
+        self.task = task
+        self.row = torch.arange(len(task), device=task.device) if row is None else row
+        self.noise_variance = noise_variance
+        self.processes = processes or Processes()
+        self.counts: list[int] = torch.bincount(task, minlength=num_tasks).tolist()
+        step = chunk_rows or (2_048 if task.device.type == "cpu" else 32_768)
+        self.chunks = self._cut(step, num_tasks)
+        self.keeps_activations = len(X) <= kept_rows
+        self.num_features = self._count_features()
+        self.processes.check_same(
+            {
+                "log_beta (number of tasks)": float(num_tasks),
+                "features (number of them)": float(self.num_features),
+            },
+            X.device,
+        )
+
+    def _cut(self, step: int, num_tasks: int) -> list[Chunk]:
+        by_task = torch.argsort(self.task, stable=True)
+        first = torch.tensor(self.counts).cumsum(0) - torch.tensor(self.counts)
+        place = torch.arange(len(by_task), device=by_task.device)
+        place = place - first.to(place.device)[self.task[by_task]]
+        place = torch.empty_like(place).index_copy_(0, by_task, place)
+        chunk = self.row // step
+        order = torch.argsort(chunk * num_tasks + self.task, stable=True)
+        sizes = torch.bincount(chunk).tolist()
+        parts = [t[order].split(sizes) for t in (self.row, self.task, place)]
+        chunks = []
+        for i, (entries, row, task, at) in enumerate(
+            zip(order.split(sizes), *parts, strict=True)
+        ):
+            start = i * step
+            rows = slice(start, min(start + step, len(self.X)))
+            chunks.append(Chunk(rows, entries, row - start, task, at))
+        return chunks
+
+    def with_values(self, X: Tensor, Y: Tensor) -> TaskData:
+        """The same rows and tasks with other numbers, of the same shapes."""
+        new = copy(self)
+        new.X = X
+        new.Y = Y
+        if isinstance(self.features, KernelFeatures):
+            # those of a MondrianKernel depend on its lengthscales
+            new.num_features = new._count_features()
+        return new
+
+    @torch.no_grad()
+    def _count_features(self) -> int:
+        """D, by the features of one row: not all modules take none."""
+        X = self.X.detach()
+        row = X[:1] if len(X) else X.new_zeros(1, X.shape[-1])
+        return self.features(row).shape[-1]
+
+    def observed(self, chunk: Chunk, phi: Tensor) -> tuple[Tensor, Tensor]:
+        """Features ``m x D`` and outcomes ``m`` of each observation, in float64.
+
+        Args:
+            chunk: Which observations.
+            phi: Features of the rows of the chunk, ``n x D``.
+        """
+        phi = phi.detach()[chunk.row].double()
+        y = self.Y.detach()[chunk.entries].double()
+        return self.scaled(chunk, phi, y)
+
+    def scaled(self, chunk: Chunk, phi: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Features and outcomes, or slopes in them, divided by known deviations."""
+        if self.noise_variance is None:
+            return phi, y
+        scale = self.noise_variance[chunk.entries].double().rsqrt()
+        return phi * scale.unsqueeze(-1), y * scale
+
+
+class Factors:
+    """Factors of the data of each task, grown chunk by chunk.
+
+    Args:
+        data: The data, of which no chunk is added yet.
+
+    Attributes:
+        counts: Number of observations of each task, in all processes.
+        rows: The factors in float64, ``T x C x (D + 1)``, zero where a task has fewer
+            than C rows.
+        are_data: Whether no task has more observations than features.
+    """
+
+    def __init__(self, data: TaskData) -> None:
+        self.processes = data.processes
+        device = data.X.device
+        self.counts = data.counts
+        self._before: Tensor | None = None
+        if not self.processes.alone:
+            every_count = self.processes.gather(
+                torch.tensor(data.counts, device=device)
+            )
+            counts = torch.stack(every_count)
+            self.counts = counts.sum(0).tolist()
+            self._before = counts[: self.processes.rank].sum(0)
+        largest = max(self.counts, default=0)
+        width = data.num_features + 1
+        self.are_data = largest < width
+        height = max(1, largest) if self.are_data else width
+        shape = len(self.counts), height, width
+        self.rows = torch.zeros(shape, dtype=torch.float64, device=device)
+        self._started = False
+
+    def places(self, chunk: Chunk) -> tuple[Tensor, Tensor]:
+        """Where the observations of a chunk are in ``rows``, if these are the data."""
+        place = chunk.place
+        if self._before is not None:
+            place = place + self._before[chunk.task]
+        return chunk.task, place
+
+    def add(self, chunk: Chunk, phi: Tensor, y: Tensor) -> None:
+        """Take in one more chunk.
+
+        Args:
+            chunk: Which observations.
+            phi: Their features in float64, ``m x D``.
+            y: Outcomes, ``m``.
+        """
+        both = torch.cat([phi, y.unsqueeze(-1)], dim=-1)
+        if self.are_data:
+            self.rows[self.places(chunk)] = both
+            return
+        both = pad(both, (0, 0, 0, 1))  # padding is a row of zeros
+        for tasks, index in chunk.batches:
+            rows = both[index]
+            if self._started:
+                rows = torch.cat([self.rows[tasks], rows], dim=-2)
+            self._replace(tasks, rows)
+        self._started = True
+
+    def _replace(self, tasks: Tensor, rows: Tensor) -> None:
+        """Reduce rows of tasks, ``B x N x (D + 1)``, to their new factors."""
+        if rows.shape[-2] >= self.rows.shape[-1]:
+            rows = torch.linalg.qr(rows, mode="r").R
+        self.rows[tasks, : rows.shape[-2]] = rows
+
+    def merge(self) -> None:
+        """Take in the data of other processes, if any; the same in each of them."""
+        if self.processes.alone:
+            return
+        parts = self.processes.gather(self.rows)
+        if self.are_data:
+            self.rows = torch.stack(parts).sum(0)
+        else:
+            self._replace(
+                torch.arange(len(self.rows), device=self.rows.device),
+                torch.cat(parts, dim=-2),
+            )
 
 
 class WeightPosterior(NamedTuple):
@@ -72,13 +316,9 @@ class WeightPosterior(NamedTuple):
         """
         return (phi @ self.mean.unsqueeze(-1)).squeeze(-1), phi @ self.root
 
-    def to(self, like: Tensor) -> WeightPosterior:
-        """The same with the dtype and device of a tensor."""
-        return WeightPosterior(self.mean.to(like), self.root.to(like))
-
     @staticmethod
     def stacked(weights: Sequence[WeightPosterior]) -> WeightPosterior:
-        """Of several tasks, ``... x W x D`` and ``... x W x D x D``.
+        """Several tasks in one, ``... x W x D`` and ``... x W x D x D``.
 
         Some may have been conditioned on a batch of outcomes, and others not.
         """
@@ -107,7 +347,8 @@ class WeightPosterior(NamedTuple):
         """
         mean, root = self
         for i in range(Y.shape[-1]):
-            phi, v = features[..., i, :], noise_variance[..., i]
+            phi = features[..., i, :]
+            v = noise_variance[..., i]
             g = (root.mT @ phi.unsqueeze(-1)).squeeze(-1)
             s = v + g.square().sum(-1)
             gain = (root @ g.unsqueeze(-1)).squeeze(-1)
@@ -128,7 +369,7 @@ class Regressions:
         log_beta: Logarithms of the weight precisions, ``T``.
 
     Raises:
-        ValueError: If processes that share the rows differ in their hyperparameters.
+        ValueError: If processes that share rows differ in their hyperparameters.
         RuntimeError: If another process has ended or does not answer.
     """
 
@@ -137,19 +378,17 @@ class Regressions:
     ) -> None:
         if log_alpha is None:
             log_alpha = torch.zeros_like(log_beta, requires_grad=False)
-        self.data, self.log_alpha, self.log_beta = data, log_alpha, log_beta
+        self.data = data
+        self.log_alpha = log_alpha
+        self.log_beta = log_beta
         self.parameters = [p for p in data.features.parameters() if p.requires_grad]
+        # processes with other hyperparameters would add up different things
         if not data.processes.alone:
-            # processes with other hyperparameters would add up different things
-            learnt: dict[str, Sequence[Tensor]] = {
-                "log_alpha": [log_alpha],
-                "log_beta": [log_beta],
-                "features (their parameters)": self.parameters,
-            }
-            data.processes.check_same(
-                {name: _fingerprint(tensors) for name, tensors in learnt.items()},
-                data.X.device,
-            )
+            learnt = [log_alpha, log_beta, *self.parameters]
+            flat = torch.cat([t.detach().double().reshape(-1).cpu() for t in learnt])
+            weights = torch.arange(1.0, len(flat) + 1.0, dtype=flat.dtype).cos()
+            numbers = {"hyperparameters (a weighted sum)": float(flat @ weights)}
+            data.processes.check_same(numbers, data.X.device)
 
     def log_evidence(self) -> Tensor:
         """Sum over tasks of the log evidence: minus (3).
@@ -157,7 +396,7 @@ class Regressions:
         Differentiable once in the precisions, the inputs and outcomes of the data and
         the parameters of the features; the gradient is computed along with the value.
         Where processes share the rows, value and gradient are those of all rows, and
-        the same in every process; those of inputs and outcomes are of its own.
+        the same in all processes; those of inputs and outcomes are of its own.
 
         Returns:
             A scalar, natural logarithms, ``- (m / 2) log(2 pi)`` included.
@@ -170,18 +409,28 @@ class Regressions:
         learnt = (self.log_alpha, self.log_beta, data.X, data.Y, *self.parameters)
         if torch.is_grad_enabled() and any(t.requires_grad for t in learnt):
             return _SummedEvidence.apply(self, *learnt)
-        with torch.no_grad():
-            factors = data.factors()
-            return self._value(Solutions(factors, self.log_alpha, self.log_beta))
+        return self._value(self._solution())
 
-    def _value(self, solutions: Solutions) -> Tensor:
-        solutions.check_finite()
-        processes, noise = self.data.processes, self.data.noise_variance
-        value = solutions.value.sum()
+    @torch.no_grad()
+    def _solution(self) -> Solution:
+        """The regressions, without slopes of the rows."""
+        data = self.data
+        factors = Factors(data)
+        for chunk in data.chunks:
+            phi = data.features(data.X[chunk.rows])
+            factors.add(chunk, *data.observed(chunk, phi))
+        factors.merge()
+        return solve(factors, self.log_alpha, self.log_beta)
+
+    @torch.no_grad()
+    def _value(self, solution: Solution) -> Tensor:
+        processes = self.data.processes
+        noise = self.data.noise_variance
+        value = solution.value.sum()
         if noise is not None:  # outcomes were divided by its root
             value = value - 0.5 * processes.total(noise.double().log().sum())
         (value,) = processes.of_first([value])
-        return value.to(self.log_beta.dtype)
+        return value.to(self.log_beta)
 
     @torch.no_grad()
     def weights(self) -> WeightPosterior:
@@ -194,33 +443,78 @@ class Regressions:
             NanError: If features or hyperparameters are not finite.
             RuntimeError: If another process has ended or does not answer.
         """
-        data = self.data
-        factors = data.factors()
-        solutions = Solutions(factors, self.log_alpha, self.log_beta)
-        solutions.check_finite()
-        alpha, beta = solutions.alpha, solutions.beta
-        F = factors.rows[..., :-1]
+        solution = self._solution()
+        F = solution.factors.rows[..., :-1]
         D = F.shape[-1]
         eye = torch.eye(D, dtype=F.dtype, device=F.device).expand(len(F), D, D)
-        ratio = (alpha / beta).sqrt()[:, None, None]
+        ratio = (solution.alpha / solution.beta).sqrt()[:, None, None]
         T = torch.linalg.qr(torch.cat([ratio * F, eye], dim=-2), mode="r").R
         inverse = torch.linalg.solve_triangular(T, eye, upper=True)
-        root = inverse / beta.sqrt()[:, None, None]
-        return WeightPosterior(*data.processes.of_first([solutions.mean, root]))
+        root = inverse / solution.beta.sqrt()[:, None, None]
+        return WeightPosterior(*self.data.processes.of_first([solution.mean, root]))
 
+    def value_and_gradients(self) -> tuple[Tensor, list[Tensor | None]]:
+        """The log evidence and its derivatives.
 
-def _fingerprint(tensors: Sequence[Tensor]) -> float:
-    """A number that changes when one of them does, or two are swapped."""
-    if not tensors:
-        return 0.0
-    flat = torch.cat([t.detach().double().reshape(-1).cpu() for t in tensors])
-    return float(flat @ torch.arange(1.0, len(flat) + 1.0, dtype=flat.dtype).cos())
+        Returns:
+            The value, and its derivatives with respect to log alpha, log beta, X, Y and
+            the parameters.
+        """
+        data = self.data
+        wants_inputs = data.X.requires_grad
+        d_X = torch.zeros_like(data.X) if wants_inputs else None
+        d_Y = torch.zeros_like(data.Y) if data.Y.requires_grad else None
+        d_parameters: list[Tensor] = []
+
+        def forward(chunk: Chunk) -> tuple[Tensor, Tensor]:
+            X = data.X.detach()[chunk.rows].requires_grad_(wants_inputs)
+            with torch.enable_grad():
+                return X, data.features(X)
+
+        factors = Factors(data)
+        kept = []
+        for chunk in data.chunks:
+            X, phi = forward(chunk)
+            seen = data.observed(chunk, phi)
+            factors.add(chunk, *seen)
+            if data.keeps_activations:
+                kept.append((X, phi, seen))
+        factors.merge()
+        solution = solve(factors, self.log_alpha, self.log_beta)
+        for i, chunk in enumerate(data.chunks):
+            if kept:
+                X, phi, seen = kept[i]
+            else:
+                X, phi = forward(chunk)
+                seen = data.observed(chunk, phi)
+            d_phi, d_outcome = solution.slopes(chunk, *seen)
+            d_phi, d_outcome = data.scaled(chunk, d_phi, d_outcome)
+            if d_Y is not None:
+                d_Y[chunk.entries] = d_outcome.to(d_Y)
+            if not phi.requires_grad:
+                continue
+            d_rows = torch.zeros_like(phi).index_add_(0, chunk.row, d_phi.to(phi))
+            with torch.enable_grad():
+                # ``grad_outputs`` make torch load its symbolic shapes: 35 MiB
+                along = (phi * d_rows).sum()
+            wanted = [*self.parameters, X] if wants_inputs else self.parameters
+            gradients = torch.autograd.grad(along, wanted, materialize_grads=True)
+            if d_X is not None:
+                d_X[chunk.rows] = gradients[-1]
+            for total, gradient in zip(d_parameters, gradients, strict=False):
+                total.add_(gradient)
+            d_parameters = d_parameters or list(gradients[: len(self.parameters)])
+        d_parameters = d_parameters or [torch.zeros_like(p) for p in self.parameters]
+        processes = data.processes
+        precisions = processes.of_first([solution.d_log_alpha, solution.d_log_beta])
+        value = self._value(solution)
+        return value, [*precisions, d_X, d_Y, *processes.sum(d_parameters)]
 
 
 class _SummedEvidence(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, regressions: Regressions, *learnt: Tensor) -> Tensor:
-        value, ctx.gradients = _value_and_gradients(regressions)
+        value, ctx.gradients = regressions.value_and_gradients()
         ctx.dtypes = [t.dtype for t in learnt]
         return value
 
@@ -234,211 +528,32 @@ class _SummedEvidence(torch.autograd.Function):
         )
 
 
-def _value_and_gradients(
-    regressions: Regressions,
-) -> tuple[Tensor, list[Tensor | None]]:
-    """The log evidence and its derivatives.
-
-    Returns:
-        Derivatives with respect to log alpha, log beta, X, Y and the parameters.
-    """
-    data, parameters = regressions.data, regressions.parameters
-    of_inputs = data.X.requires_grad
-    d_x = torch.zeros_like(data.X) if of_inputs else None
-    d_y = torch.zeros_like(data.Y) if data.Y.requires_grad else None
-    d_parameters: list[Tensor] = []
-    through = bool(parameters) or of_inputs
-
-    def forward(chunk: Chunk) -> tuple[Tensor, Tensor]:
-        X = data.X.detach()[chunk.rows].requires_grad_(of_inputs)
-        with torch.set_grad_enabled(through):
-            return X, data.features(X)
-
-    factors = data.no_factors()
-    kept: list[tuple[Tensor, Tensor]] = []
-    for chunk in data.rows.chunks:
-        done = forward(chunk)
-        if len(kept) < data.rows.num_kept:
-            kept.append(done)
-        factors.add(chunk, *data.observed(chunk, done[1].detach()))
-    factors.merge(data.processes)
-    solutions = Solutions(factors, regressions.log_alpha, regressions.log_beta)
-    kept.reverse()  # the first is the next to be used, and to be given up
-    for chunk in data.rows.chunks if through or d_y is not None else []:
-        X, phi = kept.pop() if kept else forward(chunk)
-        seen = data.observed(chunk, phi.detach())
-        d_phi, d_outcome = solutions.slopes(chunk, *seen)
-        scale = data.scale(chunk)
-        if scale is not None:
-            d_phi, d_outcome = d_phi * scale[:, None], d_outcome * scale
-        if d_y is not None:
-            d_y[chunk.entries] = d_outcome.to(d_y.dtype)
-        if not phi.requires_grad:
-            continue
-        d_phi = d_phi.to(phi.dtype)
-        if chunk.local is not None:
-            d_phi = torch.zeros_like(phi).index_add_(0, chunk.local, d_phi)
-        with torch.enable_grad():
-            # ``grad_outputs`` make torch load its symbolic shapes: 35 MiB
-            along = (phi * d_phi).sum()
-        wanted = [*parameters, X] if of_inputs else parameters
-        found = torch.autograd.grad(along, wanted, materialize_grads=True)
-        if d_x is not None:
-            d_x[chunk.rows] = found[-1]
-        for total, g in zip(d_parameters, found, strict=False):
-            total.add_(g)
-        d_parameters = d_parameters or list(found[: len(parameters)])
-    d_parameters = d_parameters or [torch.zeros_like(p) for p in parameters]
-    value = regressions._value(solutions)
-    of_tasks = [solutions.d_log_alpha, solutions.d_log_beta]
-    processes = data.processes
-    return value, [
-        *processes.of_first(of_tasks),
-        d_x,
-        d_y,
-        *processes.sum(d_parameters),
-    ]
-
-
-class Solution(NamedTuple):
-    """Regressions of some tasks.
+@dataclass(frozen=True)
+class Solution:
+    """Regressions of all tasks.
 
     Attributes:
-        value: Log evidences, ``B``.
-        d_log_alpha: Their derivatives with respect to log alpha, ``B``.
-        d_log_beta: And to log beta, ``B``.
-        mean: Posterior means of the weights, ``B x D``.
-        slope: What the derivative with respect to the features is made of. Of large
-            tasks ``r K^-1``, ``B x D x D``: it is ``alpha e m' - Phi slope`` with the
-            residuals e. Of small tasks the derivative itself, ``B x k x D``.
-        residual: Of small tasks the residuals e, ``B x k``; None of large tasks.
+        factors: Their data.
+        alpha: Noise precisions, ``T``.
+        beta: Weight precisions, ``T``.
+        value: Log evidences, ``T``.
+        d_log_alpha: Their derivatives with respect to log alpha, ``T``.
+        d_log_beta: Their derivatives with respect to log beta, ``T``.
+        mean: Posterior means of the weights, ``T x D``.
+        slope: If the factors are the data, derivatives with respect to their features,
+            ``T x C x D``. Otherwise ``r K^-1``, ``T x D x D``.
+        residual: Residuals of the data, ``T x C``, if the factors are these.
     """
 
+    factors: Factors
+    alpha: Tensor
+    beta: Tensor
     value: Tensor
     d_log_alpha: Tensor
     d_log_beta: Tensor
     mean: Tensor
     slope: Tensor
-    residual: Tensor | None
-
-
-def solve(
-    factor: Tensor, count: Tensor, alpha: Tensor, beta: Tensor, small: bool
-) -> Solution:
-    """Regressions of large tasks, or of small ones.
-
-    Args:
-        factor: Of large tasks triangular factors of features and outcomes, ``B x
-            (D + 1) x (D + 1)``. Of small ones, with no more observations than features,
-            features and outcomes themselves, ``B x k x (D + 1)``, zero from each task's
-            number of observations on.
-        count: Number of observations, ``B``.
-        alpha: Noise precisions, ``B``.
-        beta: Weight precisions, ``B``.
-        small: Which of them.
-    """
-    D = factor.shape[-1] - 1
-    k = factor.shape[-2] if small else D
-    F, z = factor[:, :k, :D], factor[:, :k, D:]
-    root = (alpha / beta).sqrt()[:, None, None]
-    eye = torch.eye(k, dtype=F.dtype, device=F.device).expand(len(F), k, k)
-    Q, T = torch.linalg.qr(torch.cat([root * (F.mT if small else F), eye], dim=-2))
-    upper, lower = Q[:, :D], Q[:, D:]
-    # degrees of freedom of the fit, tr(I - K^-1), and those of the residuals, N minus
-    # that, summed on their own
-    fitted = upper.square().sum((-1, -2))
-    residual: Tensor | None = None
-    if small:
-        half = torch.linalg.solve_triangular(T.mT, z, upper=False)
-        mean = (root * (upper @ half))[..., 0]
-        residual = (lower @ half)[..., 0]
-        squares = residual.square().sum(-1)
-        # rows of zeros have a residual of zero, and each a unit in the trace
-        real = torch.arange(k, device=F.device) < count.unsqueeze(-1)
-        free = (lower.square().sum(-1) * real).sum(-1)
-        outer = (alpha.unsqueeze(-1) * residual).unsqueeze(-1) * mean.unsqueeze(-2)
-        slope = outer - root * (lower @ upper.mT)
-    else:
-        coefficients = upper.mT @ z
-        mean = torch.linalg.solve_triangular(T, root * coefficients, upper=True)[..., 0]
-        inside = (z - upper @ coefficients)[..., 0]
-        squares = inside.square().sum(-1) + factor[:, D, D].square()
-        free = count - D + lower.square().sum((-1, -2))
-        slope = root.square() * (lower @ lower.mT)
-    misfit, size = alpha * squares, beta * mean.square().sum(-1)
-    half_logdet = T.diagonal(dim1=-1, dim2=-2).abs().log().sum(-1)
-    value = 0.5 * (count * (alpha / (2.0 * math.pi)).log() - misfit - size)
-    return Solution(
-        value=value - half_logdet,
-        d_log_alpha=0.5 * (free - misfit),
-        d_log_beta=0.5 * (fitted - size),
-        mean=mean,
-        slope=slope,
-        residual=residual,
-    )
-
-
-class Solutions:
-    """Evidence, means and derivatives of tasks, small and large ones in a batch each.
-
-    Args:
-        factors: Their data, complete.
-        log_alpha: Logarithms of the noise precisions, ``T``.
-        log_beta: Logarithms of the weight precisions, ``T``.
-
-    Attributes:
-        alpha: Noise precisions, ``T``.
-        beta: Weight precisions, ``T``.
-        value: Log evidences, ``T``.
-        d_log_alpha: Their derivatives with respect to log alpha, ``T``.
-        d_log_beta: And to log beta, ``T``.
-        mean: Posterior means of the weights, ``T x D``.
-    """
-
-    def __init__(
-        self, factors: TaskFactors, log_alpha: Tensor, log_beta: Tensor
-    ) -> None:
-        self.factors, device = factors, factors.rows.device
-        logs = torch.stack([log_alpha.detach(), log_beta.detach()])
-        self.alpha, self.beta = precisions = logs.double().exp()
-        # on the CPU: a GPU is slower at many small factorisations
-        rows, precisions, large = (
-            t.cpu() for t in (factors.rows, precisions, torch.tensor(factors.large))
-        )
-        counts = rows.new_tensor(factors.counts)
-        numbers = rows.new_zeros(3, len(counts))
-        self.mean = rows.new_zeros(len(counts), factors.num_features)
-        self._batch: dict[bool, Solution] = {}
-        place = torch.zeros(len(counts), dtype=torch.long)  # of a task in its batch
-        for small in (True, False):
-            which = (large != small).nonzero()[:, 0]
-            if not len(which):
-                continue
-            place[which] = torch.arange(len(which))
-            n, height = counts[which], rows.shape[1]
-            mine = rows[which, : max(1, int(n.max())) if small else height]
-            alpha, beta = precisions[:, which]
-            found = solve(mine, n, alpha, beta, small)
-            numbers[:, which] = torch.stack(found[:3])
-            self.mean[which] = found.mean
-            slope, residual = found.slope.to(device), found.residual
-            residual = None if residual is None else residual.to(device)
-            self._batch[small] = found._replace(slope=slope, residual=residual)
-        self._finite = numbers[0].isfinite()
-        self.value, self.d_log_alpha, self.d_log_beta = numbers.to(device)
-        self.mean = self.mean.to(device)
-        self._place = place.to(device)
-
-    def check_finite(self) -> None:
-        """Raise a ``NanError`` if an evidence is not finite."""
-        bad = (~self._finite).nonzero()[:, 0].tolist()
-        if bad:
-            finite = bool(self.factors.rows[bad].isfinite().all())
-            wrong = "hyperparameters" if finite else "their features or outcomes"
-            raise NanError(
-                f"The log evidence is not finite for {len(bad)} of {len(self.value)} "
-                f"tasks, the first is {bad[0]}: {wrong} are not finite or too large."
-            )
+    residual: Tensor
 
     def slopes(self, chunk: Chunk, phi: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Derivatives of the evidences with respect to features and outcomes.
@@ -451,22 +566,92 @@ class Solutions:
         Returns:
             ``m x D`` and ``m``.
         """
+        if self.factors.are_data:
+            places = self.factors.places(chunk)
+            return self.slope[places], -self.alpha[chunk.task] * self.residual[places]
         # padding is written into one more row
-        d_phi, d_y = phi.new_empty(len(y) + 1, len(phi.mT)), y.new_empty(len(y) + 1)
-        small = self.factors.small_places(chunk, y)
-        if small is not None:
-            which, task, place = small
-            batch, at = self._batch[True], (self._place[task], place)
-            assert batch.residual is not None
-            d_phi[:-1][which] = batch.slope[at]
-            d_y[:-1][which] = -self.alpha[task] * batch.residual[at]
-        for tasks, index in chunk.batches(self.factors.large):
-            slope = self._batch[False].slope[self._place[tasks]]
-            mean, here = self.mean[tasks], index.clamp_max(len(y) - 1)
-            rows, outcomes = phi[here], y[here].unsqueeze(-1)
+        d_phi = pad(phi, (0, 0, 0, 1))
+        d_y = pad(y, (0, 1))
+        for tasks, index in chunk.batches:
+            mean = self.mean[tasks]
+            inside = index.clamp_max(len(y) - 1)
+            rows = phi[inside]
+            outcomes = y[inside].unsqueeze(-1)
             missed = torch.baddbmm(outcomes, rows, mean.unsqueeze(-1), beta=-1.0)
             d_outcome = self.alpha[tasks, None, None] * missed
             outer = d_outcome * mean.unsqueeze(1)
+            slope = self.slope[tasks]
             d_phi[index] = torch.baddbmm(outer, rows, slope, beta=-1.0, alpha=-1.0)
             d_y[index] = d_outcome.squeeze(-1)
         return d_phi[:-1], d_y[:-1]
+
+
+@torch.no_grad()
+def solve(factors: Factors, log_alpha: Tensor, log_beta: Tensor) -> Solution:
+    """Regressions of all tasks, on the CPU: a GPU is slower at small factorisations.
+
+    Args:
+        factors: Their data, complete.
+        log_alpha: Logarithms of the noise precisions, ``T``.
+        log_beta: Logarithms of the weight precisions, ``T``.
+
+    Raises:
+        NanError: If an evidence is not finite.
+    """
+    device = factors.rows.device
+    precisions = torch.stack([log_alpha, log_beta]).double().exp()
+    alpha, beta = precisions.cpu()
+    rows = factors.rows.cpu()
+    count = rows.new_tensor(factors.counts)
+    D = rows.shape[-1] - 1
+    k = min(rows.shape[-2], D)
+    F = rows[:, :k, :D]
+    z = rows[:, :k, D:]
+    root = (alpha / beta).sqrt()[:, None, None]
+    eye = torch.eye(k, dtype=F.dtype).expand(len(F), k, k)
+    system = F.mT if factors.are_data else F
+    Q, T = torch.linalg.qr(torch.cat([root * system, eye], dim=-2))
+    upper = Q[:, : system.shape[1]]
+    lower = Q[:, system.shape[1] :]
+    # degrees of freedom of the fit, tr(I - K^-1), and those of the residuals, N minus
+    # that, summed on their own
+    fitted = upper.square().sum((-1, -2))
+    if factors.are_data:
+        half = torch.linalg.solve_triangular(T.mT, z, upper=False)
+        mean = (root * (upper @ half))[..., 0]
+        residual = (lower @ half)[..., 0]
+        squares = residual.square().sum(-1)
+        # rows of zeros have a residual of zero, and each a unit in the trace
+        is_row = torch.arange(k) < count.unsqueeze(-1)
+        free = (lower.square().sum(-1) * is_row).sum(-1)
+        outer = (alpha.unsqueeze(-1) * residual).unsqueeze(-1) * mean.unsqueeze(-2)
+        slope = outer - root * (lower @ upper.mT)
+    else:
+        coefficients = upper.mT @ z
+        mean = torch.linalg.solve_triangular(T, root * coefficients, upper=True)[..., 0]
+        residual = (z - upper @ coefficients)[..., 0]
+        squares = residual.square().sum(-1) + rows[:, D, D].square()
+        free = count - D + lower.square().sum((-1, -2))
+        slope = root.square() * (lower @ lower.mT)
+    misfit = alpha * squares
+    size = beta * mean.square().sum(-1)
+    value = 0.5 * (count * (alpha / (2.0 * math.pi)).log() - misfit - size)
+    value = value - T.diagonal(dim1=-1, dim2=-2).abs().log().sum(-1)
+    _check_finite(value, rows)
+    d_log_alpha = 0.5 * (free - misfit)
+    d_log_beta = 0.5 * (fitted - size)
+    numbers = torch.stack([value, d_log_alpha, d_log_beta]).to(device)
+    parts = (t.to(device) for t in (mean, slope, residual))
+    return Solution(factors, *precisions, *numbers, *parts)
+
+
+def _check_finite(value: Tensor, rows: Tensor) -> None:
+    """Raise a ``NanError`` if an evidence is not finite."""
+    bad = (~value.isfinite()).nonzero()[:, 0].tolist()
+    if bad:
+        finite = bool(rows[bad].isfinite().all())
+        wrong = "hyperparameters" if finite else "their features or outcomes"
+        raise NanError(
+            f"The log evidence is not finite for {len(bad)} of {len(value)} "
+            f"tasks, the first is {bad[0]}: {wrong} are not finite or too large."
+        )

@@ -17,18 +17,14 @@ W in this covariance. With H = A C those of log p(y) + log Z_EP are
     in S    W
     in m    sum(alpha) - w' H' 1.
 
-**Chain rule.** For k = v c(r^2) with a = -2 c', b = 4 c'' and t = -8 c''', for
-D_p = (x_p - y_p) / l_p^2 and q_j = (x_j - y_j)^2 / l_j^3,
-
-    d c / d l_j = a q_j,    d a / d l_j = b q_j,    d b / d l_j = t q_j.
+In hyperparameters the gradient in K is a product with the slope of the correlation;
+those in C and S are taken through ``StationaryDerivatives`` by autograd.
 """
 
 from __future__ import annotations
 
-__all__ = ["ArrayGP", "EvidenceObjective"]
-
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,22 +35,22 @@ from gpytorch.mlls import MarginalLogLikelihood
 from scipy.linalg.lapack import dpotri, dpotrs
 from torch.nn import Parameter
 
-from botorch_structured.linalg.correlations import Correlation, stationary_form
+from botorch_structured.linalg.correlations import (
+    Correlation,
+    computes_as,
+    stationary_form,
+)
 from botorch_structured.linalg.factor import Array, cholesky
-from botorch_structured.models.fast_inference import has_methods_of, noise_is_known
-from botorch_structured.models.monotone.derivatives import StationaryDerivatives
+from botorch_structured.models.fast_inference import noise_is_known
 from botorch_structured.models.monotone.expectation_propagation import (
     expectation_propagation,
 )
+from botorch_structured.models.monotone.site_kernel import StationaryDerivatives
 from botorch_structured.models.parameters import (
     LogPriors,
     RawParameters,
     UnknownFormError,
 )
-
-# Of EP in a fit: the evidence is stationary in the sites, so it has twice the digits.
-_TOLERANCE = 1e-8
-_LOG_2PI = math.log(2.0 * math.pi)
 
 
 @dataclass(frozen=True)
@@ -86,17 +82,19 @@ class ArrayGP:
         Args:
             model: A ``MonotoneGP`` with sites.
         """
-        mean, likelihood = model.mean_module.base_mean, model.likelihood
+        mean = model.mean_module.base_mean
+        likelihood = model.likelihood
         kernel = model.covar_module.base_kernel
-        X, targets = model.train_inputs[0], model.train_targets
+        X = model.train_inputs[0]
+        targets = model.train_targets
         X = model.transform_inputs(X) if model.training else X
-        constant = has_methods_of(ConstantMean, mean, "forward")
+        constant = computes_as(mean, ConstantMean)
         if (
             X.ndim != 2
             or targets.ndim != 1
             or stationary_form(kernel) is None
             or kernel.batch_shape
-            or not (constant or has_methods_of(ZeroMean, mean, "forward"))
+            or not (constant or computes_as(mean, ZeroMean))
             or getattr(mean, "batch_shape", None)
             or not noise_is_known(likelihood)
             or getattr(likelihood, "second_noise_covar", None) is not None
@@ -125,117 +123,6 @@ class ArrayGP:
         )
 
 
-# -- covariances, and what gradients in them are in hyperparameters ---------------
-
-
-class _Distances:
-    """Points in pairs: what does not depend on hyperparameters.
-
-    Args:
-        x: ``n x e``.
-        y: ``m x e``.
-        places: Columns of derivatives.
-    """
-
-    def __init__(self, x: Array, y: Array, places: Sequence[int] = ()) -> None:
-        self.places = list(places)
-        self.differences = x.T[:, :, None] - y.T[:, None, :]  # ``e x n x m``
-        self.shape = self.differences.shape[1:]
-        self.squares = np.square(self.differences).reshape(len(self.differences), -1)
-
-    def at(self, c: Correlation, lengthscale: Array, variance: float) -> Array:
-        """The covariance."""
-        self.variance, self.lengthscale = variance, lengthscale
-        return self._of(c, (lengthscale**-2.0 @ self.squares).reshape(self.shape))
-
-    def _of(self, c: Correlation, squared: Array) -> Array:
-        """The same, from r^2, ``n x m``."""
-        raise NotImplementedError
-
-    def weighted(self, G: Array, lengthscale: Array) -> Array:
-        """The sums of G q_j, ``e``."""
-        return (self.squares @ G.reshape(-1)) / lengthscale**3.0
-
-
-class _ValueCovariance(_Distances):
-    """cov(f(x), f(y)) = v c."""
-
-    def _of(self, c: Correlation, squared: Array) -> Array:
-        self.c, self.slope = c.array_value_and_slope(squared)
-        return self.variance * self.c
-
-    def pull(self, G: Array) -> tuple[Array, float]:
-        """Gradients in lengthscales and variance, from G in the covariance."""
-        inner = (2.0 * self.variance) * self.slope
-        inner *= G
-        return self.weighted(inner, self.lengthscale), float(np.vdot(G, self.c))
-
-
-class _CrossCovariance(_Distances):
-    """cov(f(x), d_p f(y)) = v a D_p, columns slowest, ``n x (k m)``."""
-
-    def _of(self, c: Correlation, squared: Array) -> Array:
-        slope, curvature, _ = c.array_derivatives(squared)
-        a = (2.0 * self.variance) * slope
-        self.b = (4.0 * self.variance) * curvature
-        self.D = [self.differences[p] / self.lengthscale[p] ** 2 for p in self.places]
-        self.blocks = [a * D for D in self.D]
-        return np.concatenate(self.blocks, axis=1)
-
-    def pull(self, G: Array) -> tuple[Array, float]:
-        """See ``_ValueCovariance.pull``."""
-        parts = np.split(G, len(self.places), axis=1)
-        sums = [np.vdot(g, C) for g, C in zip(parts, self.blocks, strict=True)]
-        M = sum(g * D for g, D in zip(parts, self.D, strict=True))
-        slopes = self.weighted(self.b * M, self.lengthscale)
-        for p, total in zip(self.places, sums, strict=True):
-            slopes[p] -= 2.0 * total / self.lengthscale[p]
-        return slopes, float(sum(sums)) / self.variance
-
-
-class _SlopeCovariance(_Distances):
-    """cov(d_p f(x), d_q f(y)) = v (a [p = q] / l_p^2 - b D_p D_q), columns slowest."""
-
-    def _of(self, c: Correlation, squared: Array) -> Array:
-        slope, curvature, jerk = c.array_derivatives(squared)
-        v, lengthscale = self.variance, self.lengthscale
-        self.a, self.b, self.t = 2.0 * v * slope, 4.0 * v * curvature, 8.0 * v * jerk
-        self.D = [self.differences[p] / lengthscale[p] ** 2 for p in self.places]
-        n, m = self.shape
-        k = len(self.places)
-        S = np.empty((k, n, k, m))
-        for i, p in enumerate(self.places):
-            for j in range(k):
-                S[i, :, j] = -self.b * self.D[i] * self.D[j]
-            S[i, :, i] += self.a / lengthscale[p] ** 2
-        self.S = S.reshape(k * n, k * m)
-        return self.S
-
-    def pull(self, G: Array) -> tuple[Array, float]:
-        """See ``_ValueCovariance.pull``."""
-        n, m = self.shape
-        k, length = len(self.places), self.lengthscale
-        parts = G.reshape(k, n, k, m)
-        inner = np.zeros(self.shape)
-        slopes = np.zeros(len(length))
-        for i, p in enumerate(self.places):
-            for j, q in enumerate(self.places):
-                DD = self.D[i] * self.D[j]
-                DD *= parts[i, :, j]
-                inner -= self.t * DD
-                total = 2.0 * np.vdot(self.b, DD)
-                slopes[p] += total / length[p]
-                slopes[q] += total / length[q]
-            own = parts[i, :, i]
-            inner += self.b * own / length[p] ** 2
-            slopes[p] -= 2.0 * np.vdot(self.a, own) / length[p] ** 3
-        slopes += self.weighted(inner, length)
-        return slopes, float(np.vdot(G, self.S)) / self.variance
-
-
-# -- the objective of a fit -------------------------------------------------------
-
-
 class EvidenceObjective:
     """Minus the evidence and the log priors, per row, of raw hyperparameters.
 
@@ -253,6 +140,9 @@ class EvidenceObjective:
         UnknownFormError: For constraints, priors or parameters that are not known.
     """
 
+    #: For EP in a fit.
+    tolerance = 1e-8
+
     def __init__(
         self,
         mll: MarginalLogLikelihood,
@@ -263,32 +153,37 @@ class EvidenceObjective:
         sites: Array | None = None,
         nu: float = 0.0,
     ) -> None:
-        self._parameters = own = RawParameters(mll, None)
-        self.read, self.write = own.read, own.write
-        self._priors = LogPriors(mll.model, own)
-        self.bounds, self.gp = own.bounds, gp
-        self.units = np.ones(len(own.free))
-        self.nu, self.signs, self.sites = nu, signs, sites
+        raw = RawParameters(mll, None)
+        self._parameters = raw
+        self.read = raw.read
+        self.write = raw.write
+        self.bounds = raw.bounds
+        self.units = np.ones(len(raw.free))
+        self._priors = LogPriors(mll.model, raw)
+        self.gp = gp
+        self.points = points
+        self.places = places
+        self.signs = signs
+        self.sites = sites
+        self.nu = nu
         *positive, constant = gp.raw
-        self._logarithms = [None if p is None else own.logarithm(p) for p in positive]
-        self._constant = None if constant is None else own.unbounded(constant)
-        known = {id(p) for p in gp.raw}
-        if any(p.requires_grad and id(p) not in known for p in mll.parameters()):
+        self._logarithms = [None if p is None else raw.logarithm(p) for p in positive]
+        self._constant = None if constant is None else raw.unbounded(constant)
+        read = {id(p) for p in gp.raw}
+        if any(p.requires_grad and id(p) not in read for p in mll.parameters()):
             raise UnknownFormError
-        self.K = _ValueCovariance(gp.X, gp.X)
-        if points is not None:
-            self.C = _CrossCovariance(gp.X, points, places)
-            self.S = _SlopeCovariance(points, points, places)
+        apart = gp.X.T[:, :, None] - gp.X.T[:, None, :]
+        self._squares = np.square(apart).reshape(len(apart), -1)  # ``e x n^2``
 
     def __call__(self, theta: Array) -> tuple[float, Array]:
         """Value and gradient at raw parameters ``k``."""
         u, chain = self._parameters.logarithms(theta)
         prior, gradient = self._priors(u)
         n, e = self.gp.X.shape
-        *given, constant = self.gp.values
+        *fixed, constant = self.gp.values
         values = [
             value if place is None else np.exp(u[place])
-            for place, value in zip(self._logarithms, given, strict=True)
+            for place, value in zip(self._logarithms, fixed, strict=True)
         ]
         length, (variance,), noise = values
         if self._constant is not None:
@@ -298,8 +193,8 @@ class EvidenceObjective:
         )
         for place, value, one in zip(self._logarithms, values, slopes, strict=True):
             if place is not None:
-                own = one if len(one) == len(value) else one.sum()
-                gradient[place] += own * value
+                each = one if len(one) == len(value) else one.sum()
+                gradient[place] += each * value
         if self._constant is not None:
             gradient[self._constant] += slope
         if chain is not None:
@@ -313,49 +208,76 @@ class EvidenceObjective:
         self, length: Array, variance: float, noise: Array, constant: float
     ) -> tuple[float, Array, Array, Array, Array]:
         """And its gradients in these four."""
-        gp = self.gp
-        n, c = len(gp.X), gp.correlation
-        K = self.K.at(c, length, variance)
-        if not np.isfinite(K).all():
+        n = len(self.gp.X)
+        squared = (length**-2.0 @ self._squares).reshape(n, n)
+        c, slope = self.gp.correlation.array_value_and_slope(squared)
+        if not np.isfinite(c).all():
             nothing = np.zeros(1)
             return math.nan, nothing, nothing, nothing, nothing
-        noisy = K.copy()
+        noisy = variance * c
         noisy.flat[:: n + 1] += noise
         L = cholesky(noisy)
-        residual = gp.targets - constant
+        residual = self.gp.targets - constant
         alpha = dpotrs(L, residual, lower=1)[0]
         A = dpotri(L, lower=1)[0]
         A += np.tril(A, -1).T
-        evidence = -0.5 * float(residual @ alpha) - 0.5 * n * _LOG_2PI
+        evidence = -0.5 * float(residual @ alpha) - 0.5 * n * math.log(2.0 * math.pi)
         evidence -= float(np.log(L.diagonal()).sum())
         G = np.multiply.outer(0.5 * alpha, alpha)
         G -= 0.5 * A
-        of_constant, pulled = alpha.sum(), []
+        d_length = np.zeros_like(length)
+        d_variance = 0.0
+        d_constant = alpha.sum()
         if self.signs is not None:
-            signs = self.signs
-            C = self.C.at(c, length, variance) * signs
-            S = self.S.at(c, length, variance) * signs * signs[:, None]
+            C, S, pull = self._signed_covariances(length, variance)
             H = dpotrs(L, C, lower=1)[0]
+            # the evidence is stationary in the sites, so it has twice the digits
             ep = expectation_propagation(
-                C.T @ alpha, S - C.T @ H, self.nu, self.sites, _TOLERANCE
+                C.T @ alpha, S - C.T @ H, self.nu, self.sites, tolerance=self.tolerance
             )
             if math.isfinite(ep.residual):
                 self.sites = ep.sites
             evidence += ep.log_evidence
             w = ep.weight
             W = 0.5 * (np.multiply.outer(w, w) - ep.root.T @ ep.root)
-            HW, Hw = H @ W, H @ w
+            HW = H @ W
+            Hw = H @ w
             cross = np.multiply.outer(0.5 * Hw, alpha)
             G += HW @ H.T - cross - cross.T
-            of_constant -= Hw.sum()
-            GC = (np.multiply.outer(alpha, w) - 2.0 * HW) * signs
-            pulled += [self.C.pull(GC), self.S.pull(W * signs * signs[:, None])]
-        pulled.append(self.K.pull(G))
-        of_length, of_variance = (sum(part) for part in zip(*pulled, strict=True))
+            d_constant -= Hw.sum()
+            d_length, d_variance = pull(np.multiply.outer(alpha, w) - 2.0 * HW, W)
+        inner = (2.0 * variance) * slope
+        inner *= G
+        d_length = d_length + (self._squares @ inner.ravel()) / length**3.0
+        d_variance = d_variance + float(np.vdot(G, c))
         return (
             evidence,
-            of_length,
-            np.array([of_variance]),
+            d_length,
+            np.array([d_variance]),
             G.diagonal(),
-            np.array([of_constant]),
+            np.array([d_constant]),
         )
+
+    def _signed_covariances(
+        self, length: Array, variance: float
+    ) -> tuple[Array, Array, Callable[[Array, Array], tuple[Array, float]]]:
+        """C, S, and their gradients in lengthscales and variance from those in them."""
+        assert self.points is not None
+        lengthscale = torch.tensor(length[None], requires_grad=True)
+        scale = torch.tensor(variance, requires_grad=True)
+        form = StationaryDerivatives(self.gp.correlation, lengthscale, scale, None)
+        points = torch.from_numpy(self.points)
+        signs = torch.from_numpy(self.signs)
+        with torch.enable_grad():
+            C = form.cross(torch.from_numpy(self.gp.X), points, self.places) * signs
+            S = form.gram(points, self.places) * signs * signs.unsqueeze(-1)
+
+        def pull(in_C: Array, in_S: Array) -> tuple[Array, float]:
+            d_length, d_scale = torch.autograd.grad(
+                [C, S],
+                [lengthscale, scale],
+                [torch.from_numpy(in_C), torch.from_numpy(in_S)],
+            )
+            return d_length[0].numpy(), float(d_scale)
+
+        return C.detach().numpy(), S.detach().numpy(), pull

@@ -32,22 +32,6 @@ References:
 
 from __future__ import annotations
 
-__all__ = [
-    "EPConvergenceWarning",
-    "EPResult",
-    "EPRun",
-    "GaussianSites",
-    "SiteSystem",
-    "ep_result",
-    "expectation_propagation",
-    "log_site_evidence",
-    "probit_log_mass",
-    "probit_site",
-    "site_system",
-    "truncated_moments",
-    "warn_unless_converged",
-]
-
 import math
 import warnings
 from collections.abc import Sequence
@@ -64,23 +48,8 @@ from torch import Tensor
 from botorch_structured.linalg.factor import Array, cholesky
 from botorch_structured.models.contexts import few_threads
 
-#: The largest residual of a fixed point, and the largest number of sweeps.
+#: The largest residual of a fixed point.
 TOLERANCE = 1e-10
-MAX_SWEEPS = 1000
-
-# Damping: the first share of a step, its factor after a step that reverses the last and
-# after any other step, and its range.
-_FIRST_STEP = 0.9
-_SHRINK, _GROW = 0.8, 1.05
-_SHORTEST, _LONGEST = 0.3, 0.95
-# Of the mean of a diagonal, added to it until the matrix has a Cholesky factor.
-_JITTERS = (1e-12, 1e-10, 1e-8)
-_SQRT2 = math.sqrt(2.0)
-_SQRT_2_OVER_PI = math.sqrt(2.0 / math.pi)
-# Left of this z moments are computed by a continued fraction, since differences of
-# 1 / erfcx lose digits there; this many terms of it give all digits.
-_TAIL = -8.0
-_TERMS = 24
 
 
 class GaussianSites(NamedTuple):
@@ -183,7 +152,7 @@ class EPResult(NamedTuple):
 
 
 class EPRun(NamedTuple):
-    """The same of one vector of ``m`` latent values, on arrays.
+    """The same for one vector of ``m`` latent values, on arrays.
 
     Attributes:
         sites: Precisions, then shifts, ``2 m``.
@@ -210,7 +179,7 @@ def expectation_propagation(
     nu: float,
     start: Array | None = None,
     tolerance: float = TOLERANCE,
-    max_sweeps: int = MAX_SWEEPS,
+    max_sweeps: int = 1000,
 ) -> EPRun:
     r"""Run EP to its fixed point.
 
@@ -245,19 +214,14 @@ def expectation_propagation(
 
 
 def ep_result(
-    runs: Sequence[EPRun],
-    batch_shape: torch.Size,
-    device: torch.device,
-    tolerance: float = TOLERANCE,
+    runs: Sequence[EPRun], batch_shape: torch.Size, tolerance: float = TOLERANCE
 ) -> EPResult:
-    """Runs on the elements of a batch, in order, as tensors."""
+    """Runs on the elements of a batch, in order, as tensors on the CPU."""
 
     def tensor(values: object, *shape: int) -> Tensor:
-        array = np.asarray(values).reshape((*batch_shape, *shape))
-        return torch.from_numpy(array).to(device)
+        return torch.from_numpy(np.asarray(values).reshape((*batch_shape, *shape)))
 
-    m = len(runs[0].weight)
-    end = tensor([run.sites for run in runs], 2, m)
+    end = tensor([run.sites for run in runs], 2, len(runs[0].sites) // 2)
     log_scale = tensor([run.log_scale for run in runs])
     sites = GaussianSites(end[..., 0, :], end[..., 1, :], log_scale)
     residual = tensor([run.residual for run in runs])
@@ -288,22 +252,23 @@ def _run(problem: _Problem, x: Array, tolerance: float, max_sweeps: int) -> EPRu
     m = len(x) // 2
     if m == 0:
         return EPRun(x, 0.0, 0, 0.0, 0.0, x, np.zeros((0, 0)))
-    step = _FIRST_STEP
+    # damping: the share of each step that is taken
+    step = 0.9
     last: Array | None = None
     for sweep in range(max_sweeps + 1):
         now = problem.marginals(x[:m], x[m:])
         matched = probit_site(now.cavity_mean, now.cavity_variance, problem.nu)
-        f = np.concatenate(matched) - x
+        change = np.concatenate(matched) - x
         weight = np.concatenate([now.variance, np.sqrt(now.variance)])
-        residual = float(np.abs(f * weight).max())
+        residual = float(np.abs(change * weight).max())
         # a residual of NaN ends the run, too, and is not converged
         if not residual > tolerance or sweep == max_sweeps:
             break
         if last is not None:
-            step *= _SHRINK if f[:m] @ last < 0.0 else _GROW
-            step = min(max(step, _SHORTEST), _LONGEST)
-        last = f[:m]
-        x = x + step * f
+            step *= 0.8 if change[:m] @ last < 0.0 else 1.05
+            step = min(max(step, 0.3), 0.95)
+        last = change[:m]
+        x = x + step * change
     log_scale = problem.log_scale(now, x[:m], x[m:])
     half_log_det = -np.log(now.inverse.diagonal()).sum()
     evidence = log_scale - 0.5 * float(now.white @ now.white) - half_log_det
@@ -312,7 +277,7 @@ def _run(problem: _Problem, x: Array, tolerance: float, max_sweeps: int) -> EPRu
 
 
 class _Marginals(NamedTuple):
-    """Of each latent value: posterior variance, and the cavity without its own site.
+    """Posterior variances, and the cavity of each latent value without its own site.
 
     With L^-1, white = L^-1 (P^-1/2 shift - P^1/2 mean), and (S + P^-1)^-1 (P^-1 shift -
     mean).
@@ -330,7 +295,8 @@ class _Problem:
     """Probit sites on N(mean, covariance)."""
 
     def __init__(self, mean: Array, covariance: Array, nu: float) -> None:
-        self.mean, self.nu = mean, nu
+        self.mean = mean
+        self.nu = nu
         self.covariance = 0.5 * (covariance + covariance.T)
         self.prior = self.covariance.diagonal()
 
@@ -373,7 +339,8 @@ class _Problem:
         for sites exp(-(sqrt(p) g - s / sqrt(p))^2 / 2), which may have p = 0, in place
         of normal densities.
         """
-        m, v = now.cavity_mean, now.cavity_variance
+        m = now.cavity_mean
+        v = now.cavity_variance
         wider = 1.0 + precision * v
         away = (precision * m - shift) ** 2
         bent = precision * wider
@@ -398,15 +365,17 @@ def truncated_moments(z: Array) -> tuple[Array, Array, Array]:
         errors until they underflow.
     """
     # Phi(z) = phi(z) erfcx(-z / sqrt 2) sqrt(pi / 2); erfcx is infinite far right
-    r = _SQRT_2_OVER_PI / erfcx(z / -_SQRT2)
+    r = math.sqrt(2.0 / math.pi) / erfcx(z / -math.sqrt(2.0))
     excess = r + z
     spread = 1.0 - r * excess
-    left = z < _TAIL
+    # left of -8 by a continued fraction, since differences of 1 / erfcx lose digits
+    # there; 24 terms of it give all digits
+    left = z < -8.0
     if left.any():
         t = -z[left]
         # r is the reciprocal of Mills' ratio, 1 / (t + 1 / (t + 2 / (t + 3 / ...)))
         fraction = np.zeros_like(t)
-        for k in range(_TERMS, 2, -1):
+        for k in range(24, 2, -1):
             fraction = k / (t + fraction)
         inner = 1.0 / (t + fraction)
         tail = 1.0 / (t + 2.0 * inner)
@@ -450,8 +419,9 @@ def probit_log_mass(cavity_mean: Array, cavity_variance: Array, nu: float) -> Ar
 
 
 def _inverse_factor(inner: Array) -> Array:
-    """L^-1 for I + inner = L L'."""
+    """L^-1 for I + inner = L L'; the jitter is a share of the mean of its diagonal."""
     m = len(inner)
     size = max(1.0, float(inner.trace()) / m)
-    factor = cholesky(inner + np.eye(m), [size * jitter for jitter in _JITTERS])
+    jitters = [size * share for share in (1e-12, 1e-10, 1e-8)]
+    factor = cholesky(inner + np.eye(m), jitters)
     return dtrtri(factor, lower=1, overwrite_c=1)[0]

@@ -34,12 +34,15 @@ from __future__ import annotations
 
 __all__ = ["EPConvergenceWarning", "MonotoneGP"]
 
+import math
 from collections.abc import Mapping, Sequence
-from threading import RLock
+from numbers import Real
 from types import NoneType
 from typing import Any, Literal
 
+import numpy as np
 import torch
+from botorch.exceptions.errors import UnsupportedError
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.models.utils import add_output_dim
@@ -55,16 +58,22 @@ from gpytorch.likelihoods import (
     Likelihood,
 )
 from gpytorch.means import Mean, ZeroMean
-from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
+from gpytorch.mlls import (
+    AddedLossTerm,
+    ExactMarginalLogLikelihood,
+    MarginalLogLikelihood,
+)
 from linear_operator import to_linear_operator
+from scipy.special import ndtr
 from torch import Tensor
+from torch.quasirandom import SobolEngine
 
 from botorch_structured._botorch_names import DefaultType
 from botorch_structured.linalg.factor import Array
 from botorch_structured.models import checks
 from botorch_structured.models.fast_inference import (
     FastSingleTaskGP,
-    has_methods_of,
+    noise_at,
     with_variance_floor,
 )
 from botorch_structured.models.input_transforms import (
@@ -84,41 +93,40 @@ from botorch_structured.models.monotone.expectation_propagation import (
     warn_unless_converged,
 )
 from botorch_structured.models.monotone.site_kernel import (
+    ConditionedProcess,
     DerivativeSites,
     SiteConditionedKernel,
     SiteConditionedMean,
-    SiteEvidence,
-    SitePredictor,
-    derivative_moments,
-)
-from botorch_structured.models.monotone.virtual_points import (
-    check_imposed,
-    check_monotone,
-    check_probability,
-    choose_points,
-    default_virtual_points,
-    signs_of,
-    transformed_box,
-    transformed_columns,
-    transformed_points,
+    SlopeMoments,
 )
 from botorch_structured.models.outcome_scale import with_least_variance
 from botorch_structured.models.parameters import UnknownFormError
 from botorch_structured.spaces.arguments import check_column, check_count
 from botorch_structured.spaces.parameter_tree import HierarchicalDependencies
 
-# At how many points at most signs are imposed.
-_MOST_POINTS = 50
 # Numbers in the largest array of a fit. Above, several threads of torch are faster.
 _MOST_NUMBERS = 2**20
+# How many points signs are examined at.
+_CANDIDATES = 256
 # BoTorch's names of hyperparameters with a batch, and those in a prior given sites.
 _WRAPPED = {
     "mean_module.raw_constant": "mean_module.base_mean.raw_constant",
     "covar_module.raw_lengthscale": "covar_module.base_kernel.raw_lengthscale",
 }
-# Several threads may predict: the first one brings the sites up to date.
-_ONE_UPDATE = RLock()
 _NO_SIGN = "monotone: expected at least one sign, got none."
+
+
+class SiteEvidence(AddedLossTerm):
+    """log p(sites) as of the last call in training mode."""
+
+    def __init__(self, value: Tensor) -> None:
+        self.value = value
+
+    def loss(self, *params: Any) -> Tensor:
+        return self.value
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"value": self.value.detach()}  # tensors with a graph cannot be copied
 
 
 class MonotoneGP(FastSingleTaskGP):
@@ -130,15 +138,18 @@ class MonotoneGP(FastSingleTaskGP):
     [Riihimaki2010monotonicity]_). EP replaces each such factor by a Gaussian one, a
     *site*. The prior given Gaussian sites is a Gaussian process again, and conditioning
     it on data is exact, so that posteriors, joint covariances, gradients, fantasies and
-    acquisition functions are BoTorch's own. Fantasies and conditioned models keep the
-    sites, as they keep the hyperparameters.
+    acquisition functions are BoTorch's own. Sites are found when the model is made and
+    when it enters evaluation mode (``eval()``, or the first prediction); also when
+    outcomes are replaced or a state is loaded there. After other changes call
+    ``update_sites``. Fantasies and conditioned models keep the sites, as they keep the
+    hyperparameters.
 
     **Fit.** ``fit_gpytorch_mll`` fits hyperparameters to the data alone; they equal
-    those of the ``SingleTaskGP`` without signs up to rounding. Then virtual points are
-    placed one at a time, each where the posterior gives a sign its lowest probability,
-    until no sign is less probable than ``min_probability``. They are placed again
-    whenever hyperparameters or data have changed. No point is placed where the data
-    already imply the signs; where data are few, the variance remains large.
+    those of the ``SingleTaskGP`` without signs up to rounding. Then signs are imposed
+    one at a time, each at the point where the posterior gives it the lowest
+    probability, until no sign is less probable than ``min_probability`` (at most 50).
+    None is imposed where the data already imply it; where data are few, the variance
+    remains large.
     ``ep_result`` reports whether EP converged; if it did not, there is an
     ``EPConvergenceWarning``.
 
@@ -231,7 +242,7 @@ class MonotoneGP(FastSingleTaskGP):
     """
 
     _fit_caches = ("_predictor",)
-    _predictor: SitePredictor | None = None
+    _predictor: ConditionedProcess | None = None
     #: What the last run of expectation propagation reported.
     ep_result: EPResult | None = None
     mean_module: Any
@@ -239,16 +250,10 @@ class MonotoneGP(FastSingleTaskGP):
     _subset_batch_dict: dict[str, int]
     # +1 or -1 on the model's axes, ``aug_batch_shape x k`` for ``k`` monotone columns
     _column_signs: Tensor
-    # Of the data that saved sites belong to, see ``_digest``; NaN where not known.
-    _sites_data: Tensor
-    # The hyperparameters and data that the sites belong to; None without sites.
-    _sites_at: tuple[Tensor, float, float] | None = None
-    # A fantasy keeps the sites of its model, as it keeps the hyperparameters.
-    _sites_held = False
-    # True within a fit without signs: BoTorch copies states and writes them back.
-    _fits_data_alone = False
-    # True while ``__call__`` asks ``forward`` for the prior that is fitted to data.
-    _data_alone = False
+    # True while the model is called, and while it is fitted: an optimiser may change
+    # modes, but attempts that are rolled back need as many points as before.
+    _is_called = False
+    _is_fitting = False
 
     def __init__(
         self,
@@ -326,7 +331,6 @@ class MonotoneGP(FastSingleTaskGP):
         per_column = torch.tensor([signs[j] * places[j][1] for j in signs])
         order = self._order_of_outcomes(train_Y)
         self.register_buffer("_column_signs", order * per_column.to(order))
-        self.register_buffer("_sites_data", torch.full((3,), torch.nan).to(train_X))
         if hasattr(self, "_subset_batch_dict"):
             self._subset_batch_dict = {
                 _WRAPPED.get(name, name): dim
@@ -338,12 +342,8 @@ class MonotoneGP(FastSingleTaskGP):
                 "_column_signs": -2,
             }
         self.to(points)
-        self.register_load_state_dict_post_hook(_keep_sites_as_loaded)
-        self.register_state_dict_pre_hook(_bring_sites_up_to_date)
-        if self._adaptive:
-            self._place_adaptive_sites()
-        else:
-            self.update_sites()
+        self.register_load_state_dict_post_hook(_find_sites_of_state)
+        self._find_sites()
 
     @classmethod
     def as_published(
@@ -498,16 +498,16 @@ class MonotoneGP(FastSingleTaskGP):
         return self._in_columns(torch.special.ndtr(sign * mean / sd))
 
     def add_virtual_points(self, count: int = 20, probability: float = 0.9) -> int:
-        r"""Impose signs where they are least probable, one point at a time.
+        r"""Impose signs where they are least probable, one at a time.
 
         The sequential rule of Wang and Berger (2016, section 4): EP runs again after
-        each point, and no point is taken twice. A model with ``virtual_X="adaptive"``
-        chooses all its points again, by its ``min_probability``, when hyperparameters
-        or data change; points that were added here are then lost. Several outputs, and
-        the elements of a batch, have signs at all points afterwards.
+        each sign, and no point is taken twice. A model with ``virtual_X="adaptive"``
+        chooses all its points again, by its ``min_probability``, whenever it finds its
+        sites; points that were added here are then lost. All columns, several outputs
+        and the elements of a batch have signs at all points afterwards.
 
         Args:
-            count: Add at most this many points.
+            count: Add at most this many points for each output.
             probability: Stop when no sign at 256 points that fill the box is less
                 probable.
 
@@ -522,12 +522,44 @@ class MonotoneGP(FastSingleTaskGP):
             raise ValueError(_NO_SIGN)
         check_probability(probability, "probability")
         count = check_count("count", count)
-        before = len(self.virtual_points)
-        self._place_sites(before, before + count, probability)
-        added = len(self.virtual_points) - before
+        self.eval()
+        added = self._add_points(count, probability)
+        result = self._run_ep()
         if added:
-            warn_unless_converged(self.ep_result)
+            warn_unless_converged(result)
         return added
+
+    @torch.no_grad()
+    def _add_points(self, count: int, probability: float) -> int:
+        """The same without checks, and without sites."""
+        before = self.virtual_points
+        points, choices = self._choose(before, count, probability)
+        v = len(points)
+        places = sorted({i % v for chosen, _ in choices for i in chosen})
+        self._set_points(points[places])
+        return len(places) - len(before)
+
+    def _choose(
+        self, before: Tensor, count: int, probability: float
+    ) -> tuple[Tensor, list[tuple[list[int], EPRun]]]:
+        """Points to choose from, and ``choose_signs`` of them for each process.
+
+        Args:
+            before: Points that have all signs already.
+            count: At most so many further signs.
+            probability: See ``choose_signs``.
+        """
+        points = candidates(before, self._box.to(before))
+        moments = self._slopes(points)
+        v = len(points)
+        columns = range(len(moments.columns))
+        start = [j * v + i for j in columns for i in range(len(before))]
+        rule = self.nu, start, len(start) + count, probability
+        choices = [
+            choose_signs(moments, i, signs, *rule)
+            for i, signs in enumerate(self._array_signs(points))
+        ]
+        return points, choices
 
     def _derivative(self, X: Tensor, column: int) -> tuple[Tensor, Tensor, Tensor]:
         """Moments on the model's axes, and the slope of the input transform.
@@ -552,21 +584,23 @@ class MonotoneGP(FastSingleTaskGP):
         if self._num_outputs > 1:
             x, _ = add_output_dim(x, original_batch_shape=self._input_batch_shape)
             slope = slope.unsqueeze(-2)
-        self._keep_current()
-        mean, covariance = self._derivatives(x, [place], given_sites=self.has_sites)
-        return mean.to(x), covariance.to(x), slope
+        moments = self._process(given_sites=self.has_sites).slopes(x, [place])
+        return moments.mean.to(x), moments.covariance().to(x), slope
 
-    def _derivatives(
-        self, x: Tensor, columns: Sequence[int], given_sites: bool
-    ) -> tuple[Tensor, Tensor]:
-        """Moments of derivatives given the data, see ``derivative_moments``."""
-        X, targets = self.train_inputs[0], self.train_targets
-        X = self.transform_inputs(X) if self.training else X
-        noise = self._noise_of_rows(X)
+    def _process(self, given_sites: bool) -> ConditionedProcess:
+        """The process given the data, at the present hyperparameters."""
+        X = self.train_inputs[0]
+        X = X if self._has_transformed_inputs else self.transform_inputs(X)
+        noise = noise_at(self.likelihood, X, self.train_targets.shape)
         modules = self.mean_module, self.covar_module
-        return derivative_moments(*modules, X, targets, noise, x, columns, given_sites)
+        return ConditionedProcess(*modules, X, self.train_targets, noise, given_sites)
 
-    # -- sites: where they are, what they say, and for which state of the model -----
+    def _slopes(self, points: Tensor) -> SlopeMoments:
+        """Moments of the derivatives with signs, given the data alone."""
+        columns = self.covar_module.sites.columns
+        return self._process(given_sites=False).slopes(points, columns)
+
+    # -- sites ------------------------------------------------------------------------
 
     @property
     def has_sites(self) -> bool:
@@ -582,18 +616,22 @@ class MonotoneGP(FastSingleTaskGP):
 
     @property
     def site_signs(self) -> Tensor:
-        """Of the derivatives on the model's axes, ``aug_batch_shape x s``."""
+        """Signs of the derivatives on the model's axes, ``aug_batch_shape x s``."""
         return self._signs_at(self.virtual_points)
 
     def _signs_at(self, points: Tensor) -> Tensor:
         return self._column_signs.repeat_interleave(len(points), dim=-1)
 
+    def _array_signs(self, points: Tensor) -> Array:
+        """The signs at some points, ``b x s`` for ``b`` processes."""
+        signs = self._signs_at(points).cpu().double().numpy()
+        return signs.reshape(self._aug_batch_shape.numel(), -1)
+
     def update_sites(self) -> EPResult:
         """Place adaptive sites, and run expectation propagation to its fixed point.
 
-        The model calls this when hyperparameters or data have changed. Call it after a
-        change that the model cannot detect, such as other noise variances in a fixed
-        noise likelihood.
+        The model calls this when it enters evaluation mode. Call it after changes of
+        hyperparameters, noise variances or ``nu`` in evaluation mode.
 
         Returns:
             The report, which is also in ``ep_result``. There is no warning in training
@@ -604,117 +642,70 @@ class MonotoneGP(FastSingleTaskGP):
         """
         if not self.has_sites:
             raise ValueError(_NO_SIGN)
-        chosen = self._adaptive and not self.signs_in_fit
-        result = self._place_adaptive_sites() if chosen else self._run_ep()
+        result = self._find_sites()
         if not self.training:
-            warn_unless_converged(self.ep_result)
+            warn_unless_converged(result)
         return result
 
-    def _run_ep(self) -> EPResult:
-        """At the points as they are."""
-        sites = self.covar_module.sites
-        mean, covariance = self._slopes_at(sites.points)
-        starts = self._array_sites().reshape(len(mean), -1)
-        runs = [
-            expectation_propagation(m, S, self.nu, start)
-            for m, S, start in zip(mean, covariance, starts, strict=True)
-        ]
-        return self._accept_ep(runs, sites.points)
-
-    def _array_sites(self) -> Array:
-        """Sites on derivatives times their signs, ``aug_batch_shape x 2 x s``."""
-        old = self.covar_module.sites.gaussian
-        both = torch.stack([old.precision, self.site_signs * old.shift], dim=-2)
-        return both.cpu().numpy()
-
-    def _place_adaptive_sites(self) -> EPResult:
-        # within a fit, sites are found again at all points
-        shared, p = self.signs_in_fit, self.min_probability
-        return self._place_sites(0, _MOST_POINTS, p, shared)
-
-    def _place_sites(
-        self, kept: int, limit: int, probability: float, shared: bool = True
-    ) -> EPResult:
-        """Keep that many points and ``choose_points`` of which signs are improbable."""
-        sites = self.covar_module.sites
-        points, runs = choose_points(
-            self._slopes_at,
-            len(sites.columns),
-            self.nu,
-            sites.points[:kept],
-            self._box.to(sites.points),
-            limit,
-            probability,
-            shared,
-        )
-        return self._accept_ep(runs, points)
-
-    def _accept_ep(self, runs: Sequence[EPRun], points: Tensor) -> EPResult:
-        """Turn sites on derivatives times their signs into sites on derivatives."""
-        result = ep_result(runs, self._aug_batch_shape, points.device)
-        s, sign = result.sites, self._signs_at(points).double()
-        sites = GaussianSites(s.precision, sign * s.shift, s.log_scale)
-        self.covar_module.sites.set(sites, points)
-        self.ep_result = result._replace(sites=sites)
-        self._accept_sites()
-        self._clear_cache()
-        return self.ep_result
+    def _find_sites(self) -> EPResult:
+        if self._adaptive and not self.signs_in_fit:
+            return self._place_sites()
+        if self._adaptive:
+            self._add_points(50, self.min_probability)
+        return self._run_ep()
 
     @torch.no_grad()
-    def _slopes_at(self, points: Tensor) -> tuple[Array, Array]:
-        """Moments of signed derivatives given the data, see ``choose_points``."""
-        columns = self.covar_module.sites.columns
-        mean, covariance = self._derivatives(points, columns, given_sites=False)
-        sign = self._signs_at(points).double()
-        covariance = sign.unsqueeze(-1) * covariance * sign.unsqueeze(-2)
-        b, m = self._aug_batch_shape.numel(), sign.shape[-1]
-        mean, covariance = (sign * mean).cpu(), covariance.cpu()
-        return mean.reshape(b, m).numpy(), covariance.reshape(b, m, m).numpy()
+    def _run_ep(self) -> EPResult:
+        """At the points as they are, from the sites as they are."""
+        sites = self.covar_module.sites
+        moments = self._slopes(sites.points)
+        signs = self.site_signs.double()
+        start = sites.gaussian
+        rows = [signs, moments.mean, start.precision, signs * start.shift]
+        rows = [row.expand_as(moments.mean) for row in rows]
+        # in one copy from a device
+        both = torch.cat([torch.stack(rows, dim=-2), moments.covariance()], dim=-2)
+        count = self._aug_batch_shape.numel()
+        arrays = both.reshape(count, *both.shape[-2:]).cpu().numpy()
+        runs = []
+        for array in arrays:
+            sign = array[0]
+            covariance = sign[:, None] * array[4:] * sign
+            first = array[2:4].ravel()
+            run = expectation_propagation(sign * array[1], covariance, self.nu, first)
+            runs.append(_with_signs(run, sign))
+        return self._accept(runs)
 
-    def _state(self) -> tuple[Tensor, float, float]:
-        """What the sites depend on: one tensor, compared at once, and settings."""
-        parts = [*self.parameters(), checks.raw_inputs(self), self.train_targets]
-        flat = torch.cat([t.detach().reshape(-1) for t in parts])
-        return flat, self.nu, self.min_probability
+    @torch.no_grad()
+    def _place_sites(self) -> EPResult:
+        """Choose signs for each process, from none; other sites have no precision."""
+        nothing = self.virtual_points[:0]
+        points, choices = self._choose(nothing, 50, self.min_probability)
+        v = len(points)
+        places = list(dict.fromkeys(i % v for chosen, _ in choices for i in chosen))
+        self._set_points(points[places])
+        signs = self._array_signs(points[places])
+        runs = []
+        for sign, (chosen, run) in zip(signs, choices, strict=True):
+            at = [i // v * len(places) + places.index(i % v) for i in chosen]
+            spread = np.zeros((2, len(sign)))
+            spread[:, at] = run.sites.reshape(2, -1)
+            run = run._replace(sites=spread.ravel())
+            runs.append(_with_signs(run, sign))
+        return self._accept(runs)
 
-    def _accept_sites(self) -> None:
-        """Take the sites as those of the present state."""
-        self._sites_at = self._state()
+    def _set_points(self, points: Tensor) -> None:
+        """Take other points, without sites."""
+        sites = self.covar_module.sites
+        sites.points = points.to(sites.points)
+        nothing = sites.points.new_zeros(*self._aug_batch_shape, sites.num_sites)
+        sites.set(GaussianSites(nothing, nothing, nothing.sum(-1)))
 
-    def _digest(self) -> tuple[Tensor, Tensor]:
-        """Three numbers that other training data would not have, and how large terms
-        of them are."""
-        values = [
-            t.detach().double().reshape(-1)
-            for t in (checks.raw_inputs(self), self.train_targets)
-        ]
-        values.insert(0, torch.ones_like(values[1]))
-        weights = [torch.linspace(1.0, 2.0, len(v)).to(v).sin() for v in values]
-        sums = [w @ v for w, v in zip(weights, values, strict=True)]
-        sizes = [w @ v.abs() for w, v in zip(weights, values, strict=True)]
-        return torch.stack(sums), torch.stack(sizes)
-
-    def _accept_loaded_sites(self) -> None:
-        """Take loaded sites where they are of these data; otherwise they are old."""
-        own, size = self._digest()
-        # targets are transformed again after loading, perhaps in single precision
-        same = ((self._sites_data.double() - own).abs() <= 1e-6 * size).all()
-        self._sites_at = self._state() if same else None
+    def _accept(self, runs: Sequence[EPRun]) -> EPResult:
+        self.ep_result = ep_result(runs, self._aug_batch_shape)
+        self.covar_module.sites.set(self.ep_result.sites)
         self._clear_cache()
-
-    def _sites_are_current(self) -> bool:
-        if self._sites_at is None:
-            return False
-        (old, *settings), (new, *others) = self._sites_at, self._state()
-        same = old.device == new.device and old.dtype == new.dtype
-        return settings == others and same and torch.equal(old, new)
-
-    def _keep_current(self) -> None:
-        if self._sites_held or not self.has_sites or self._sites_are_current():
-            return
-        with _ONE_UPDATE:  # threads that wait for it find current sites
-            if not self._sites_are_current():
-                self.update_sites()
+        return self.ep_result
 
     def _in_columns(self, values: Tensor) -> Tensor:
         """``aug_batch_shape x n`` to ``batch_shape x n x m``."""
@@ -733,58 +724,63 @@ class MonotoneGP(FastSingleTaskGP):
     # -- the prior given the sites --------------------------------------------------
 
     def __call__(self, *args: Tensor, **kwargs: Any) -> MultivariateNormal:
-        """Posterior given current sites; in training mode, the prior that is fitted."""
-        if not self.training:
-            self._keep_current()
-        self._data_alone = self.training and not self.signs_in_fit
+        """Posterior given the sites; in training mode, the prior that is fitted."""
+        self._is_called = True
         try:
             return super().__call__(*args, **kwargs)
         finally:
-            self._data_alone = False
+            self._is_called = False
 
     def forward(self, x: Tensor) -> MultivariateNormal:
         """The prior given the sites at ``batch_shape x n x d`` inputs.
 
-        Within a call in training mode: the prior that is fitted, which has no sites
-        unless ``signs_in_fit``. BoTorch's leave-one-out calls ``forward`` itself, for
-        the prior of predictions.
+        In training mode: the prior that is fitted, which has no sites unless
+        ``signs_in_fit``.
+
+        Raises:
+            UnsupportedError: In training mode for a call that is not the model's own:
+                BoTorch's ``efficient_loo_cv`` would hold the sites of all rows.
         """
         if not self.has_sites:
             return super().forward(x)
-        kernel, mean = self.covar_module, self.mean_module
         if self.training:
+            if not self._is_called:
+                raise UnsupportedError(
+                    "forward: expected a call of the model itself in training mode, "
+                    "got one of forward, such as by efficient_loo_cv: the sites of all "
+                    "rows are not those without one. Use batch_cross_validation."
+                )
             x = self.transform_inputs(x)
-            if self._data_alone:
-                return MultivariateNormal(mean.base_mean(x), kernel.base_kernel(x))
-            self._keep_current()
-            system = kernel.system()  # once for mean, covariance and evidence
-            if self.signs_in_fit:
-                evidence = SiteEvidence(mean.log_evidence(system).to(x))
-                self.update_added_loss_term("log_probability_of_sites", evidence)
-            explained = kernel.explained(x, system)
-            covariance = kernel.remaining(x, x, explained, explained)
-            shifted = mean.shifted(x, explained, system)
-            return MultivariateNormal(shifted, to_linear_operator(covariance))
-        return MultivariateNormal(mean(x), kernel(x))
+            if not self.signs_in_fit:
+                prior = self.covar_module.base_kernel(x)
+                return MultivariateNormal(self.mean_module.base_mean(x), prior)
+            self._run_ep()
+            system = self.covar_module.system()
+            evidence, mean = self.mean_module.evidence_and_mean(x, system)
+            self.update_added_loss_term(
+                "log_probability_of_sites", SiteEvidence(evidence.to(x))
+            )
+            covariance = self.covar_module.given(x, x, False, system)
+            return MultivariateNormal(mean, to_linear_operator(covariance))
+        return MultivariateNormal(self.mean_module(x), self.covar_module(x))
 
     def _fast_posterior(self, X: Tensor) -> MultivariateNormal | None:
-        """Of one process; for batches and several outputs GPyTorch's."""
-        data = self.train_inputs[0], self.train_targets
+        """The posterior of one process; for batches and several outputs GPyTorch's."""
+        rows = self.train_inputs[0]
+        targets = self.train_targets
         if (
-            not (self.has_sites and has_methods_of(MonotoneGP, self, "forward"))
-            or (data[0].ndim, data[1].ndim) != (2, 1)
+            not self.has_sites
+            or "forward" in self.redefined
+            or (rows.ndim, targets.ndim) != (2, 1)
+            or self.covar_module.batch_shape
             or settings.detach_test_caches.off()
-            or any(t.requires_grad for t in data)
+            or rows.requires_grad
+            or targets.requires_grad
         ):
             return None
-        if (predictor := self._predictor) is None:
-            kernel, mean = self.covar_module, self.mean_module
-            if kernel.batch_shape:
-                return None
-            noise = self._noise_of_rows(data[0]).detach()
-            predictor = SitePredictor(kernel, mean, *data, noise)
-            self._predictor = predictor
-        return predictor(X)
+        if self._predictor is None:
+            self._predictor = self._process(given_sites=True)
+        return self._predictor.posterior(X)
 
     # -- BoTorch's life cycle -------------------------------------------------------
 
@@ -796,143 +792,387 @@ class MonotoneGP(FastSingleTaskGP):
         ``fit_gpytorch_mll`` calls this and passes all its arguments on. Not for direct
         use. Which signs are improbable depends on the hyperparameters.
         """
-        self._fits_data_alone = not self.signs_in_fit
+        before = len(self.virtual_points)
+        mll = self._fit(mll, **kwargs)
+        if self.signs_in_fit and len(self.virtual_points) > before:
+            mll = self._fit(mll, **kwargs)
+        return mll
+
+    def _fit(self, mll: MarginalLogLikelihood, **kwargs: Any) -> MarginalLogLikelihood:
+        self._is_fitting = True
         try:
             mll = fit_map(mll, None, objective=_array_objective(mll), **kwargs)
         finally:
-            self._fits_data_alone = False
-        if not self.training:
-            self._end_training()
-        again = self.has_sites and self._adaptive and self.signs_in_fit
-        if again and self.add_virtual_points(probability=self.min_probability):
-            mll = fit_map(mll, None, objective=_array_objective(mll), **kwargs)
+            self._is_fitting = False
+        if self.has_sites and not self.training:
+            self.update_sites()
         return mll
 
     def train(self, mode: bool = True) -> Any:
-        """As in BoTorch; at the end of training the sites are brought up to date."""
-        ends = self.training and not mode
+        """As in BoTorch; sites are found when the model enters evaluation mode."""
+        enters = self.training and not mode
         super().train(mode)
-        if self._sites_at is None:
-            return self
-        if mode:
-            self._sites_held = False
-        elif ends and not self._fits_data_alone:
-            self._end_training()
+        if enters and self.has_sites and not self._is_fitting:
+            self.update_sites()
         return self
 
-    def _end_training(self) -> None:
-        """Bring sites up to date, and warn where they are not at a fixed point."""
-        if not self.has_sites:
-            return
-        before = self.ep_result
-        self._keep_current()
-        if before is self.ep_result:  # an update has warned already
-            warn_unless_converged(self.ep_result)
-
-    def get_fantasy_model(self, *args: Any, **kwargs: Any) -> Any:
-        """A model with more data, and the same hyperparameters and sites."""
-        fantasy = super().get_fantasy_model(*args, **kwargs)
-        fantasy._sites_held = True
-        return fantasy
-
-    def subset_output(self, idcs: list[int]) -> Any:
-        """Fewer outputs, with their sites."""
-        model = super().subset_output(idcs)
-        if self.has_sites:
-            model._accept_sites()
-        return model
-
-    def load_state_dict(
-        self,
-        state_dict: Mapping[str, Any],
-        *args: Any,
-        keep_sites: bool = False,
-        **kwargs: Any,
-    ) -> Any:
-        """As in BoTorch. The sites are part of the state.
-
-        Args:
-            state_dict: The state.
-            args: See ``GPyTorchModel.load_state_dict``.
-            keep_sites: Whether to keep the sites of the state also where it was saved
-                with other training data, as fantasies and conditioned models do. By
-                default the next prediction then finds sites for the data that the model
-                has.
-            kwargs: See ``GPyTorchModel.load_state_dict``.
-        """
-        result = super().load_state_dict(state_dict, *args, **kwargs)
-        if self.has_sites:  # BoTorch transforms the targets again after loading
-            self._accept_loaded_sites()
-            if keep_sites:
-                self._accept_sites()
-        return result
+    def set_train_data(
+        self, inputs: Any = None, targets: Tensor | None = None, strict: bool = True
+    ) -> None:
+        """As in BoTorch; in evaluation mode the sites of new outcomes are found."""
+        super().set_train_data(inputs, targets, strict)
+        # BoTorch sets inputs alone, transformed or not
+        if targets is not None and self.has_sites:
+            if not (self.training or self._is_fitting):
+                self.update_sites()
 
     def _load_from_state_dict(
         self, state_dict: Mapping[str, Tensor], prefix: str, *args: Any
     ) -> None:
-        own: Any = getattr(self, "_column_signs", None)
-        loaded = state_dict.get(prefix + "_column_signs", own)
-        if own is not None and not torch.equal(loaded.to(own), own):
-            raise ValueError(
-                "state_dict: expected that of a model with the same signs of "
-                f"derivatives, {own.tolist()}, got {loaded.tolist()}."
-            )
-        if own is not None:  # a state of before does not say which data it is of
-            unknown = torch.full_like(self._sites_data, torch.nan)
-            state_dict = {prefix + "_sites_data": unknown, **state_dict}
+        if self.has_sites:
+            signs = self._column_signs
+            loaded = state_dict.get(prefix + "_column_signs", signs)
+            if not torch.equal(loaded.to(signs), signs):
+                raise ValueError(
+                    "state_dict: expected that of a model with the same signs of "
+                    f"derivatives, {signs.tolist()}, got {loaded.tolist()}."
+                )
+        # states of version 0.1 say which data their sites are of
+        state_dict = dict(state_dict)
+        state_dict.pop(prefix + "_sites_data", None)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
-    def _apply(self, fn: Any) -> Any:
-        before = self.train_targets
-        result = super()._apply(fn)
-        if self._sites_at is not None and self.train_targets is not before:
-            at, *settings = self._sites_at  # in another dtype or on another device
-            self._sites_at = (fn(at), *settings)
-        return result
+
+def _find_sites_of_state(model: MonotoneGP, incompatible_keys: Any) -> None:
+    """Hook for a state that is loaded, perhaps as a part of another module's."""
+    if model.has_sites and not (model.training or model._is_fitting):
+        model.update_sites()
 
 
-def _keep_sites_as_loaded(model: MonotoneGP, incompatible_keys: Any) -> None:
-    """Hook for a state that is loaded into a module which contains the model."""
-    if model.has_sites:
-        model._accept_loaded_sites()
-
-
-def _bring_sites_up_to_date(model: MonotoneGP, prefix: str, keep: bool) -> None:
-    """Hook before a state is saved: hyperparameters and sites belong together."""
-    if not model._fits_data_alone:
-        model._keep_current()
-    of_data = model._digest()[0].to(model._sites_data)
-    # a fantasy has those of fewer data; earlier states keep the tensor that they have
-    stale = model.has_sites and not model._sites_are_current()
-    other = model._sites_held or stale
-    model._sites_data = of_data * torch.nan if other else of_data
+def _with_signs(run: EPRun, sign: Array) -> EPRun:
+    """Sites on derivatives times their signs as sites on derivatives, or back."""
+    return run._replace(sites=run.sites * np.append(np.ones_like(sign), sign))
 
 
 def _array_objective(mll: MarginalLogLikelihood) -> EvidenceObjective | None:
     """The objective of a fit on arrays; None where it is that of tensors."""
     model: Any = mll.model
-    own = ("forward", "__call__", "compute_custom_loss", "_fast_evidence")
+    defining = ("forward", "__call__", "compute_custom_loss", "_fast_evidence")
     terms = model.added_loss_terms()
     if (
         not model.has_sites
         or type(mll) is not ExactMarginalLogLikelihood
         or mll.likelihood is not model.likelihood
         or not all(isinstance(term, SiteEvidence) for term in terms)
-        or not has_methods_of(MonotoneGP, model, *own)
+        or not model.redefined.isdisjoint(defining)
         or (gp := ArrayGP.of(model)) is None
     ):
         return None
     signs: tuple[Any, ...] = ()
-    sites, rows = model.covar_module.sites, len(gp.X)
-    if model.signs_in_fit:
+    sites = model.covar_module.sites
+    rows = len(gp.X)
+    if model.signs_in_fit and sites.num_sites:
         rows = max(rows, sites.num_sites)
         points = sites.points[:, gp.active].numpy()
         places = [gp.active.index(column) for column in sites.columns]
-        start = model._array_sites().ravel()
-        signs = points, places, model.site_signs.numpy(), start, model.nu
+        (sign,) = model._array_signs(sites.points)
+        start = np.append(sites.precision.numpy(), sign * sites.shift.numpy())
+        signs = points, places, sign, start, model.nu
     if len(gp.active) * rows**2 > _MOST_NUMBERS:
         return None
     try:
         return EvidenceObjective(mll, gp, *signs)
     except UnknownFormError:
         return None
+
+
+# -- virtual points: where they are, and signs under transforms ----------------------
+
+
+def default_virtual_points(box: Tensor, count: int | None = None) -> Tensor:
+    """A grid up to three columns, ends included, else scrambled Sobol points.
+
+    Args:
+        box: ``2 x d``, lower and upper.
+        count: If given, this number of Sobol points, for any ``d``.
+
+    Returns:
+        ``v x d``, the same in each call.
+    """
+    d = box.shape[-1]
+    side = {1: 10, 2: 10, 3: 4}.get(d)
+    if count is None and side is not None:
+        line = torch.linspace(0.0, 1.0, side, dtype=torch.float64)
+        unit = torch.cartesian_prod(*[line] * d).reshape(-1, d)
+    else:
+        engine = SobolEngine(d, scramble=True, seed=0)
+        unit = engine.draw(count or 64, dtype=torch.float64)
+    return box[0] + unit.to(box) * (box[1] - box[0])
+
+
+def candidates(points: Tensor, box: Tensor) -> Tensor:
+    """Points, and 256 that fill a box without those among them already.
+
+    Two points are the same if each column differs by at most 1e-6 of the box.
+
+    Args:
+        points: ``v x d``.
+        box: ``2 x d``.
+    """
+    new = default_virtual_points(box, _CANDIDATES)
+    away = (new.unsqueeze(-2) - points).abs()
+    near = (away <= 1e-6 * (box[1] - box[0])).all(-1).any(-1)
+    return torch.cat([points, new[~near]])
+
+
+def choose_signs(
+    moments: SlopeMoments,
+    process: int,
+    signs: Array,
+    nu: float,
+    chosen: Sequence[int],
+    limit: int,
+    probability: float,
+) -> tuple[list[int], EPRun]:
+    """Impose signs where one is least probable, one after the other.
+
+    Section 3.1 of [Riihimaki2010monotonicity]_, section 4 of [WangBerger2016shape]_.
+    The covariance of all derivatives, which with many signs is large, is not formed:
+    there is a row of it for each sign that is imposed.
+
+    Args:
+        moments: Of the derivatives at the points to choose from.
+        process: Which of the batch that they are of.
+        signs: The signs of these derivatives, ``m``.
+        nu: Width of the probit sites.
+        chosen: Those that are imposed already, by index.
+        limit: The largest number of signs.
+        probability: Stop where no sign is less probable.
+
+    Returns:
+        The signs that are imposed, by index, and expectation propagation with them.
+    """
+
+    def array(values: Tensor) -> Array:
+        return values.cpu().reshape(-1, len(signs))[process].numpy()
+
+    def row(index: int) -> Array:
+        return signs[index] * signs * array(moments.row(index))
+
+    chosen = list(chosen)
+    mean = signs * array(moments.mean)
+    variance = array(moments.variance())
+    rows = [row(index) for index in chosen]
+    start: Array | None = None
+    while True:
+        S = np.reshape(rows, (len(rows), len(signs)))
+        ep = expectation_propagation(mean[chosen], S[:, chosen], nu, start)
+        gone = np.square(ep.root @ S).sum(axis=0)
+        sd = np.sqrt(np.maximum(variance - gone, np.finfo(np.float64).tiny))
+        probabilities = ndtr((mean + ep.weight @ S) / sd)
+        probabilities[chosen] = np.inf
+        index = int(probabilities.argmin())
+        if len(chosen) >= limit or probabilities[index] >= probability:
+            return chosen, ep
+        # the fixed point is near that without the new site
+        start = np.pad(ep.sites.reshape(2, -1), ((0, 0), (0, 1))).ravel()
+        chosen.append(index)
+        rows.append(row(index))
+
+
+def transformed_box(
+    bounds: Tensor | None, X: Tensor, transform: InputTransform | None
+) -> Tensor:
+    """The box that virtual points fill, on the axes of the model, ``2 x d``.
+
+    Args:
+        bounds: ``2 x d`` in the space of the training inputs. None: [0, 1] in each
+            column whose transformed data are in [0, 1], else their range.
+        X: Training inputs, ``batch_shape x n x d``.
+        transform: Of the inputs.
+    """
+    if bounds is not None:
+        corners = _moved(bounds, X, transform).flatten(0, 1)
+        return torch.stack([corners.amin(0), corners.amax(0)])
+    X = _apply_transform(X, transform)
+    low, high = X.reshape(-1, X.shape[-1]).aminmax(dim=0)
+    inside = (low > -1e-6) & (high < 1.0 + 1e-6)
+    return torch.stack([low.where(~inside, 0.0), high.where(~inside, 1.0)])
+
+
+def _apply_transform(X: Tensor, transform: InputTransform | None) -> Tensor:
+    """Transform inputs as training inputs are, without training the transform."""
+    if transform is None:
+        return X
+    with torch.no_grad():
+        return transform.preprocess_transform(X)
+
+
+def transformed_points(
+    virtual_X: Tensor, X: Tensor, transform: InputTransform | None
+) -> Tensor:
+    """Virtual points on the axes of the model, ``v x d``.
+
+    Args:
+        virtual_X: ``v x d`` in the space of the training inputs.
+        X: Training inputs, ``batch_shape x n x d``.
+        transform: Of the inputs.
+
+    Raises:
+        ValueError: If the transform differs between the elements of a batch.
+    """
+    points = _moved(virtual_X, X, transform)
+    if not bool((points == points[:1]).all()):
+        raise ValueError(
+            "virtual_X: expected an input_transform that is the same for all elements "
+            f"of a batch, got a {type(transform).__name__} that is not: the points are "
+            "shared. Without virtual_X they are placed on the axes of the model."
+        )
+    return points[0]
+
+
+def _moved(points: Tensor, X: Tensor, transform: InputTransform | None) -> Tensor:
+    """``v x d`` points in each element of the batch of ``X``, ``b x v x d``."""
+    points = points.to(X).expand(*X.shape[:-2], *points.shape)
+    points = _apply_transform(points, transform)
+    return points.reshape(-1, *points.shape[-2:])
+
+
+def transformed_columns(
+    monotone: Mapping[int, int], X: Tensor, transform: InputTransform | None
+) -> dict[int, tuple[int, int]]:
+    """The column of the model for each monotone column, and whether it is reversed.
+
+    Found by changing each column from its smallest to its largest training value.
+
+    Args:
+        monotone: Columns and signs.
+        X: Training inputs, ``batch_shape x n x d``.
+        transform: Of the inputs.
+
+    Returns:
+        Column of the model's inputs and +1 or -1, for each monotone column.
+
+    Raises:
+        ValueError: If this changes no column or several columns of the transformed
+            inputs, or one in different directions: the sign then has no counterpart.
+    """
+    result = {}
+    for column in monotone:
+        if transform is None:
+            result[column] = (column, 1)
+            continue
+        low = X.clone()
+        high = X.clone()
+        smallest, largest = X[..., column].aminmax()
+        low[..., column] = smallest
+        high[..., column] = largest if largest > smallest else smallest + 1.0
+        moved = _apply_transform(high, transform) - _apply_transform(low, transform)
+        moved = moved.reshape(-1, moved.shape[-1])
+        scale = moved.abs().amax().clamp_min(torch.finfo(X.dtype).tiny)
+        columns = (moved.abs().amax(0) > 1e-9 * scale).nonzero().flatten().tolist()
+        signs = set(moved[:, columns].sign().flatten().tolist())
+        if len(columns) != 1 or len(signs) != 1:
+            raise ValueError(
+                f"monotone: expected an input_transform under which column {column} "
+                "moves one column of the model, always in one direction; "
+                f"{type(transform).__name__} moves {columns}."
+            )
+        result[column] = (columns[0], int(signs.pop()))
+    return result
+
+
+def signs_of(
+    Y: Tensor, transformed: Tensor, transform: OutcomeTransform | None = None
+) -> Tensor:
+    """Whether an outcome transform keeps (+1) or reverses (-1) the order of outcomes.
+
+    Equal outcomes have no order; for them a small step of the transformed outcomes is
+    transformed back.
+
+    Args:
+        Y: ``batch_shape x n x m``.
+        transformed: The same, transformed.
+        transform: The transform. Without it the order of equal outcomes is +1.
+
+    Returns:
+        ``batch_shape x m``.
+    """
+    first = Y.argmin(dim=-2, keepdim=True)
+    last = Y.argmax(dim=-2, keepdim=True)
+    rise = transformed.gather(-2, last) - transformed.gather(-2, first)
+    if transform is not None and bool((rise == 0.0).any()):
+        start = transformed.detach()
+        end = start + 1e-2 * (1.0 + start.abs())
+        step = transform.untransform(end)[0] - transform.untransform(start)[0]
+        step = step[..., :1, :]
+        rise = torch.where(rise == 0.0, step, rise)
+    return torch.where(rise < 0.0, -1.0, 1.0).to(Y).squeeze(-2)
+
+
+def check_imposed(
+    nu: float, virtual_X: Tensor | str, bounds: Tensor | None, d: int
+) -> None:
+    """Raise a ``ValueError`` for what says how, and where, signs cannot be imposed.
+
+    Args:
+        nu: Expected to be a positive number.
+        virtual_X: Finite and ``v x d``, or a known word.
+        bounds: None, or finite, ``2 x d``, and in order.
+        d: Number of columns.
+    """
+    number = isinstance(nu, Real) and not isinstance(nu, bool)
+    if not (number and math.isfinite(nu) and nu > 0.0):
+        raise ValueError(f"nu: expected a positive number, got {nu!r}.")
+    if isinstance(virtual_X, Tensor):
+        if virtual_X.ndim != 2 or virtual_X.shape[-1] != d:
+            raise ValueError(
+                f"virtual_X: expected v x {d} like the columns of train_X, got "
+                f"{tuple(virtual_X.shape)}."
+            )
+        if not bool(virtual_X.isfinite().all()):
+            raise ValueError("virtual_X: expected finite values, got others.")
+    elif not (isinstance(virtual_X, str) and virtual_X in ("adaptive", "grid")):
+        raise ValueError(
+            f'virtual_X: expected a tensor, "adaptive" or "grid", got {virtual_X!r}.'
+        )
+    if bounds is None:
+        return
+    got = tuple(bounds.shape) if isinstance(bounds, Tensor) else bounds
+    if got != (2, d):
+        raise ValueError(
+            f"bounds: expected a tensor, 2 x {d} like the columns of train_X, got "
+            f"{got!r}."
+        )
+    if not bool((bounds.isfinite() & (bounds[0] < bounds[1])).all()):
+        raise ValueError(
+            "bounds: expected finite lower bounds below upper ones, got "
+            f"{bounds.tolist()}."
+        )
+
+
+def check_probability(probability: float, name: str) -> None:
+    """Raise a ``ValueError`` unless it is in (0, 1)."""
+    if not (isinstance(probability, Real) and 0.0 < probability < 1.0):
+        raise ValueError(f"{name}: expected a number in (0, 1), got {probability!r}.")
+
+
+def check_monotone(monotone: Mapping[int, int], d: int) -> dict[int, int]:
+    """Check columns and signs, and sort them by column.
+
+    Raises:
+        ValueError: For other columns than those of the inputs, or other signs.
+    """
+    if not isinstance(monotone, Mapping):
+        raise ValueError(
+            "monotone: expected {column: +1 or -1}, got a "
+            f"{type(monotone).__name__}: {monotone!r}."
+        )
+    signs = {check_column("monotone", j, d): sign for j, sign in monotone.items()}
+    for column, sign in signs.items():
+        if sign not in (1, -1):
+            raise ValueError(
+                f"monotone: expected +1 (increasing) or -1 (decreasing) for column "
+                f"{column}, got {sign!r}."
+            )
+    return {column: int(signs[column]) for column in sorted(signs)}

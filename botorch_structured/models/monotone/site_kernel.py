@@ -12,14 +12,26 @@ gives what conditioning m and k on data and sites gives, the predictions at the 
 section 3 of [Riihimaki2010monotonicity]_ (K_joint + Sigma~_joint, eliminated block by
 block). So everything that BoTorch does with an exact GP, it does with m~ and k~.
 
+For k(x, v) = s^2 c(r^2) with r^2 = sum_j (x_j - v_j)^2 / l_j^2 and D_j = (x_j - v_j) /
+l_j^2 the covariances of values and derivatives are
+
+    cov(f(x), d_j f(v))      = s^2 a(r^2) D_j
+    cov(d_i f(x), d_j f(v))  = s^2 (a(r^2) [i = j] / l_j^2 - b(r^2) D_i D_j)
+
+with a = -2 c' and b = 4 c'' (derivatives of c are in ``linalg.correlations``). For the
+squared exponential these are the displays of section 2 of
+[Riihimaki2010monotonicity]_, with eta = s and rho = l. GPyTorch's ``RBFKernelGrad`` and
+``Matern52KernelGrad`` give the same numbers, but always all of them, which at five
+columns has 36 times the entries that one monotone column needs.
+
 ``site_conditioned_features`` does the same for BoTorch's pathwise sampling, with
 features phi(x) of the prior: k(x, x') = phi(x) phi(x')', f(x) = phi(x) w, w ~ N(0, I).
 Sites of precisions P on derivatives Phi w leave w ~ N(0, (I + Phi' P Phi)^-1); with the
 Cholesky factor L of I + Phi' P Phi the features given the sites are phi(x) L^-T.
 
-``SitePredictor`` predicts given data and sites from factors that are kept. With the
-covariances k of a value f(x) with the values at the data and c with the derivatives at
-the sites, both are explained by the features
+``ConditionedProcess`` predicts given data and sites from factors that are kept. With
+the covariances k of a value f(x) with the values at the data and c with the derivatives
+at the sites, both are explained by the features
 
     [k, c] Q    for    Q = [  L^-T         0  ]
                            [ -R' E' L^-T   R' ]
@@ -38,19 +50,8 @@ References:
 
 from __future__ import annotations
 
-__all__ = [
-    "DerivativeSites",
-    "SiteConditionedKernel",
-    "SiteConditionedMean",
-    "SiteEvidence",
-    "SitePredictor",
-    "derivative_moments",
-    "partial_of_mean",
-]
-
 from collections.abc import Sequence
-from copy import deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -62,22 +63,155 @@ from botorch.sampling.pathwise.features.maps import KernelFeatureMap
 from botorch.sampling.pathwise.utils import ChainedTransform, TensorTransform
 from gpytorch import settings
 from gpytorch.distributions import MultivariateNormal
-from gpytorch.kernels import Kernel
+from gpytorch.kernels import Kernel, MaternKernel, ScaleKernel
 from gpytorch.means import Mean
-from gpytorch.mlls import AddedLossTerm
 from linear_operator import to_dense, to_linear_operator
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 from torch.nn import Module
 
 from botorch_structured.linalg.batch_kernel import BatchKernel, same_points, take_batch
-from botorch_structured.models.monotone.derivatives import StationaryDerivatives
+from botorch_structured.linalg.correlations import Correlation, stationary_form
 from botorch_structured.models.monotone.expectation_propagation import (
     GaussianSites,
     SiteSystem,
     log_site_evidence,
     site_system,
 )
+
+
+@dataclass(frozen=True)
+class StationaryDerivatives:
+    """Derivative covariances of an RBF or Matern-5/2 kernel with its present values.
+
+    Attributes:
+        correlation: c, of the kernel.
+        lengthscale: ``kernel_batch_shape x 1 x e``, of the columns it sees.
+        variance: ``kernel_batch_shape``.
+        active: The columns it sees; all if None.
+    """
+
+    correlation: Correlation
+    lengthscale: Tensor
+    variance: Tensor
+    active: tuple[int, ...] | None
+
+    @classmethod
+    def of(cls, kernel: Kernel) -> StationaryDerivatives:
+        """Take hyperparameters from a kernel, with their graph.
+
+        Raises:
+            ValueError: For another kernel than an ``RBFKernel`` or a ``MaternKernel``
+                with ``nu=2.5``, in a ``ScaleKernel`` or not.
+        """
+        form = stationary_form(kernel)
+        if form is None:
+            inner = kernel.base_kernel if isinstance(kernel, ScaleKernel) else kernel
+            name = type(inner).__name__
+            if isinstance(inner, MaternKernel):
+                name += f" with nu={inner.nu}"
+            raise ValueError(
+                "covar_module: expected an RBFKernel or a MaternKernel with nu=2.5, in "
+                f"a ScaleKernel or not, whose derivatives are known, got {name}."
+            )
+        active = kernel.active_dims
+        return cls(*form, None if active is None else tuple(active.tolist()))
+
+    def value(self, x: Tensor, y: Tensor) -> Tensor:
+        """cov(f(x), f(y)), ``batch_shape x n x m``."""
+        squared = self._scaled(x, y).square().sum(-3)
+        return self._times_variance(self.correlation.value(squared))
+
+    def cross(self, x: Tensor, points: Tensor, columns: Sequence[int]) -> Tensor:
+        """cov(f(x), d_j f(v)) for all columns j and points v, columns slowest.
+
+        Args:
+            x: ``batch_shape x n x d``.
+            points: ``batch_shape x m x d``.
+            columns: The ``k`` columns with respect to which f is differentiated.
+
+        Returns:
+            ``batch_shape x n x (k m)``.
+        """
+        scaled = self._scaled(x, points)
+        slope, _ = self.correlation.slope_and_curvature(scaled.square().sum(-3))
+        slope = self._times_variance(2.0 * slope)
+        parts = []
+        for p in map(self.place, columns):
+            parts.append(slope * scaled[..., p, :, :] / self._length(p))
+        return torch.cat(parts, dim=-1)
+
+    def gram(
+        self,
+        points: Tensor,
+        columns: Sequence[int],
+        others: Tensor | None = None,
+        other_columns: Sequence[int] | None = None,
+    ) -> Tensor:
+        """cov(d_i f(u), d_j f(v)) for all columns and points.
+
+        Args:
+            points: u, ``batch_shape x m x d``.
+            columns: i, ``k`` of them.
+            others: v, ``batch_shape x n x d``; default: the same as ``points``.
+            other_columns: j, ``h`` of them; default: the same as ``columns``.
+
+        Returns:
+            ``batch_shape x (k m) x (h n)``.
+        """
+        others = points if others is None else others
+        other_columns = columns if other_columns is None else other_columns
+        scaled = self._scaled(points, others)
+        slope, curvature = self.correlation.slope_and_curvature(scaled.square().sum(-3))
+        slope = self._times_variance(2.0 * slope)
+        curvature = self._times_variance(4.0 * curvature)
+        rows = []
+        for i in map(self.place, columns):
+            row = []
+            bent = curvature * scaled[..., i, :, :]
+            for j in map(self.place, other_columns):
+                block = -bent * scaled[..., j, :, :]
+                if i == j:
+                    block = block + slope
+                row.append(block / (self._length(i) * self._length(j)))
+            rows.append(torch.cat(row, dim=-1))
+        return torch.cat(rows, dim=-2)
+
+    def variances(self, columns: Sequence[int]) -> Tensor:
+        """The variances of derivatives, ``kernel_batch_shape x k``."""
+        zero = self.lengthscale.new_zeros(())
+        slope, _ = self.correlation.slope_and_curvature(zero)
+        parts = [
+            2.0 * slope * self.variance / self._length(self.place(j))[..., 0, 0] ** 2
+            for j in columns
+        ]
+        return torch.stack(parts, dim=-1)
+
+    def place(self, column: int) -> int:
+        """The index of a column of the inputs among those that the kernel sees."""
+        if self.active is None:
+            return column
+        if column not in self.active:
+            raise ValueError(
+                f"covar_module: expected a kernel that sees column {column}, got one "
+                f"of columns {list(self.active)}."
+            )
+        return self.active.index(column)
+
+    def _scaled(self, x: Tensor, y: Tensor) -> Tensor:
+        """(x_j - y_j) / l_j, ``batch_shape x e x n x m``: sums over e are faster."""
+        if self.active is not None:
+            x, y = x[..., self.active], y[..., self.active]
+        apart = x.mT.unsqueeze(-1) - y.mT.unsqueeze(-2)
+        return apart / self.lengthscale.mT.unsqueeze(-1)
+
+    def _length(self, place: int) -> Tensor:
+        """The lengthscale of a column, ``kernel_batch_shape x 1 x 1``."""
+        one = self.lengthscale.shape[-1] == 1
+        return self.lengthscale[..., :, 0 if one else place, None]
+
+    def _times_variance(self, correlation: Tensor) -> Tensor:
+        return self.variance[..., None, None] * correlation
 
 
 class DerivativeSites(Module):
@@ -124,10 +258,8 @@ class DerivativeSites(Module):
             self.precision.double(), self.shift.double(), self.log_scale.double()
         )
 
-    def set(self, sites: GaussianSites, points: Tensor | None = None) -> None:
-        """Replace the sites and, unless None, their points, ``v x d``."""
-        if points is not None:
-            self.points = points.detach().to(self.points)
+    def set(self, sites: GaussianSites) -> None:
+        """Replace the sites."""
         for name, value in sites._asdict().items():
             setattr(self, name, value.detach().to(self.points))
 
@@ -135,14 +267,14 @@ class DerivativeSites(Module):
         """The sites of some elements of a batch.
 
         Args:
-            batch_shape: What the own one is expanded to first.
+            batch_shape: What its batch shape is expanded to first.
             where: Elements of the flattened ``batch_shape``, ``new_shape``.
         """
         result = DerivativeSites(self.points, self.columns, where.shape)
         for name in ("precision", "shift", "log_scale"):
             value = getattr(self, name)
-            own = value.shape[len(self.batch_shape) :]
-            full = value.expand(*batch_shape, *own).reshape(-1, *own)
+            rest = value.shape[len(self.batch_shape) :]
+            full = value.expand(*batch_shape, *rest).reshape(-1, *rest)
             setattr(result, name, full[where])
         return result
 
@@ -211,27 +343,22 @@ class SiteConditionedKernel(BatchKernel):
         return cross.double() @ system.root.mT
 
     def _covariance(self, x1: Tensor, x2: Tensor, diag: bool, **params: Any) -> Tensor:
-        """k~(x, x')."""
-        system = self.system()
+        return self.given(x1, x2, diag, self.system(), **params)
+
+    def given(
+        self, x1: Tensor, x2: Tensor, diag: bool, system: SiteSystem, **params: Any
+    ) -> Tensor:
+        """k~(x, x'), with the sites' system."""
         a = self.explained(x1, system)
         b = a if same_points(x1, x2) else self.explained(x2, system)
-        if diag:
-            prior = to_dense(self.base_kernel(x1, x2, diag=True, **params))
-            return (prior - (a * b).sum(-1)).to(prior.dtype)
-        return self.remaining(x1, x2, a, b, **params)
-
-    def remaining(
-        self, x1: Tensor, x2: Tensor, a: Tensor, b: Tensor, **params: Any
-    ) -> Tensor:
-        """k~(x, x') where ``a`` and ``b`` are ``explained`` at ``x1`` and ``x2``."""
-        prior = to_dense(self.base_kernel(x1, x2, **params))
-        return (prior - a @ b.mT).to(prior.dtype)
+        prior = to_dense(self.base_kernel(x1, x2, diag=diag, **params))
+        gone = (a * b).sum(-1) if diag else a @ b.mT
+        return (prior - gone).to(prior.dtype)
 
     def _take(self, where: Tensor) -> SiteConditionedKernel:
         batch = self.batch_shape
-        result = SiteConditionedKernel(
-            take_batch(self.base_kernel, batch, where), self.sites.take(batch, where)
-        )
+        base = take_batch(self.base_kernel, batch, where)
+        result = SiteConditionedKernel(base, self.sites.take(batch, where))
         return result.train(self.training)
 
 
@@ -256,23 +383,16 @@ class SiteConditionedMean(Mean):
 
     def forward(self, x: Tensor) -> Tensor:
         """m~(x), ``batch_shape x n``."""
-        system = self.kernel.system()
-        return self.shifted(x, self.kernel.explained(x, system), system)
+        return self.evidence_and_mean(x, self.kernel.system())[1]
 
-    def shifted(self, x: Tensor, explained: Tensor, system: SiteSystem) -> Tensor:
-        """m~(x) where ``explained`` is that of the kernel at ``x``."""
-        shift = explained @ self.residual(system).unsqueeze(-1)
+    def evidence_and_mean(self, x: Tensor, system: SiteSystem) -> tuple[Tensor, Tensor]:
+        """Log-probability of the sites under the prior, ``batch_shape``, and m~(x)."""
+        slope = self.derivative()
+        explained = self.kernel.explained(x, system)
+        shift = explained @ system.residual(slope).unsqueeze(-1)
         prior = self.base_mean(x)
-        return (prior + shift.squeeze(-1)).to(prior.dtype)
-
-    def log_evidence(self, system: SiteSystem) -> Tensor:
-        """Log-probability of the sites under the prior, ``batch_shape``."""
-        sites = self.kernel.sites
-        return log_site_evidence(system, self.derivative(), sites.gaussian)
-
-    def residual(self, system: SiteSystem) -> Tensor:
-        """L^-1 P^1/2 (t - m'), ``batch_shape x s``."""
-        return system.residual(self.derivative())
+        evidence = log_site_evidence(system, slope, self.kernel.sites.gaussian)
+        return evidence, (prior + shift.squeeze(-1)).to(prior.dtype)
 
     def derivative(self) -> Tensor:
         """m', ``batch_shape x s``, in double precision."""
@@ -299,139 +419,132 @@ def partial_of_mean(mean: Mean, points: Tensor, columns: Sequence[int]) -> Tenso
     with torch.enable_grad():
         x = points.expand(*mean(points).shape, points.shape[-1])
         x = x if x.requires_grad else x.detach().clone().requires_grad_(True)
-        total = mean(x).sum()
-        if not total.requires_grad:  # it depends neither on x nor on parameters
-            slope = torch.zeros_like(x)
-        else:
-            (slope,) = torch.autograd.grad(
-                total, x, create_graph=graph, materialize_grads=True
-            )
+        total = mean(x).sum() + 0.0 * x.sum()  # which a constant mean does not read
+        (slope,) = torch.autograd.grad(total, x, create_graph=graph)
     return torch.cat([slope[..., j] for j in columns], dim=-1)
 
 
-class SiteEvidence(AddedLossTerm):
-    """log p(sites) as of the last call in training mode."""
+class ConditionedProcess:
+    r"""A process given data, and given sites or not, in double precision.
 
-    def __init__(self, value: Tensor) -> None:
-        self.value = value
-
-    def loss(self, *params: Any) -> Tensor:
-        return self.value
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"value": self.value.detach()}  # tensors with a graph cannot be copied
-
-
-def derivative_moments(
-    mean: Any,
-    kernel: Any,
-    X: Tensor,
-    targets: Tensor,
-    noise: Tensor,
-    x: Tensor,
-    columns: Sequence[int],
-    given_sites: bool,
-) -> tuple[Tensor, Tensor]:
-    r"""Moments of derivatives given the data, with or without the sites.
-
-    Values at the data and derivatives at ``x`` have the joint prior (6) of
-    [Riihimaki2010monotonicity]_, or that given the sites. It is conditioned on the
-    data.
+    Values at the data and derivatives at the sites have the joint prior (6) of
+    [Riihimaki2010monotonicity]_. Hyperparameters are constants here.
 
     Args:
-        mean: Of the process, given sites or not.
-        kernel: Of the process, given sites or not.
+        mean: m, or m~ of the process given the sites.
+        kernel: k, or k~ of the process given the sites.
         X: Training inputs, transformed, ``batch_shape x n x d``.
         targets: ``batch_shape x n``.
         noise: Variances, ``batch_shape x n``.
-        x: ``batch_shape x v x d``, on the model's axes.
-        columns: With respect to which ones, ``k`` of them.
-        given_sites: Whether to condition on the sites as well.
-
-    Returns:
-        In double precision, ``batch_shape x (k v)`` and ``... x (k v) x (k v)``,
-        columns slowest.
-    """
-    prior_mean, prior = mean, kernel
-    if isinstance(mean, SiteConditionedMean):
-        prior_mean = mean.base_mean
-    if isinstance(kernel, SiteConditionedKernel):
-        prior = kernel.base_kernel
-    k = StationaryDerivatives.of(prior)
-    slope = partial_of_mean(prior_mean, x, columns).double()
-    error = (targets - prior_mean(X)).double().unsqueeze(-1)
-    at_data, x = X.double(), x.double()
-    K, cross = k.value(at_data, at_data), k.cross(at_data, x, columns)
-    gram = k.gram(x, columns)
-    if given_sites:
-        sites, system = kernel.sites, kernel.system()
-        to_sites = k.gram(x, columns, sites.points.double(), sites.columns)
-        explained = to_sites @ system.root.mT
-        train = kernel.explained(X, system)
-        said = mean.residual(system).unsqueeze(-1)
-        slope = slope + (explained @ said).squeeze(-1)
-        error = error - train @ said
-        K = K - train @ train.mT
-        cross = cross - train @ explained.mT
-        gram = gram - explained @ explained.mT
-    factor = psd_safe_cholesky(K + torch.diag_embed(noise.double()))
-    right = torch.cat([cross, error.expand(*cross.shape[:-1], 1)], dim=-1)
-    solved = torch.linalg.solve_triangular(factor, right, upper=False)
-    half, white = solved[..., :-1], solved[..., -1:]
-    return slope + (half.mT @ white).squeeze(-1), gram - half.mT @ half
-
-
-class SitePredictor:
-    """Posterior of one process at any points, with a gradient in these only.
-
-    Args:
-        kernel: With the sites.
-        mean: Of the same process.
-        X: Training inputs, transformed, ``n x d``.
-        targets: ``n``.
-        noise: Variances, ``n``.
+        given_sites: Whether to condition on the sites, too.
     """
 
     @torch.no_grad()
     def __init__(
         self,
-        kernel: SiteConditionedKernel,
-        mean: SiteConditionedMean,
+        mean: Any,
+        kernel: Any,
         X: Tensor,
         targets: Tensor,
         noise: Tensor,
+        given_sites: bool,
     ) -> None:
-        form, system = kernel.derivatives, kernel.system()
-        # in training, parameters have gradients of their own
-        self._mean: Mean = deepcopy(mean.base_mean).requires_grad_(False)
-        self._form = replace(
-            form,
-            lengthscale=form.lengthscale.detach().double(),
-            variance=form.variance.detach().double(),
-        )
-        self._X, self._points = X.double(), kernel.sites.points.double()
-        self._columns = kernel.sites.columns
-        explained = kernel.explained(X, system)
-        K = self._form.value(self._X, self._X) - explained @ explained.mT
+        self.mean: Mean = getattr(mean, "base_mean", mean)
+        has_sites = isinstance(kernel, SiteConditionedKernel)
+        form = StationaryDerivatives.of(kernel.base_kernel if has_sites else kernel)
+        lengthscale = form.lengthscale.double()
+        variance = form.variance.double()
+        self.form = replace(form, lengthscale=lengthscale, variance=variance)
+        self._X = X.double()
+        self._sites = kernel.sites if given_sites else None
+        K = self.form.value(self._X, self._X)
+        error = (targets - self.mean(X)).double().unsqueeze(-1)
+        if given_sites:
+            system = kernel.system()
+            explained = kernel.explained(X, system)
+            said = system.residual(mean.derivative()).unsqueeze(-1)
+            K = K - explained @ explained.mT
+            error = error - explained @ said
         L = psd_safe_cholesky(K + torch.diag_embed(noise.double()))
-        eye = torch.eye(len(L), dtype=L.dtype, device=L.device)
-        half = torch.linalg.solve_triangular(L, eye, upper=False).mT
-        left = torch.cat([half, -system.root.mT @ (explained.mT @ half)])
-        right = torch.cat([half.new_zeros(len(X), len(system.root)), system.root.mT])
-        self._Q = torch.cat([left, right], dim=-1)
-        residual = (targets - mean.shifted(X, explained, system)).double()
-        z = torch.cat([half.mT @ residual, mean.residual(system)])
-        self._weights = self._Q @ z
+        eye = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device).expand_as(L)
+        Q = torch.linalg.solve_triangular(L, eye, upper=False).mT
+        z = Q.mT @ error
+        if given_sites:
+            root = system.root.mT
+            left = torch.cat([Q, -root @ (explained.mT @ Q)], dim=-2)
+            nothing = root.new_zeros(*root.shape[:-2], X.shape[-2], root.shape[-1])
+            Q = torch.cat([left, torch.cat([nothing, root], dim=-2)], dim=-1)
+            z = torch.cat([z, said], dim=-2)
+        self._Q = Q
+        self._weights = Q @ z
 
-    def __call__(self, x: Tensor) -> MultivariateNormal:
+    def posterior(self, x: Tensor) -> MultivariateNormal:
         """The posterior at ``batch_shape x q x d`` transformed points."""
-        at, form = x.double(), self._form
-        at_sites = form.cross(at, self._points, self._columns)
-        cross = torch.cat([form.value(at, self._X), at_sites], dim=-1)
+        at = x.double()
+        cross = self.form.value(at, self._X)
+        if self._sites is not None:
+            points = self._sites.points.double()
+            to_sites = self.form.cross(at, points, self._sites.columns)
+            cross = torch.cat([cross, to_sites], dim=-1)
         features = cross @ self._Q
-        mean = (cross @ self._weights).to(x) + self._mean(x)
-        covariance = (form.value(at, at) - features @ features.mT).to(x)
+        mean = (cross @ self._weights).squeeze(-1).to(x) + self.mean(x)
+        covariance = (self.form.value(at, at) - features @ features.mT).to(x)
         return MultivariateNormal(mean, to_linear_operator(covariance))
+
+    def slopes(self, points: Tensor, columns: Sequence[int]) -> SlopeMoments:
+        """Moments of derivatives, ordered by column first.
+
+        Args:
+            points: ``batch_shape x v x d``, on the model's axes.
+            columns: With respect to which ones, ``k`` of them.
+        """
+        at = points.double()
+        cross = self.form.cross(self._X, at, columns).mT
+        if self._sites is not None:
+            sites = self._sites
+            to_sites = self.form.gram(at, columns, sites.points.double(), sites.columns)
+            cross = torch.cat([cross, to_sites], dim=-1)
+        slope = partial_of_mean(self.mean, points, columns).double()
+        mean = slope + (cross @ self._weights).squeeze(-1)
+        return SlopeMoments(self.form, at, tuple(columns), mean, cross @ self._Q)
+
+
+@dataclass(frozen=True)
+class SlopeMoments:
+    """Moments of derivatives at some points, ordered by column first.
+
+    Attributes:
+        form: The covariances before anything was observed.
+        points: ``batch_shape x v x d``.
+        columns: With respect to which ones, ``k`` of them.
+        mean: ``batch_shape x (k v)``.
+        features: Their products are what observations explain, ``... x (k v) x l``.
+    """
+
+    form: StationaryDerivatives
+    points: Tensor
+    columns: tuple[int, ...]
+    mean: Tensor
+    features: Tensor
+
+    def covariance(self) -> Tensor:
+        """Covariances of all derivatives, ``batch_shape x (k v) x (k v)``."""
+        gram = self.form.gram(self.points, self.columns)
+        return gram - self.features @ self.features.mT
+
+    def variance(self) -> Tensor:
+        """Variances, ``batch_shape x (k v)``."""
+        prior = self.form.variances(self.columns)
+        prior = prior.repeat_interleave(self.points.shape[-2], dim=-1)
+        return prior - self.features.square().sum(-1)
+
+    def row(self, index: int) -> Tensor:
+        """Covariances of one derivative with all, ``batch_shape x (k v)``."""
+        column, point = divmod(index, self.points.shape[-2])
+        at = self.points[..., point, None, :]
+        gram = self.form.gram(at, [self.columns[column]], self.points, self.columns)
+        one = self.features[..., index, None, :]
+        return (gram - one @ self.features.mT).squeeze(-2)
 
 
 class _Reweighted(TensorTransform):
@@ -460,7 +573,8 @@ def site_conditioned_features(
     features = gen_kernel_features(
         kernel.base_kernel, num_inputs=num_inputs, num_outputs=num_outputs
     )
-    sites, points = kernel.sites, kernel.sites.points
+    sites = kernel.sites
+    points = sites.points
     slopes = []
     for column in sites.columns:
         along = torch.zeros_like(points)

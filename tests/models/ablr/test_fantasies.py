@@ -64,7 +64,7 @@ def test_fantasies_of_one_task_predict_the_others() -> None:
     rows = data()[0][:4]  # of all tasks
     assert fantasies.posterior(rows).mean.shape == (2, 3, 4, 1)
     assert fantasies.batch_shape == (2, 3)
-    assert fantasies.train_targets.shape == (2, 3, 22)
+    assert fantasies.train_inputs[0] is model.train_inputs[0]  # thousands of copies
     with pytest.raises(UnsupportedError, match="batch of conditioned models"):
         copy.deepcopy(fantasies).train().log_evidence()
     deeper = fantasies.condition_on_observations(rows, data()[1][:4])
@@ -101,15 +101,16 @@ def test_a_batch_outlives_its_caches(given: bool, signals: bool) -> None:
     again = copy.deepcopy(fantasies)
     again.train()
     again.eval()
-    state = copy.deepcopy(fantasies)
-    state.load_state_dict(model.state_dict())
-    for other in (again, state, pickle.loads(pickle.dumps(fantasies))):
+    with pytest.raises(UnsupportedError, match="state_dict: expected the model that"):
+        again.load_state_dict(model.state_dict())
+    for other in (again, pickle.loads(pickle.dumps(fantasies))):
         actual = other.posterior(points(), observation_noise=True)
         torch.testing.assert_close(actual.mean, expected.mean)
-        if not given:  # the mean of given ones is over all rows, fantasies included
-            torch.testing.assert_close(actual.variance, expected.variance)
-        functions = other.posterior(points()).variance
-        torch.testing.assert_close(functions, fantasies.posterior(points()).variance)
+        torch.testing.assert_close(actual.variance, expected.variance)
+    single = copy.deepcopy(fantasies).to(torch.float32).posterior(points().float())
+    torch.testing.assert_close(
+        single.mean.double(), expected.mean, rtol=1e-3, atol=1e-3
+    )
 
 
 def test_a_conditioned_model_with_transformed_inputs_is_fitted_on() -> None:

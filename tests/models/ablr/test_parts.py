@@ -24,7 +24,7 @@ from botorch_structured.models.ablr.hyperparameters import (
     ExchangeableLogNormalPrior,
     TaskLikelihood,
 )
-from botorch_structured.models.ablr.tasks import StandardizeTasks, TaskColumn
+from botorch_structured.models.ablr.tasks import Signals, StandardizeTasks, TaskColumn
 
 pytestmark = pytest.mark.usefixtures("double")
 
@@ -119,7 +119,7 @@ def test_the_prior_is_a_normal_of_the_logarithms(
 
 def test_each_row_has_the_noise_of_its_task() -> None:
     tasks = TaskColumn(1, 3, [2, 7])
-    likelihood = TaskLikelihood(2, tasks)
+    likelihood = TaskLikelihood(tasks)
     likelihood.noise = torch.tensor([0.1, 0.5])
     X = torch.rand(2, 4, 3)
     X[..., 1] = torch.tensor([2.0, 7.0, 7.0, 2.0])
@@ -141,7 +141,7 @@ def test_tasks_are_standardised_one_by_one() -> None:
     X = torch.stack([torch.rand(12, generator=g), task.double()], -1)
     Y = (1e6 * task + (1 + task) * torch.randn(12, generator=g)).unsqueeze(-1)
     Yvar = torch.rand(12, 1, generator=g)
-    ours = StandardizeTasks(3, TaskColumn(1, 2, [0, 1, 2]))
+    ours = StandardizeTasks(TaskColumn(1, 2, [0, 1, 2]))
     theirs = StratifiedStandardize(1, torch.arange(3), dtype=torch.float64)
     for a, b in zip(ours(Y, Yvar, X), theirs(Y, Yvar, X), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
@@ -164,7 +164,7 @@ def test_tasks_with_too_few_rows_have_the_usual_scale() -> None:
     task = torch.tensor([0.0, 0.0, 1.0, 1.0, 2.0, 3.0, 3.0])
     X = torch.stack([torch.rand(7), task], -1)
     Y = torch.tensor([0.0, 2.0, 10.0, 30.0, 5.0, 7.0, 7.0]).unsqueeze(-1)
-    transform = StandardizeTasks(5, TaskColumn(1, 2, values))
+    transform = StandardizeTasks(TaskColumn(1, 2, values))
     transform(Y, X=X)
     torch.testing.assert_close(
         transform.means, torch.tensor([1.0, 20.0, 5.0, 7.0, 33.0 / 4.0])
@@ -172,7 +172,7 @@ def test_tasks_with_too_few_rows_have_the_usual_scale() -> None:
     usual = (2.0**0.5 * 200.0**0.5) ** 0.5
     expected = torch.tensor([2.0**0.5, 200.0**0.5, usual, usual, usual])
     torch.testing.assert_close(transform.stdvs, expected)
-    alone = StandardizeTasks(1, None)
+    alone = StandardizeTasks(Signals(1))
     alone(torch.tensor([[3.0]]))
     assert alone.means.item() == 3.0 and alone.stdvs.item() == 1.0
 
@@ -180,7 +180,7 @@ def test_tasks_with_too_few_rows_have_the_usual_scale() -> None:
 def test_signals_are_standardised_with_what_was_observed() -> None:
     Y = torch.rand(9, 3)
     Y[2, 0] = Y[4:7, 1] = torch.nan
-    ours, theirs = StandardizeTasks(3, None), Standardize(m=3)
+    ours, theirs = StandardizeTasks(Signals(3)), Standardize(m=3)
     a, b = ours(Y)[0], theirs(Y)[0]
     torch.testing.assert_close(a, b, equal_nan=True)
     mvn = MultitaskMultivariateNormal(

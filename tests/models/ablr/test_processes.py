@@ -16,7 +16,7 @@ import pytest
 import torch
 from ablr_worker import conditioned, evaluate, problems
 
-from botorch_structured.models.ablr.rows import Processes
+from botorch_structured.models.ablr.processes import Processes
 
 WORKER = Path(__file__).parents[2] / "ablr_worker.py"
 NAMES = list(problems())
@@ -112,7 +112,7 @@ def test_new_rows_that_all_were_given_count_once(two: list[dict[str, Any]]) -> N
 
 def test_other_hyperparameters_are_refused(two: list[dict[str, Any]]) -> None:
     for result in two:
-        assert "log_beta: expected the same in all 2" in result["other hyperparameters"]
+        assert "expected the same in all 2 processes" in result["other hyperparameters"]
 
 
 @pytest.mark.parametrize("then", ["wait", "stop"])

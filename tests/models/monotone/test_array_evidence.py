@@ -114,7 +114,7 @@ def test_it_is_the_objective_of_autograd(
     # a fit ends EP at 1e-8, and its gradient has an error of that size; tensors, and
     # this test, end it at 1e-10
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(array_evidence, "_TOLERANCE", 1e-10)
+        patch.setattr(array_evidence.EvidenceObjective, "tolerance", 1e-10)
         check(model, 1e-8 if told == "signs" else 1e-10, seed)
 
 

@@ -10,7 +10,7 @@ from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, RBFKernelGrad
 from gpytorch.kernels.matern52_kernel_grad import Matern52KernelGrad
 from torch import Tensor
 
-from botorch_structured.models.monotone.derivatives import StationaryDerivatives
+from botorch_structured.models.monotone.site_kernel import StationaryDerivatives
 
 DOUBLE = {"dtype": torch.float64}
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import time
 import warnings
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -13,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 from botorch.acquisition import qLogNoisyExpectedImprovement
+from botorch.cross_validation import loo_cv
+from botorch.exceptions.errors import UnsupportedError
 from botorch.exceptions.warnings import OptimizationWarning
 from botorch.fit import fit_gpytorch_mll
 from botorch.models import SingleTaskGP
@@ -39,14 +39,15 @@ from torch import Tensor
 
 from botorch_structured.models import MonotoneGP
 from botorch_structured.models.monotone import monotone_gp as monotone_inference
-from botorch_structured.models.monotone import virtual_points
 from botorch_structured.models.monotone.expectation_propagation import (
     expectation_propagation,
     log_site_evidence,
     site_system,
 )
-from botorch_structured.models.monotone.monotone_gp import EPConvergenceWarning
-from botorch_structured.models.monotone.virtual_points import transformed_box
+from botorch_structured.models.monotone.monotone_gp import (
+    EPConvergenceWarning,
+    transformed_box,
+)
 
 GRID = torch.cartesian_prod(*[torch.linspace(0.0, 1.0, 4, dtype=torch.float64)] * 2)
 
@@ -84,7 +85,19 @@ class TestContract(StructuredModelTestCase):
         return {"virtual_X": self.model_kwargs["virtual_X"] * scale}
 
     def load(self, model: MonotoneGP, fitted: MonotoneGP) -> None:
-        model.load_state_dict(fitted.state_dict(), keep_sites=True)
+        """With the sites of fewer data, as those of a conditioned model."""
+        super().load(model, fitted)
+        sites = fitted.covar_module.sites.state_dict()
+        model.eval().covar_module.sites.load_state_dict(sites)
+
+    def test_cross_validation(self) -> None:
+        """Sites change where a row is left out."""
+        with pytest.raises(
+            UnsupportedError, match="forward: expected a call of the model"
+        ):
+            loo_cv(self.make_model(*self.make_data(10)))
+
+    test_leave_one_out_is_a_refit = test_cross_validation
 
     def test_noisy_expected_improvement(self) -> None:
         """With many samples: those of a noisy baseline are not the same ones."""
@@ -178,9 +191,9 @@ def test_the_objective_is_the_evidence_of_data_and_signs(kind: str) -> None:
     peer = ExactMarginalLogLikelihood(plain.likelihood, plain).train()
     data = 9 * peer(plain(*plain.train_inputs), plain.train_targets)
     with torch.no_grad():
-        mean, covariance = model._derivatives(
-            model.virtual_points, [0, 1], given_sites=False
-        )
+        moments = model._slopes(model.virtual_points)
+        mean = moments.mean
+        covariance = moments.covariance()
     sites = model.covar_module.sites.gaussian
     signs = log_site_evidence(site_system(covariance, sites), mean, sites)
     torch.testing.assert_close(value, data + signs, rtol=1e-9, atol=1e-9)
@@ -219,8 +232,7 @@ def test_the_fit_is_to_the_data(
         runs.append(mean.shape[-1])
         return original(mean, *args, **kwargs)
 
-    for module in (monotone_inference, virtual_points):
-        monkeypatch.setattr(module, "expectation_propagation", counted)
+    monkeypatch.setattr(monotone_inference, "expectation_propagation", counted)
     # value and gradient are computed in another order, so their last digits differ,
     # which decide where L-BFGS-B ends with its default tolerances
     for m in (model, peer):
@@ -246,7 +258,8 @@ def test_the_likelihood_says_what_its_noise_is() -> None:
     models = []
     for likelihood, noise in ((Scaled(), 1e-3), (GaussianLikelihood(), 0.1)):
         likelihood.noise = noise
-        models.append(MonotoneGP(X, Y, {0: 1}, likelihood=likelihood, virtual_X=GRID))
+        model = MonotoneGP(X, Y, {0: 1}, likelihood=likelihood, virtual_X=GRID)
+        models.append(model.eval())
     points = make_data(4, seed=6)[0]
     for ask in (
         lambda m: m.covar_module.sites.shift,
@@ -292,7 +305,7 @@ def test_transformed_inputs_are_inputs() -> None:
     raw = bounds[0] + X * (bounds[1] - bounds[0])
     points = make_data(4, seed=3)[0]
     raw_points = bounds[0] + points * (bounds[1] - bounds[0])
-    expected = MonotoneGP(X, Y, {0: 1})
+    expected = MonotoneGP(X, Y, {0: 1}).eval()
     for kwargs in (
         {"bounds": bounds},
         {},
@@ -300,7 +313,7 @@ def test_transformed_inputs_are_inputs() -> None:
     ):
         model = MonotoneGP(
             raw, Y, {0: 1}, input_transform=Normalize(2, bounds=bounds), **kwargs
-        )
+        ).eval()
         torch.testing.assert_close(model.virtual_points, expected.virtual_points)
         torch.testing.assert_close(
             model.posterior(raw_points).mean, expected.posterior(points).mean
@@ -425,8 +438,10 @@ def test_sites_follow_hyperparameters_and_data() -> None:
     model = MonotoneGP(X, Y, {0: 1}, virtual_X=GRID)
     points = make_data(4, seed=6)[0]
     model.posterior(points)
+    model.train()
     model.covar_module.base_kernel.lengthscale = 0.4
     model.likelihood.noise = 0.05
+    model.eval()
 
     def fresh(X: Tensor, Y: Tensor) -> MonotoneGP:
         kernel, likelihood = RBFKernel(ard_num_dims=2), GaussianLikelihood()
@@ -439,13 +454,11 @@ def test_sites_follow_hyperparameters_and_data() -> None:
             covar_module=kernel,
             virtual_X=GRID,
             outcome_transform=None,
-        )
+        ).eval()
 
     y = model.train_targets.unsqueeze(-1)
     expected = fresh(X, y).covar_module.sites
-    # a state is consistent even if nothing has been asked of the model since
-    state = model.state_dict()
-    torch.testing.assert_close(state["covar_module.sites.shift"], expected.shift)
+    torch.testing.assert_close(model.covar_module.sites.shift, expected.shift)
     model.set_train_data(X[2:], y[2:].squeeze(-1), strict=False)
     model.posterior(points)
     expected = fresh(X[2:], y[2:]).covar_module.sites
@@ -460,7 +473,7 @@ def test_attempts_of_a_fit_that_are_rolled_back(kind: str, dtype: torch.dtype) -
     Y = X.sum(-1, keepdim=True) + 0.3 * (9.0 * X[:, :1]).sin()
     model = MonotoneGP(X, Y, {0: 1})
     mll = ExactMarginalLogLikelihood(model.likelihood, model)
-    before = len(model.virtual_points)
+    before = len(copy.deepcopy(model).eval().virtual_points)
     if kind == "best of three":
         fit_gpytorch_mll(mll, max_attempts=3, pick_best_of_all_attempts=True)
     else:
@@ -491,72 +504,36 @@ def test_attempts_of_a_fit_that_are_rolled_back(kind: str, dtype: torch.dtype) -
     torch.testing.assert_close(other.posterior(X).mean, expected.mean)
 
 
-def test_threads_wait_for_one_update(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = MonotoneGP(*make_data(10), {0: 1})
-    model.likelihood.noise = 0.05
+@pytest.mark.parametrize("evaluated", [True, False])
+@pytest.mark.parametrize("boxed", [True, False])
+def test_sites_are_found_for_the_data_that_a_model_has(
+    evaluated: bool, boxed: bool
+) -> None:
+    """A state is of other data, or loaded within another module."""
+    options: dict[str, Any] = {"virtual_X": GRID, "outcome_transform": None}
+    model = fitted(MonotoneGP(*make_data(10), {0: 1}, **options), maxiter=5)
     points = make_data(4, seed=6)[0]
-    expected = copy.deepcopy(model).posterior(points).mean
-    updates = []
-    update = MonotoneGP.update_sites
-
-    def slow(self: MonotoneGP) -> Any:
-        updates.append(time.sleep(0.1))
-        return update(self)
-
-    monkeypatch.setattr(MonotoneGP, "update_sites", slow)
-    model.eval()
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda _: model.posterior(points).mean, range(4)))
-    assert len(updates) == 1
-    for mean in found:
-        torch.testing.assert_close(mean, expected)
+    for data in (make_data(10), make_data(7, seed=1)):
+        other = MonotoneGP(*data, {0: 1}, **options).train(not evaluated)
+        state = model.state_dict() | {"_sites_data": torch.zeros(3)}  # of version 0.1
+        if boxed:
+            state = {f"0.{k}": v for k, v in state.items()}
+        (torch.nn.ModuleList([other]) if boxed else other).load_state_dict(state)
+        expected = MonotoneGP(*data, {0: 1}, **options)
+        for own, value in zip(expected.parameters(), model.parameters(), strict=True):
+            own.data.copy_(value.data)
+        found = other.posterior(points)
+        torch.testing.assert_close(found.mean, expected.posterior(points).mean)
 
 
-@pytest.mark.parametrize("same", [True, False])
-def test_a_state_brings_sites_of_the_same_data(same: bool) -> None:
-    model = fitted(MonotoneGP(*make_data(10), {0: 1}, virtual_X=GRID), maxiter=5)
-    data = make_data(10) if same else make_data(7, seed=1)
-    points = make_data(4, seed=6)[0]
-
-    def has_its_sites(other: MonotoneGP) -> bool:
-        other.posterior(points)
-        sites, its = other.covar_module.sites, model.covar_module.sites
-        if sites.precision.shape != its.precision.shape:
-            return False
-        return torch.equal(sites.precision, its.precision)
-
-    other = MonotoneGP(*data, {0: 1})
+def test_a_state_brings_hyperparameters_of_adaptive_signs() -> None:
+    X, Y = make_data(10)
+    model = fitted(MonotoneGP(X, Y - 2.0 * X[:, :1], {0: 1}))
+    other = MonotoneGP(X, Y - 2.0 * X[:, :1], {0: 1})
     other.load_state_dict(model.state_dict())
-    assert has_its_sites(other) == same
-    # within another module BoTorch's method is not called
-    box = torch.nn.ModuleList([MonotoneGP(*data, {0: 1})])
-    box.load_state_dict({f"0.{k}": v for k, v in model.state_dict().items()})
-    assert has_its_sites(box[0]) == same
-    other.load_state_dict(model.state_dict(), keep_sites=True)
-    assert has_its_sites(other)
-    # states of earlier versions do not say which data they are of
-    state = {k: v for k, v in model.state_dict().items() if k != "_sites_data"}
-    other.load_state_dict(state)
-    assert not has_its_sites(other)
-
-
-def test_sites_of_a_conditioned_model_are_of_fewer_data() -> None:
-    X = torch.linspace(0.0, 1.0, 8).unsqueeze(-1)
-    new_X, new_Y = torch.tensor([[0.3], [0.6]]), torch.tensor([[2.5], [0.2]])
-    model = MonotoneGP(X, 3.0 * X, {0: 1}, outcome_transform=None)
-    model.posterior(X)
-    before = model.state_dict()["_sites_data"]
-    kept = before.clone()
-    conditioned = model.condition_on_observations(new_X, new_Y)
-    every = torch.cat([X, new_X]), torch.cat([3.0 * X, new_Y])
-    other = MonotoneGP(*every, {0: 1}, outcome_transform=None)
-    other.load_state_dict(conditioned.state_dict())
-    points = torch.linspace(0.0, 1.0, 41).unsqueeze(-1)
-    assert other.probability_monotone(points, 0).min() > 0.4
-    model.set_train_data(X + 0.1, (2.0 * X).squeeze(-1))
-    model.posterior(X)
-    model.state_dict()
-    assert torch.equal(before, kept)  # an earlier state is as it was
+    assert torch.equal(other.eval().virtual_points, model.virtual_points)
+    assert len(model.virtual_points) > 0
+    torch.testing.assert_close(other.posterior(X).mean, model.posterior(X).mean)
 
 
 def test_fantasies_keep_the_sites(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -570,6 +547,8 @@ def test_fantasies_keep_the_sites(monkeypatch: pytest.MonkeyPatch) -> None:
         return original(self)
 
     monkeypatch.setattr(MonotoneGP, "_run_ep", counted)
+    model.eval()
+    runs.clear()
     fantasy = model.fantasize(X.unsqueeze(-2), sampler(4))
     conditioned = model.condition_on_observations(X, Y)
     for m in (fantasy, conditioned):
@@ -620,9 +599,9 @@ def test_without_convergence_there_is_a_warning(
     few = partial(expectation_propagation, max_sweeps=1)
     monkeypatch.setattr(monotone_inference, "expectation_propagation", few)
     model = MonotoneGP(*make_data(10), {0: 1}, virtual_X=GRID)
-    assert not model.ep_result.converged
     with pytest.warns(EPConvergenceWarning, match="1 of 1 models: residual"):
         model.posterior(GRID)
+    assert not model.ep_result.converged
     with pytest.warns(EPConvergenceWarning) as caught:
         fitted(model, maxiter=3)
     ours = [w for w in caught if issubclass(w.category, EPConvergenceWarning)]
@@ -635,7 +614,7 @@ def test_adaptive_points() -> None:
     g = torch.Generator().manual_seed(2)
     X = torch.rand(8, 1, generator=g) ** 3  # few on the right
     Y = X.square() + 0.02 * torch.randn(8, 1, generator=g)
-    model = MonotoneGP(X, Y, {0: 1}, min_probability=0.9)
+    model = MonotoneGP(X, Y, {0: 1}, min_probability=0.9).eval()
     first = len(model.virtual_points)
     assert 1 <= first < 10
     points = torch.linspace(0.0, 1.0, 50).unsqueeze(-1)
@@ -645,12 +624,6 @@ def test_adaptive_points() -> None:
     assert model.add_virtual_points() == 0
     assert model.add_virtual_points(count=2, probability=1.0 - 1e-12) == 2
     assert model.posterior(points).mean.isfinite().all()
-    # a state brings its points, whatever there was
-    other = MonotoneGP(X, Y, {0: 1})
-    other.load_state_dict(model.state_dict())
-    torch.testing.assert_close(
-        other.posterior(points).mean, model.posterior(points).mean
-    )
 
 
 @pytest.mark.parametrize("batched", [False, True])
@@ -660,7 +633,7 @@ def test_adaptive_points_are_those_of_each_output(batched: bool) -> None:
     rise, wave = X[:, :1], (9.0 * X[:, :1]).sin()
     Y = torch.cat([X.sum(-1, keepdim=True) + 0.8 * wave, rise, rise + 0.5 * wave], -1)
     signs, points = {0: 1, 1: 1}, torch.rand(7, 3)
-    alone = [MonotoneGP(X, Y[:, i : i + 1], signs) for i in range(3)]
+    alone = [MonotoneGP(X, Y[:, i : i + 1], signs).eval() for i in range(3)]
     assert len({len(model.virtual_points) for model in alone}) == 3
     if batched:
         together = MonotoneGP(X.expand(3, -1, -1), Y.mT.unsqueeze(-1), signs)
@@ -681,12 +654,12 @@ def test_adaptive_points_are_those_of_each_output(batched: bool) -> None:
 def test_adaptive_points_follow_the_data() -> None:
     """As of a model that was made of them, at the same hyperparameters."""
     X, Y = make_data(12)
-    model = MonotoneGP(X, Y, {0: -1}, outcome_transform=None)
+    model = MonotoneGP(X, Y, {0: -1}, outcome_transform=None).eval()
     before = model.virtual_points
     model.set_train_data(X[4:], Y[4:].squeeze(-1), strict=False)
     points = make_data(4, seed=6)[0]
     posterior = model.eval().posterior(points)
-    fresh = MonotoneGP(X[4:], Y[4:], {0: -1}, outcome_transform=None)
+    fresh = MonotoneGP(X[4:], Y[4:], {0: -1}, outcome_transform=None).eval()
     assert torch.equal(model.virtual_points, fresh.virtual_points)
     assert not torch.equal(before, fresh.virtual_points)
     torch.testing.assert_close(posterior.mean, fresh.posterior(points).mean)
@@ -809,10 +782,8 @@ def test_sites_follow_nu() -> None:
     points = make_data(5, seed=4)[0]
     before = model.posterior(points).mean
     model.nu = 5.0
-    after = model.posterior(points).mean
-    assert not torch.allclose(before, after)
     model.update_sites()
-    torch.testing.assert_close(model.posterior(points).mean, after)
+    assert not torch.allclose(before, model.posterior(points).mean)
 
 
 POINTS = torch.tensor([[0.1, 0.2], [0.8, 0.5]], dtype=torch.float64)
@@ -855,7 +826,7 @@ def test_reversing_transform_of_outcomes_without_order(
 
 def test_no_virtual_point_is_added_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where data contradict the sign, so that it remains in doubt there."""
-    monkeypatch.setattr(virtual_points, "_CANDIDATES", 8)
+    monkeypatch.setattr(monotone_inference, "_CANDIDATES", 8)
     X, _ = rising_data()
     model = MonotoneGP(X, -3.0 * X[:, :1], {0: 1}, virtual_X="adaptive", nu=1.0)
     model.likelihood.noise = 1e-4

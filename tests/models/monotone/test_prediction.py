@@ -71,6 +71,7 @@ def test_they_are_those_of_gpytorch(seed: int, kind: str, shape: Any) -> None:
 def test_what_is_kept_follows_the_model() -> None:
     model, points = make_model(7, "rbf"), torch.rand(4, 2)
     before = model.posterior(points).mean
+    model.train()  # as GPyTorch asks for
     model.covar_module.base_kernel.base_kernel.lengthscale = 0.2
     assert not torch.allclose(model.posterior(points).mean, before)
     check(model, points)

@@ -17,12 +17,12 @@ from strategies import seeds
 from torch import Tensor
 
 from botorch_structured.models import MonotoneGP
-from botorch_structured.models.monotone.derivatives import StationaryDerivatives
 from botorch_structured.models.monotone.expectation_propagation import GaussianSites
 from botorch_structured.models.monotone.site_kernel import (
     DerivativeSites,
     SiteConditionedKernel,
     SiteConditionedMean,
+    StationaryDerivatives,
 )
 
 DOUBLE = {"dtype": torch.float64}

@@ -1,8 +1,7 @@
 """The nine scikit-learn learners of Levesque et al. (2017), section V, as data.
 
-This file is also the program of the process that a fit with a time limit runs in
-(``KillableWorker`` in ``cash.py``). It stands alone, so that the process starts without
-torch.
+It stands outside `test_functions`, so that the process in which fits have a time limit
+imports neither torch nor BoTorch.
 
 .. [Levesque2017conditional]
     J.-C. Levesque, A. Durand, C. Gagne, R. Sabourin. Bayesian Optimization for
@@ -12,13 +11,7 @@ torch.
 
 from __future__ import annotations
 
-__all__ = ["LEARNERS", "Learner", "cross_validated_error", "serve"]
-
 import importlib
-import os
-import pickle
-import signal
-import sys
 import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -41,26 +34,44 @@ _TREE = {
     "min_samples_split": (2, 100),
     "min_samples_leaf": (2, 100),
 }
-_C, _GAMMA = {"C": (1e-5, 1e5, "log")}, {"gamma": (1e-5, 1e5, "log")}
-_ROUNDS, _NEIGHBOURS = {"n_estimators": (1, 30)}, {"n_neighbors": (1, 30)}
-_SEED = {"random_state": 0}
-_ENSEMBLE, _LINEAR = "sklearn.ensemble", "sklearn.discriminant_analysis"
 
 # ``max_iter`` bounds the two SVMs, which take minutes to converge where C is large.
 # The paper takes ``reg_param`` to 1e3; scikit-learn rejects more than 1.
 LEARNERS: dict[str, Learner] = {
-    "knn": Learner("sklearn.neighbors", "KNeighborsClassifier", _NEIGHBOURS),
-    "svm": Learner("sklearn.svm", "SVC", _C | _GAMMA, {"max_iter": 200_000}),
-    "linsvm": Learner("sklearn.svm", "LinearSVC", _C, {"max_iter": 1_000, **_SEED}),
-    "dt": Learner("sklearn.tree", "DecisionTreeClassifier", _TREE, _SEED),
-    "rf": Learner(
-        _ENSEMBLE, "RandomForestClassifier", _ROUNDS | _TREE, {"n_jobs": 1, **_SEED}
+    "knn": Learner(
+        "sklearn.neighbors", "KNeighborsClassifier", {"n_neighbors": (1, 30)}
     ),
-    "adab": Learner(_ENSEMBLE, "AdaBoostClassifier", _ROUNDS, _SEED),
+    "svm": Learner(
+        "sklearn.svm",
+        "SVC",
+        {"C": (1e-5, 1e5, "log"), "gamma": (1e-5, 1e5, "log")},
+        {"max_iter": 200_000},
+    ),
+    "linsvm": Learner(
+        "sklearn.svm",
+        "LinearSVC",
+        {"C": (1e-5, 1e5, "log")},
+        {"max_iter": 1_000, "random_state": 0},
+    ),
+    "dt": Learner("sklearn.tree", "DecisionTreeClassifier", _TREE, {"random_state": 0}),
+    "rf": Learner(
+        "sklearn.ensemble",
+        "RandomForestClassifier",
+        {"n_estimators": (1, 30)} | _TREE,
+        {"n_jobs": 1, "random_state": 0},
+    ),
+    "adab": Learner(
+        "sklearn.ensemble",
+        "AdaBoostClassifier",
+        {"n_estimators": (1, 30)},
+        {"random_state": 0},
+    ),
     "gnb": Learner("sklearn.naive_bayes", "GaussianNB"),
-    "lda": Learner(_LINEAR, "LinearDiscriminantAnalysis"),
+    "lda": Learner("sklearn.discriminant_analysis", "LinearDiscriminantAnalysis"),
     "qda": Learner(
-        _LINEAR, "QuadraticDiscriminantAnalysis", {"reg_param": (1e-3, 1.0, "log")}
+        "sklearn.discriminant_analysis",
+        "QuadraticDiscriminantAnalysis",
+        {"reg_param": (1e-3, 1.0, "log")},
     ),
 }
 
@@ -90,38 +101,3 @@ def cross_validated_error(
         except Exception as error:
             return 1.0, f"{type(error).__name__}: {error}"
     return float(1.0 - scores.mean()), None
-
-
-def serve() -> None:
-    """Answer ``(learner, arguments)`` with ``cross_validated_error``.
-
-    Pickles over standard input and output. The first message brings the path to look
-    for modules on, the data and the seed, and is answered with ``"ready"``.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
-    source = sys.stdin.buffer
-    sink = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # prints of a learner
-
-    def answer(message: Any) -> None:
-        pickle.dump(message, sink)
-        sink.flush()
-
-    path, X, y, seed = pickle.load(source)
-    sys.path[:] = path
-    import sklearn.model_selection  # noqa: F401  (the slow imports, before any clock)
-    import sklearn.preprocessing  # noqa: F401
-
-    for entry in LEARNERS.values():
-        importlib.import_module(entry.module)
-    answer("ready")
-    while True:
-        try:
-            learner, arguments = pickle.load(source)
-        except EOFError:  # the parent has gone
-            return
-        answer(cross_validated_error(X, y, learner, arguments, seed))
-
-
-if __name__ == "__main__":
-    serve()

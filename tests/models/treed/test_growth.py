@@ -12,13 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from botorch_structured.linalg.correlations import MATERN52
-from botorch_structured.models.treed.scoring import (
-    CONVERGED,
-    NodeEvidence,
-    NodePrior,
-    likelihood,
-)
+from botorch_structured.models.treed import growth
+from botorch_structured.models.treed.growth import NodeEvidence
 
 seeds = st.integers(0, 10_000)
 
@@ -76,19 +71,18 @@ def test_evidence_of_a_node(seed: int, rbf: bool, one: bool) -> None:
     rng = np.random.default_rng(seed)
     n, d = 14, 1 + seed % 3
     X, y = rng.random((n, d)), rng.standard_normal(n)
-    floor, k = 1e-6, 1 if one else d
-    prior = NodePrior.of_dimension(d, floor, lengthscales=k)
+    floor, k, everything = 1e-6, 1 if one else d, np.arange(n)
     tX, ty = torch.as_tensor(X), torch.as_tensor(y)
     for known in (None, rng.uniform(0.1, 0.2, n)):
-        node = NodeEvidence(X, y, prior, known, rbf=rbf)
-        theta = prior.mode + rng.normal(0.0, 0.3, k + 3)
-        point = node._evaluate(theta, node.squared, y, known)
+        node = NodeEvidence(X, y, floor, known, rbf=rbf, ard=not one)
+        theta = node.mode + rng.normal(0.0, 0.3, k + 3)
+        point = node.evaluate(theta, everything, node.squared)
         assert point is not None
         free = node.free
         spread = torch.eye(k + 3)
         if one:  # the lengthscale of all columns
             spread = torch.cat([spread[:1].expand(d, -1), spread[1:]])
-        mode, scale = torch.as_tensor(prior.mode), torch.as_tensor(prior.scale)
+        mode, scale = torch.as_tensor(node.mode), torch.as_tensor(node.scale)
 
         def log_posterior(u: Tensor) -> Tensor:
             t = spread @ u  # noqa: B023
@@ -117,9 +111,9 @@ def test_evidence_of_a_node(seed: int, rbf: bool, one: bool) -> None:
         np.testing.assert_allclose(
             point.information, fisher[free][:, free].numpy(), rtol=1e-7, atol=1e-9
         )
-        fit = node.fit(np.arange(n), [prior.mode])
-        best = node._evaluate(fit.theta, node.squared, y, known)
-        first = node._evaluate(prior.mode, node.squared, y, known)
+        fit = node.fit(everything, [node.mode])
+        best = node.evaluate(fit.theta, everything, node.squared)
+        first = node.evaluate(node.mode, everything, node.squared)
         assert best is not None and first is not None
         assert best.value >= first.value
         assert math.isfinite(fit.log_evidence)
@@ -130,14 +124,14 @@ def test_evidence_of_a_node_is_near_the_integral() -> None:
     rng = np.random.default_rng(0)
     x = np.linspace(0.0, 1.0, 10)[:, None]
     y = np.sin(6.0 * x[:, 0]) + 0.1 * rng.standard_normal(10)
-    prior = NodePrior.of_dimension(1, 1e-6)
-    node = NodeEvidence(x, y, prior)
-    fit = node.fit(np.arange(10), [prior.mode])
+    node = NodeEvidence(x, y, 1e-6)
+    fit = node.fit(np.arange(10), [node.mode])
     z = rng.standard_normal((20_000, 4))
-    constant = np.log(prior.scale).sum() + 2.0 * math.log(2.0 * math.pi)
+    constant = np.log(node.scale).sum() + 2.0 * math.log(2.0 * math.pi)
     values = []
     for draw in z:
-        point = node._evaluate(prior.mode + prior.scale * draw, node.squared, y, None)
+        theta = node.mode + node.scale * draw
+        point = node.evaluate(theta, np.arange(10), node.squared)
         density = -0.5 * float(draw @ draw) - constant
         values.append(-math.inf if point is None else point.value - density)
     peak = max(values)
@@ -149,70 +143,43 @@ def test_scoring_finds_the_maximum() -> None:
     rng = np.random.default_rng(1)
     X = rng.random((25, 2))
     y = np.sin(5.0 * X[:, 0])  # the second column does nothing, and there is no noise
-    prior = NodePrior.of_dimension(2, math.exp(-7.0), lengthscales=2)
-    node = NodeEvidence(X, y, prior)
-    found = node.fit(np.arange(25), [prior.mode]).theta
-    point = node._evaluate(found, node.squared, y, None)
+    node, rows = NodeEvidence(X, y, math.exp(-7.0), ard=True), np.arange(25)
+    theta = node.fit(rows, [node.mode]).theta
+    point = node.evaluate(theta, rows, node.squared)
     assert point is not None
     decrement = point.gradient @ np.linalg.solve(point.information, point.gradient)
-    assert 0.5 * decrement < 2.0 * CONVERGED  # twice, as steps are damped
-    assert found[1] > found[0] + 0.5
+    assert 0.5 * decrement < 2.0 * growth._LEAST_GAIN  # twice, as steps are damped
+    assert theta[1] > theta[0] + 0.5
 
 
-def test_a_fit_goes_on_where_it_stopped() -> None:
-    """As one from its mode, whose density is not computed again."""
-    rng = np.random.default_rng(1)
-    X = rng.random((25, 1))
-    y = np.sin(5.0 * X[:, 0]) + 0.1 * rng.standard_normal(25)
-    prior = NodePrior.of_dimension(1, math.exp(-7.0))
-    rows, node = np.arange(25), NodeEvidence(X, y, prior)
-    first = node.fit(rows, [prior.mode], 2)
-    again = node.fit(rows, [first.theta], 3)
-    on = node.fit(rows, [first.theta], 3, first.point)
-    assert again.log_evidence > first.log_evidence
-    assert on.log_evidence == again.log_evidence
-    assert np.array_equal(on.theta, again.theta)
-    held = node.fit(rows, [first.theta], 0, first.point)
-    assert held.point is first.point
-
-
-def test_what_a_step_would_gain_is_added_to_the_evidence() -> None:
+def test_what_a_step_would_gain_is_added_to_the_evidence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Near the mode that is what is gained, but for the Fisher information's error."""
     ratios = []
     for seed in range(30):
         rng = np.random.default_rng(seed)
         X = rng.random((30, 2))
         y = np.sin(5.0 * X[:, 0]) + 0.2 * rng.standard_normal(30)
-        prior, rows = NodePrior.of_dimension(2, math.exp(-7.0)), np.arange(30)
-        node = NodeEvidence(X, y, prior)
-        mode = node.fit(rows, [prior.mode], least_gain=1e-12)
-        near = mode.theta + 0.05 * rng.standard_normal(4)
-        with_step, without = (
-            node.fit(rows, [near], 0, least_gain=most) for most in (10.0, 0.0)
-        )
-        assert mode.point is not None and without.point is not None
-        gain = mode.point.value - without.point.value
-        ratios.append((with_step.log_evidence - without.log_evidence) / gain)
+        node, rows = NodeEvidence(X, y, math.exp(-7.0)), np.arange(30)
+        monkeypatch.setattr(growth, "_LEAST_GAIN", 1e-12)
+        mode = node.fit(rows, [node.mode]).theta
+        near = mode + 0.02 * rng.standard_normal(4)
+        monkeypatch.setattr(growth, "_LEAST_GAIN", 0.05)
+        points = [node.evaluate(theta, rows, node.squared) for theta in (near, mode)]
+        fit = node.fit(rows, [near])
+        if points[0] is None or points[1] is None or fit.theta is not near:
+            continue
+        half = float(np.linalg.slogdet(points[0].information)[1]) / 2.0
+        plain = points[0].value + 2.0 * math.log(2.0 * math.pi) - half
+        gain = points[1].value - points[0].value
+        ratios.append((fit.log_evidence - plain) / gain)
+    assert len(ratios) > 20
     assert 0.8 < float(np.median(ratios)) < 1.25
 
 
 def test_scoring_gives_up_where_nothing_can_be_computed() -> None:
     X = np.zeros((3, 1))
     # three copies of a point without noise: no factor
-    node = NodeEvidence(X, np.arange(3.0), NodePrior.of_dimension(1, 1e-6), np.zeros(3))
+    node = NodeEvidence(X, np.arange(3.0), 1e-6, np.zeros(3))
     assert node.fit(np.arange(3), [np.zeros(4)]).log_evidence == -math.inf
-
-
-def test_less_than_is_wanted_costs_a_factorisation_only() -> None:
-    """A step that leads down is given up at its value."""
-    rng = np.random.default_rng(0)
-    X, y = rng.random((12, 2)), rng.standard_normal(12)
-    squared = ((X[:, None] - X) ** 2).sum(-1)[None]
-    theta = np.array([-1.0, 0.1, 0.2, -2.0])
-    found = likelihood(theta, squared, y, MATERN52)
-    assert found is not None
-    above = likelihood(theta, squared, y, MATERN52, least=found[0] - 1e-6)
-    assert above is not None
-    for a, b in zip(found, above, strict=True):
-        assert np.array_equal(a, b)
-    assert likelihood(theta, squared, y, MATERN52, least=found[0] + 1e-6) is None
