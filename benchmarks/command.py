@@ -13,7 +13,7 @@ from benchmarks.harness import ProblemFactory, run
 from benchmarks.summary import Run, load
 
 
-def options(
+def parser_of(
     title: str | None,
     methods: Mapping[str, Any],
     out: str,
@@ -53,7 +53,7 @@ def with_data(factory: Any, data: Path | None) -> ProblemFactory:
 
 
 def runs_of(
-    given: argparse.Namespace,
+    options: argparse.Namespace,
     methods: Mapping[str, Any],
     problems: Mapping[str, ProblemFactory],
 ) -> list[Run]:
@@ -62,12 +62,12 @@ def runs_of(
     Problems whose files are missing are left out, with a line on standard error.
 
     Args:
-        given: What `options` parsed.
+        options: What the parser of `parser_of` parsed.
         methods: By name.
         problems: Factories by name.
     """
-    seeds = range(given.first_seed, given.first_seed + given.seeds)
-    if not given.report:
+    seeds = range(options.first_seed, options.first_seed + options.seeds)
+    if not options.report:
         able = {}
         for name, factory in problems.items():
             try:
@@ -76,10 +76,12 @@ def runs_of(
                 print(f"{name} is left out: {error}", file=sys.stderr)
             else:
                 able[name] = factory
-        chosen = {name: methods[name] for name in given.methods}
-        run(chosen, able, seeds, given.budget, given.out, given.processes)
+        chosen = {name: methods[name] for name in options.methods}
+        run(chosen, able, seeds, options.budget, options.out, options.processes)
     return [
         one
-        for one in load(given.out)
-        if one.problem in problems and one.method in given.methods and one.seed in seeds
+        for one in load(options.out)
+        if one.problem in problems
+        and one.method in options.methods
+        and one.seed in seeds
     ]

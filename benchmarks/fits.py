@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def objective(model: Any) -> ExactMarginalLogLikelihood:
-    """What a fit maximises."""
+    """The objective that a fit maximises."""
     return ExactMarginalLogLikelihood(model.likelihood, model)
 
 

@@ -27,7 +27,7 @@ _LEVEL = 0.05
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """What the paper says, what was found, and whether the test is passed."""
+    """A sentence of the paper, the result, and whether the test is passed."""
 
     text: str
     found: str

@@ -175,12 +175,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=1, help="how many")
     parser.add_argument("--evaluations", type=int, default=120, help="at most")
     parser.add_argument("--report", action="store_true", help="run nothing")
-    given = parser.parse_args(arguments)
-    half = DEVELOP_TASKS if given.half == "develop" else REPORT_TASKS
+    options = parser.parse_args(arguments)
+    half = DEVELOP_TASKS if options.half == "develop" else REPORT_TASKS
     torch.set_num_threads(1)
-    problems = {task: YahpoXGBoost(task, given.data) for task in given.tasks or half}
-    traces = {(t.problem, t.seed, t.method): t for t in _read(given.out)}
-    for seed in [] if given.report else range(given.seeds):
+    problems = {
+        task: YahpoXGBoost(task, options.data) for task in options.tasks or half
+    }
+    traces = {(t.problem, t.seed, t.method): t for t in _read(options.out)}
+    for seed in [] if options.report else range(options.seeds):
         for task, problem in problems.items():
             for name in ("full", "limited"):
                 if (task, seed, name) in traces:
@@ -188,11 +190,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 limits = (_FULL_EVALUATIONS, math.inf)
                 if name == "limited":
                     allowed = 0.5 * traces[task, seed, "full"].spent
-                    limits = (given.evaluations, allowed)
+                    limits = (options.evaluations, allowed)
                 errors, seconds = run(problem, seed, *limits)
                 trace = Trace(task, name, seed, errors.tolist(), seconds.tolist())
                 traces[task, seed, name] = trace
-                with given.out.open("a") as stream:
+                with options.out.open("a") as stream:
                     stream.write(json.dumps(asdict(trace)) + "\n")
     scales = {t: (p.optimal_value, p.middle_value) for t, p in problems.items()}
     chosen = [t for t in traces.values() if t.problem in scales]

@@ -466,27 +466,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--report", type=Path, help="only print these runs")
     parser.add_argument("--reference", default="earlier-10")
     parser.add_argument("--figure", type=Path, help="a picture of reported runs")
-    given = parser.parse_args(arguments)
-    if given.report:
-        runs = load(given.report)
-        if given.methods:
-            runs = [one for one in runs if one.method in given.methods]
-        print(report(runs, given.reference))
-        if given.figure:
-            draw(runs, given.figure)
+    options = parser.parse_args(arguments)
+    if options.report:
+        runs = load(options.report)
+        if options.methods:
+            runs = [one for one in runs if one.method in options.methods]
+        print(report(runs, options.reference))
+        if options.figure:
+            draw(runs, options.figure)
         return
-    names = given.methods or ["without", "earlier-10"]
-    if given.reference not in names:
+    names = options.methods or ["without", "earlier-10"]
+    if options.reference not in names:
         parser.error(f"--reference: expected one of {names}.")
-    out = given.out / given.half
-    old = (given.old or out / "old.json").resolve()
+    out = options.out / options.half
+    old = (options.old or out / "old.json").resolve()
     if not old.exists():
-        make_old_studies(given.half, given.data, old)
+        make_old_studies(options.half, options.data, old)
     problems: dict[str, Any] = {}
-    for kind in given.kinds:
-        half = getattr(_KINDS[kind], given.half.upper())
-        for name in list(half)[: given.tasks]:
-            problems[name] = with_data(half[name], given.data)
+    for kind in options.kinds:
+        half = getattr(_KINDS[kind], options.half.upper())
+        for name in list(half)[: options.tasks]:
+            problems[name] = with_data(half[name], options.data)
     methods = {
         name: METHODS["study"] if name == "without" else Transfer(name, old)
         for name in names
@@ -494,13 +494,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     run(
         methods,
         problems,
-        seeds=range(given.first_seed, given.first_seed + given.seeds),
-        budget=given.budget,
+        seeds=range(options.first_seed, options.first_seed + options.seeds),
+        budget=options.budget,
         out=out / "runs",
-        processes=given.processes,
+        processes=options.processes,
     )
     runs = [one for one in load(out / "runs") if one.method in names]
-    print(report(runs, given.reference))
+    print(report(runs, options.reference))
 
 
 if __name__ == "__main__":

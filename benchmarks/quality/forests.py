@@ -36,7 +36,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import methods
-from benchmarks.command import options, runs_of
+from benchmarks.command import parser_of, runs_of
 from benchmarks.harness import Method
 from benchmarks.papers.pictures import curves, finished, panels, save
 from benchmarks.problems.tables import support_vector_tables
@@ -120,7 +120,7 @@ def _gaps(paired: Paired, ranges: dict[str, float]) -> np.ndarray:
 
 
 def tables(paired: Paired, gaps: np.ndarray) -> str:
-    """What ``main`` prints."""
+    """The tables that ``main`` prints."""
     means = paired.by_problem(gaps)  # ``P x M x budget``
     ranks = ranks_of(paired.traces).mean((0, 2))
     budget = gaps.shape[-1]
@@ -164,7 +164,7 @@ def draw(paired: Paired, gaps: np.ndarray, path: Path) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
-    parser = options(
+    parser = parser_of(
         __doc__, _ALL, "results/forests", seeds=2, first_seed=100, budget=50
     )
     parser.set_defaults(methods=list(METHODS))
@@ -172,22 +172,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--table", default="forests", choices=_FILES)
     parser.add_argument("--tasks", type=int, help="only the first so many data sets")
     parser.add_argument("--figures", type=Path, help="a folder to draw in")
-    given = parser.parse_args(arguments)
-    kind = given.table
-    known = _tables(given.data, kind)
-    tasks = held_out(known)[: given.tasks]
+    options = parser.parse_args(arguments)
+    kind = options.table
+    known = _tables(options.data, kind)
+    tasks = held_out(known)[: options.tasks]
     problems = {
-        f"{kind}-{task}": partial(make, data=given.data, table=kind, task=task)
+        f"{kind}-{task}": partial(make, data=options.data, table=kind, task=task)
         for task in tasks
     }
-    runs = runs_of(given, _ALL, problems)
+    runs = runs_of(options, _ALL, problems)
     spread = dict(zip(known.names, known.spread().tolist(), strict=True))
-    paired = pair(runs, given.methods, given.budget)
+    paired = pair(runs, options.methods, options.budget)
     gaps = _gaps(paired, {f"{kind}-{task}": spread[task] for task in tasks})
     print(tables(paired, gaps))
-    if given.figures:
-        given.figures.mkdir(parents=True, exist_ok=True)
-        draw(paired, gaps, given.figures / f"ablr_{kind}.png")
+    if options.figures:
+        options.figures.mkdir(parents=True, exist_ok=True)
+        draw(paired, gaps, options.figures / f"ablr_{kind}.png")
 
 
 if __name__ == "__main__":

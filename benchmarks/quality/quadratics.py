@@ -27,7 +27,7 @@ import numpy as np
 from torch import Tensor
 
 from benchmarks import methods
-from benchmarks.command import options, runs_of
+from benchmarks.command import parser_of, runs_of
 from benchmarks.harness import Method
 from benchmarks.summary import (
     Paired,
@@ -95,7 +95,7 @@ def needed(paired: Paired) -> np.ndarray:
 
 
 def tables(paired: Paired) -> str:
-    """What ``main`` prints."""
+    """The tables that ``main`` prints."""
     budget = paired.traces.shape[-1]
     counts = needed(paired)
     means = dict(zip(paired.methods, paired.by_problem(counts).T, strict=True))
@@ -120,17 +120,17 @@ def tables(paired: Paired) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
-    parser = options(
+    parser = parser_of(
         __doc__, METHODS, "results/quadratics", seeds=10, first_seed=100, budget=20
     )
     parser.add_argument("--tasks", type=int, default=_NUM_TASKS, help="how many")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     problems = {
         f"quadratic-{_TASKS_SEED}-{task:02d}": partial(make, task=task)
-        for task in range(given.tasks)
+        for task in range(options.tasks)
     }
-    runs = runs_of(given, METHODS, problems)
-    print(tables(pair(runs, given.methods, given.budget)))
+    runs = runs_of(options, METHODS, problems)
+    print(tables(pair(runs, options.methods, options.budget)))
 
 
 if __name__ == "__main__":

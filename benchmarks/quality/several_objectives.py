@@ -107,15 +107,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--report", type=Path, metavar="FILE")
-    given = parser.parse_args(arguments)
-    if given.report is not None:
-        print(_report(given.report))
+    options = parser.parse_args(arguments)
+    if options.report is not None:
+        print(_report(options.report))
         return
-    if given.out is None:
+    if options.out is None:
         parser.error("--out: expected a file")
-    tasks = DEVELOP_TASKS if given.half == "develop" else REPORT_TASKS
+    tasks = DEVELOP_TASKS if options.half == "develop" else REPORT_TASKS
     torch.set_num_threads(1)
-    _run(tasks[: given.number], given.data, given.out)
+    _run(tasks[: options.number], options.data, options.out)
 
 
 if __name__ == "__main__":

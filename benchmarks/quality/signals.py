@@ -35,7 +35,7 @@ from scipy.stats import bootstrap
 from torch import Tensor
 
 from benchmarks import methods
-from benchmarks.command import options, runs_of
+from benchmarks.command import parser_of, runs_of
 from benchmarks.harness import Method
 from benchmarks.summary import Paired, markdown_table, one_sided, pair, ranks_of
 from botorch_structured.spaces import SearchSpace
@@ -134,7 +134,7 @@ def difference(paired: Paired, gaps: np.ndarray) -> Difference:
 
 
 def tables(paired: Paired, gaps: np.ndarray) -> str:
-    """What ``main`` prints."""
+    """The tables that ``main`` prints."""
     at = [n for n in _AT if n <= gaps.shape[-1]]
     ranks = ranks_of(paired.traces).mean((0, 2))
     rows = []
@@ -154,17 +154,17 @@ def tables(paired: Paired, gaps: np.ndarray) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
-    parser = options(
+    parser = parser_of(
         __doc__, METHODS, "results/signals", seeds=10, first_seed=100, budget=30
     )
     parser.add_argument("--tables", type=Path, required=True, help="their folder")
     parser.add_argument("--datasets", nargs="+", default=list(DATASETS))
-    given = parser.parse_args(arguments)
-    paths = {name: given.tables / f"{name}.jsonl" for name in given.datasets}
+    options = parser.parse_args(arguments)
+    paths = {name: options.tables / f"{name}.jsonl" for name in options.datasets}
     problems = {name: partial(make, path=path) for name, path in paths.items()}
-    runs = runs_of(given, METHODS, problems)
-    paired = pair(runs, given.methods, given.budget)
-    print(tables(paired, gaps_of(paired, given.tables)))
+    runs = runs_of(options, METHODS, problems)
+    paired = pair(runs, options.methods, options.budget)
+    print(tables(paired, gaps_of(paired, options.tables)))
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import binomtest, wilcoxon
 
-from benchmarks.command import options, runs_of
+from benchmarks.command import parser_of, runs_of
 from benchmarks.methods import TREED
 from benchmarks.papers.pictures import finished, lines, panels, save
 from benchmarks.problems.tables import (
@@ -166,7 +166,7 @@ def relative_table(curves: Regrets, budget: int) -> str:
 
 
 def report(runs: Sequence[Run], budget: int) -> str:
-    """What ``main`` prints."""
+    """The tables that ``main`` prints."""
     curves = regrets(runs, min(_AREA, budget))
     present = [p for p in PROBLEMS if any(key[0] == p for key in curves)]
     parts = [problem_table(curves, problem, budget) for problem in present]
@@ -204,21 +204,21 @@ def draw(curves: Regrets, path: Path) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
-    parser = options(
+    parser = parser_of(
         __doc__, TREED, "results/treed", seeds=25, first_seed=100, budget=50
     )
     parser.add_argument("--data", type=Path, help="folder with the tables")
     parser.add_argument("--problems", nargs="+", default=PROBLEMS, choices=PROBLEMS)
     parser.add_argument("--figures", type=Path, help="draw figure4.png there")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     problems = {
-        name: partial(make, name=name, data=given.data) for name in given.problems
+        name: partial(make, name=name, data=options.data) for name in options.problems
     }
-    runs = runs_of(given, TREED, problems)
-    print(report(runs, given.budget))
-    if given.figures:
-        given.figures.mkdir(parents=True, exist_ok=True)
-        draw(regrets(runs, 1), given.figures / "figure4.png")
+    runs = runs_of(options, TREED, problems)
+    print(report(runs, options.budget))
+    if options.figures:
+        options.figures.mkdir(parents=True, exist_ok=True)
+        draw(regrets(runs, 1), options.figures / "figure4.png")
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import wilcoxon
 
-from benchmarks.command import options, runs_of
+from benchmarks.command import parser_of, runs_of
 from benchmarks.methods import MONOTONE
 from benchmarks.problems.trainings import ForestTuning, NetworkTuning, read_adult
 from benchmarks.summary import Run, holm, markdown_table
@@ -82,7 +82,7 @@ def scores(one: Run, budget: int) -> np.ndarray:
 
 
 def tables(runs: Sequence[Run], budget: int, reference: str = "monotone_paper") -> str:
-    """What ``main`` prints."""
+    """The tables that ``main`` prints."""
     curves: dict[str, dict[str, dict[int, np.ndarray]]] = {}
     for one in runs:
         if len(one.values) >= budget:
@@ -129,18 +129,18 @@ def _area_test(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
-    parser = options(
+    parser = parser_of(
         __doc__, MONOTONE, "results/wang", seeds=25, first_seed=100, budget=12
     )
     parser.add_argument("--data", type=Path, help="folder with the Adult data")
     parser.add_argument("--problems", nargs="+", default=PROBLEMS, choices=PROBLEMS)
     parser.add_argument("--reference", default="monotone_paper", choices=MONOTONE)
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     problems = {
-        name: partial(make, name=name, data=given.data) for name in given.problems
+        name: partial(make, name=name, data=options.data) for name in options.problems
     }
-    runs = runs_of(given, MONOTONE, problems)
-    print(tables(runs, given.budget, given.reference))
+    runs = runs_of(options, MONOTONE, problems)
+    print(tables(runs, options.budget, options.reference))
 
 
 if __name__ == "__main__":

@@ -196,10 +196,10 @@ def run(problem: str, method: str, seed: int, out: Path, budget: int = BUDGET) -
     if len(read_records(path)) >= budget:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    given = PROBLEMS[problem](seed)
+    task = PROBLEMS[problem](seed)
     torch.manual_seed(seed)
     client = Client(random_seed=seed)
-    client.configure_experiment(given.parameters)
+    client.configure_experiment(task.parameters)
     client.configure_optimization(objective="-error")
     if method == "structured":
         from botorch_structured.integrations.ax import structured_generation_strategy
@@ -210,7 +210,7 @@ def run(problem: str, method: str, seed: int, out: Path, budget: int = BUDGET) -
             began = time.process_time()
             ((trial, config),) = client.get_next_trials(max_trials=1).items()
             seconds = time.process_time() - began
-            value = given.evaluate(**config)
+            value = task.evaluate(**config)
             client.complete_trial(trial, raw_data={"error": value})
             record = {
                 "problem": problem,
@@ -219,7 +219,7 @@ def run(problem: str, method: str, seed: int, out: Path, budget: int = BUDGET) -
                 "step": step,
                 "config": config,
                 "value": value,
-                "optimum": given.optimum,
+                "optimum": task.optimum,
                 "suggest_s": round(seconds, 6),
             }
             file.write(json.dumps(record) + "\n")

@@ -41,7 +41,7 @@ _GRACE_SECONDS = 5
 
 @dataclass(frozen=True)
 class Report:
-    """What a study looks like after its workers were killed.
+    """A study after its workers were killed.
 
     Args:
         complete: Trials with a value.

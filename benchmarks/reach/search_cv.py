@@ -246,30 +246,30 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--budget", type=int, default=40)
     parser.add_argument("--out", type=Path, default=Path("results/search_cv.jsonl"))
     parser.add_argument("--report", action="store_true", help="run nothing")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    given.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
     rows = []
-    opened: Any = gzip.open if given.out.suffix == ".gz" else open
-    if given.out.exists():
-        with opened(given.out, "rt") as file:
+    opened: Any = gzip.open if options.out.suffix == ".gz" else open
+    if options.out.exists():
+        with opened(options.out, "rt") as file:
             rows = [json.loads(line) for line in file]
     done = {(r["problem"], r["data"], r["method"], r["seed"]) for r in rows}
     todo = [
         (name, data, method, seed, load)
-        for seed in range(given.first_seed, given.first_seed + given.seeds)
-        for name in given.problems
+        for seed in range(options.first_seed, options.first_seed + options.seeds)
+        for name in options.problems
         for data, load in PROBLEMS[name].tables().items()
-        for method in given.methods
-        if not given.report and (name, data, method, seed) not in done
+        for method in options.methods
+        if not options.report and (name, data, method, seed) not in done
     ]
     for name, data, method, seed, load in tqdm(todo, unit="search", disable=None):
         row = {"problem": name, "method": method, "seed": seed, "data": data}
-        row |= evaluate(method, name, seed, given.budget, load)
+        row |= evaluate(method, name, seed, options.budget, load)
         rows.append(row)
-        with opened(given.out, "at") as file:
+        with opened(options.out, "at") as file:
             file.write(json.dumps(row) + "\n")
-    print(report(rows, given.methods))
+    print(report(rows, options.methods))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a GPU gains: each row on it and on one thread of its host, in one run.
+"""Gains of a GPU: each row on it and on one thread of its host, in one run.
 
     python -m benchmarks.speed.gpu --out FILE [--device cuda] [--rows NAME ...]
     python -m benchmarks.speed.gpu --report FILE
@@ -136,8 +136,8 @@ def evidence(
     device: str, data: Callable[[], Data], make: Make = tree_gp, host: bool = True
 ) -> Row:
     """An evidence with its gradient."""
-    given = data()
-    mll = objective(make(on(device, given))).train()
+    on_host = data()
+    mll = objective(make(on(device, on_host))).train()
     plain = map_fit.DeviceObjective(mll, no_graph)
     theta = plain.read()
     value, gradient = plain(theta)
@@ -155,7 +155,7 @@ def evidence(
         yield "MiB", torch.cuda.max_memory_allocated() / 2**20
     if not host:
         return
-    other = objective(make(given)).train()
+    other = objective(make(on_host)).train()
     here: Any
     if isinstance(other.model, MultiTaskABLR):
         here = partial(map_fit.DeviceObjective(other, no_graph), theta)
@@ -178,8 +178,8 @@ def ablr(data: Data) -> MultiTaskABLR:
 
 def many_parameters(device: str, count: int, data: Callable[[], Data]) -> Row:
     """Evidences with gradients at many hyperparameters: chains, restarts."""
-    given = data()
-    model = tree_gp(on(device, given))
+    on_host = data()
+    model = tree_gp(on(device, on_host))
     mll = objective(model).train()
     model.compute_custom_loss(mll)
     start = {n: p.detach() for n, p in mll.named_parameters() if p.requires_grad}
@@ -216,7 +216,7 @@ def many_parameters(device: str, count: int, data: Callable[[], Data]) -> Row:
         replay, result = map_fit._cuda_graph(evaluate)
         yield "graph", seconds(replay, device, 100)
         yield "gap", float((result - evaluate()).abs().max())
-    here = evaluation(objective(tree_gp(given)))
+    here = evaluation(objective(tree_gp(on_host)))
     yield "gap of values", abs(here()[0] - float(evaluate()[0]))
     yield "host", count * seconds(here, "cpu", 10)
 
@@ -242,7 +242,7 @@ def many_data_sets(device: str, count: int, data: Callable[..., Data]) -> Row:
 
 def whole_fit(device: str, data: Callable[[], Data], make: Make = tree_gp) -> Row:
     """Construction and fit; plainly, too."""
-    given = data()
+    on_host = data()
     record = map_fit._cuda_graph
     for name, where, how in (
         ("graph", device, record),
@@ -251,7 +251,7 @@ def whole_fit(device: str, data: Callable[[], Data], make: Make = tree_gp) -> Ro
     ):
         map_fit._cuda_graph = how
         try:
-            call = lambda where=where: fitted(make(on(where, given)))  # noqa: E731
+            call = lambda where=where: fitted(make(on(where, on_host)))  # noqa: E731
             yield name, seconds(call, where, 3)
         finally:
             map_fit._cuda_graph = record
@@ -266,8 +266,8 @@ def both(device: str, data: Data, make: Callable[[Any, str], Callable]) -> Row:
 
 def posterior(device: str, data: Callable[[], Data], count: int, chunk: int) -> Row:
     """Means and variances of many candidates one by one, in chunks."""
-    given = data()
-    X, _, tree = given
+    on_host = data()
+    X, _, tree = on_host
     others = X[torch.arange(count) % len(X)].clone()
     g = torch.Generator().manual_seed(1)
     free = [c for c in range(tree.dim) if c not in tree.decision_columns]
@@ -283,13 +283,13 @@ def posterior(device: str, data: Callable[[], Data], count: int, chunk: int) -> 
 
         return predict
 
-    yield from both(device, given, make)
+    yield from both(device, on_host, make)
 
 
 def fantasies(device: str, data: Callable[[], Data], count: int) -> Row:
-    """That many outcomes at 4 points, and posteriors of 64 points given each."""
-    given = data()
-    X = given[0]
+    """That many outcomes at 4 points, and posteriors of 64 points with each."""
+    on_host = data()
+    X = on_host[0]
 
     def make(model: Any, where: str) -> Callable[[], None]:
         new = (X[:4] + 1e-3).to(where)
@@ -302,7 +302,7 @@ def fantasies(device: str, data: Callable[[], Data], count: int) -> Row:
 
         return condition
 
-    yield from both(device, given, make)
+    yield from both(device, on_host, make)
 
 
 _EIGHT = partial(binary, 8, 400)
@@ -327,7 +327,7 @@ def _each(title: str, row: Any, cases: Mapping[str, Any], **options: Any) -> Any
     }
 
 
-#: By name: what a row yields, given the device.
+#: By name: what a row yields on a device.
 ROWS: dict[str, Callable[[str], Row]] = {
     **_each("evidence", evidence, _CASES | _UNEVEN),
     **_each("ConditionalGP", evidence, _CASES, make=_CONDITIONAL),
@@ -366,7 +366,7 @@ QUICK: dict[str, Callable[[str], Row]] = {
 
 
 def run(name: str, row: Callable[[str], Row], device: str) -> dict[str, Any]:
-    """What a row found, with its error if it has one."""
+    """The results of a row, with its error if it has one."""
     found: dict[str, Any] = {}
     if device == "cuda":
         torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""What a tree model is compared with: the same covariance, written out by other means.
+"""Peers of a tree model: the same covariance, written out by other means.
 
 ``TorchDense`` factorises one ``n x n`` matrix, built leaf by leaf without padding;
 gradients are those of automatic differentiation. ``Raw`` does only
@@ -160,7 +160,7 @@ class Raw:
         self.buffers = {log.shape: np.empty(log.shape, order="F") for log in self.logs}
 
     def __call__(self) -> None:
-        """What one evidence with gradient needs at least."""
+        """The least work of one evidence with gradient."""
         for log in self.logs:
             block = self.buffers[log.shape]
             np.exp(log, out=block)

@@ -137,7 +137,7 @@ def _outcomes(space: SearchSpace, X: Tensor, seed: int) -> Tensor:
 
 # -- rows -------------------------------------------------------------------------
 
-# Of more columns, peers that see all of them take minutes.
+# Peers that see all columns take minutes where there are more.
 _MANY_COLUMNS = 100
 # Names in ``benchmarks.suite.peers``.
 _PEERS = {

@@ -99,7 +99,7 @@ class ScaledProblem(SuiteProblem):
     """
 
     effort: tuple[int, int, int, int]
-    """Of the search for the optimum, see `find_scale`."""
+    """Sizes of the search for the optimum, see `find_scale`."""
     most_of_a_path: float = math.inf
     """How many points of one path it begins with."""
 
@@ -212,11 +212,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("kinds", nargs="+")
     parser.add_argument("--data", type=Path, help="folder of the data sets")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     table = _table()
-    for kind in given.kinds:
+    for kind in options.kinds:
         command = f"python -m benchmarks.suite.optima {kind} --data DIR"
-        every = [problems(half, [kind], given.data) for half in ("develop", "report")]
+        every = [problems(half, [kind], options.data) for half in ("develop", "report")]
         scales = {}
         for factory in (factory for half in every for factory in half.values()):
             problem: Any = factory(0)

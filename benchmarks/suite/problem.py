@@ -1,4 +1,4 @@
-"""What a problem of the suite is, and what such problems have in common.
+"""Problems of the suite, and what they have in common.
 
 A problem is minimised. Besides its value, which may be noisy, it knows the ``truth``
 without noise, the ``optimal_value`` and the ``middle_value`` of the truth: the median

@@ -384,7 +384,7 @@ class SyntheticProblem(SuiteProblem):
 
 
 def _draw_properties(rng: np.random.Generator) -> dict[str, Any]:
-    """What does not depend on the tree."""
+    """Properties that do not depend on the tree."""
     return {
         "paths": int(round(2.0 ** rng.uniform(1.0, 6.0))),
         "shape": str(rng.choice(["balanced", "random", "chain"])),

@@ -83,7 +83,7 @@ class YahpoProblem(ScaledProblem):
     """The order of ``x_cont``."""
     tasks: ClassVar[tuple[str, ...]]
     other_names: ClassVar[Mapping[str, str]] = {}
-    """Of choices whose parameters have another name."""
+    """Names of parameters that differ from those of the choices."""
     one_by_one: ClassVar[bool] = False
     """Whether the surrogate takes one point at a time."""
     effort = (20_000, 50, 120, 20)
@@ -193,7 +193,7 @@ class YahpoXGBoost(YahpoProblem):
     tasks = DEVELOP_TASKS + REPORT_TASKS
 
     def evaluate(self, X: Tensor, trainsize: float | Tensor = 1.0) -> dict[str, Tensor]:
-        r"""What the surrogate says about many points.
+        r"""Answers of the surrogate about many points.
 
         Args:
             X: An ``n x d``-dim tensor of points of ``space``.

@@ -17,7 +17,7 @@ ONE = {"seeds": [0], "budget": 6, "processes": 0, "progress": False}
 
 
 def points(out: Path) -> dict[str, list[tuple[list[float], float]]]:
-    """What was evaluated in each run, in order."""
+    """Evaluations of each run, in order."""
     return {
         str(file.relative_to(out)): [(r["x"], r["value"]) for r in read_records(file)]
         for file in sorted(out.glob("*/*/*.jsonl"))

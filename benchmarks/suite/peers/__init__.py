@@ -1,4 +1,4 @@
-"""What the package is compared with, each peer through its documented interface.
+"""Peers of the package, each through its documented interface.
 
 `PEERS` has the methods by name, for the harness: each gets all that was evaluated and
 returns the next point. A peer whose library is not installed is left out. Libraries are

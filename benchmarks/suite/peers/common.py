@@ -1,4 +1,4 @@
-"""What the peers share: outcomes without NaN, points made one parameter at a time."""
+"""Shared by the peers: outcomes without NaN, points made one parameter at a time."""
 
 from __future__ import annotations
 

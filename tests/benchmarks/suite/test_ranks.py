@@ -86,7 +86,7 @@ def test_the_report(runs: list[Run]) -> None:
 
 
 def test_runs_that_stay_on_a_branch() -> None:
-    """Of the points after the starts, nine tenths; the best branch is that of any."""
+    """Nine tenths of the points after the starts; the best branch is that of any."""
 
     def of(method: str, *branches: int, value: float = 0.5) -> Run:
         values = np.linspace(1.0, value, len(branches))

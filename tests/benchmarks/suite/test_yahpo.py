@@ -1,4 +1,4 @@
-"""What the surrogates are asked, with a stand-in for them; and they, where they are."""
+"""Questions to the surrogates, with a stand-in for them; and they, where they are."""
 
 import json
 from pathlib import Path
