@@ -188,9 +188,9 @@ class PathSearch:
         """Paths until each goal holds on one, or there are ``n``; see `spread`."""
         rng = np.random.default_rng(seed)
         counts = self.counts(goals, where)
-        # Of two paths with the same columns, models are too sure of the one without a
-        # start. Of the others, what holds on many paths comes first: a few paths then
-        # differ at the top.
+        # Models are too sure of the one of two paths with the same columns that has no
+        # start. Otherwise what holds on many paths comes first: a few paths then differ
+        # at the top.
         shared = self._shared([g for g in counts if counts[g]])
         if 2 * len(shared) > (n or 0):
             shared = set()
