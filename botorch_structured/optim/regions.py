@@ -37,6 +37,7 @@ from botorch_structured.spaces.arguments import (
     check_values,
 )
 from botorch_structured.spaces.columns import with_slack
+from botorch_structured.spaces.path_search import MAX_LISTED
 
 # All paths are searched up to this number of them.
 MAX_PATHS = 1024
@@ -259,7 +260,7 @@ def make_problem(
         feasible=_both(region.feasible, feasible),
         X_avoid=avoid.cpu().numpy(),
         good=good.cpu().numpy(),
-        max_paths=check_count("max_paths", max_paths),
+        max_paths=min(check_count("max_paths", max_paths), MAX_LISTED),
         min_distance=distance,
         avoid_paths=keys.cpu().numpy(),
         restricting=mask_of(
