@@ -8,8 +8,6 @@
 
 from __future__ import annotations
 
-__all__ = ["optimize_acqf_local_search", "optimize_acqf_random"]
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

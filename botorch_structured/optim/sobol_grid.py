@@ -11,8 +11,6 @@
 
 from __future__ import annotations
 
-__all__ = ["adaptive_sobol_candidates", "optimize_acqf_sobol"]
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace
