@@ -710,11 +710,13 @@ class TreeStructuredKernel(LeafKernel):
 
     def leaf_covariance(self, a: LeafRows, b: LeafRows) -> Tensor:
         """K_p, see ``LeafKernel.leaf_covariance``."""
-        context = self.leaf_hyperparameters.is_context
         value = a.variance.unsqueeze(-1)
-        for mask in (~context, context) if self.is_product else (None,):
-            x = a.points if mask is None else a.points * mask
-            y = b.points if mask is None else b.points * mask
+        points = [(a.points, b.points)]
+        if self.context_columns and self.is_product:
+            context = self.leaf_hyperparameters.is_context
+            masks = ~context, context
+            points = [(a.points * mask, b.points * mask) for mask in masks]
+        for x, y in points:
             squared = squared_distance(x, x if a is b else y)
             value = value * self.correlation.value(squared)
         return value + a.constant.unsqueeze(-1)
