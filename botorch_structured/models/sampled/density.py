@@ -210,12 +210,12 @@ class _Role(NamedTuple):
 
     Attributes:
         name: "length", "scale", "noise" or "mean".
-        index: The index of a lengthscale.
+        column: The place of a lengthscale.
         power: The parameter is this power of the coordinate's value.
     """
 
     name: str
-    index: int
+    column: int
     power: float
 
 
@@ -268,7 +268,7 @@ class _Naturals(NamedTuple):
             changed: dict[str, Any] = {role.name: natural}
             return self._replace(**changed)
         length = self.length.copy()
-        length[role.index] = natural
+        length[role.column] = natural
         return self._replace(length=length)
 
 
@@ -386,7 +386,7 @@ class StationaryDensity:
         to_value = c.scalar_value(axis)
         along_length = None
         if role.name == "length":
-            along_length = self._along_length(role.index)
+            along_length = self._along_length(role.column)
         prior = c.log_prior_along(self._position, axis)
         rest = self._log_prior - prior(start, float(c.to_values(self._position)[axis]))
 
