@@ -35,8 +35,14 @@ class Template:
         Args:
             shared: Equal to those that the original holds.
         """
-        unpickler = _Unpickler(io.BytesIO(self._bytes))
-        unpickler.apart = [*shared, *[_copy(tensor) for tensor in self._tensors]]
+        tensors = [
+            nn.Parameter(t.detach().clone(), t.requires_grad)
+            if isinstance(t, nn.Parameter)
+            else t.clone()
+            for t in self._tensors
+        ]
+        unpickler: Any = pickle.Unpickler(io.BytesIO(self._bytes))
+        unpickler.persistent_load = [*shared, *tensors].__getitem__
         return unpickler.load()
 
 
@@ -53,19 +59,3 @@ class _Pickler(pickle.Pickler):
             self._place[id(obj)] = len(self.apart)
             self.apart.append(obj)
         return self._place.get(id(obj))
-
-
-class _Unpickler(pickle.Unpickler):
-    """Puts them back."""
-
-    apart: list[Any]
-
-    def persistent_load(self, pid: int) -> Any:
-        return self.apart[pid]
-
-
-def _copy(tensor: Tensor) -> Tensor:
-    copied = tensor.detach().clone()
-    if isinstance(tensor, nn.Parameter):
-        return nn.Parameter(copied, tensor.requires_grad)
-    return copied
