@@ -77,11 +77,12 @@ def fit_slice_sampling(
     maximise, priors included. For plain GPs (RBF, Matern or Laplace kernels, also in a
     ``ConditionalKernel``) an evaluation is ten to seventy times faster than BoTorch's.
 
-    Parameters without a settable prior, such as the mean of a ``SingleTaskGP``, are set
-    to their MAP estimate and held, with a warning; with ``start_from``, to the MAP
-    estimate given the most probable previous draw, without a warning. Parameters that
-    do not require a gradient stay as they are. A prior without a setting closure, or
-    with one that sets several parameters, enters the density and is not sampled.
+    Parameters without a prior, such as the mean of a ``SingleTaskGP``, are set to their
+    MAP estimate and held, with a warning; with ``start_from``, to the MAP estimate
+    given the most probable previous draw, without a warning. So are those whose only
+    prior is on a quantity derived from them (the lengthscales of the SAAS prior, which
+    is on ``tau / l^2``); such a prior enters the density. Priors on the square root of
+    a parameter are sampled. Parameters that do not require a gradient stay as they are.
 
     In a loop, pass the previous result as ``start_from``: its chains go on from their
     last draws with the widths they had, and a short warmup is enough::
@@ -261,8 +262,8 @@ def _fit_held(
     if previous is None:
         warnings.warn(
             f"No prior that can be sampled from on {', '.join(coordinates.held)}: set "
-            "to the MAP estimate and held. Give them priors with setting closures to "
-            "sample them, or requires_grad_(False) to hold them where they are.",
+            "to the MAP estimate and held. Give them priors of their own to sample "
+            "them, or requires_grad_(False) to hold them where they are.",
             ChainsWarning,
             stacklevel=3,
         )

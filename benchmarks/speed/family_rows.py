@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["ROWS"]
-
 from functools import cache, partial
 from typing import Any
 
@@ -153,8 +151,8 @@ def ablr(rows: int, tasks: int) -> Contest:
     parameters = [p for p in model.parameters() if p.requires_grad]
     network = model.feature_map
     of_network = [p for p in network.parameters() if p.requires_grad]
-    data = model._rows().data
-    chunks = data.X.contiguous().split(len(data.X[data.rows.chunks[0].rows]))
+    data = model._training_data()
+    chunks = data.X.contiguous().split(len(data.X[data.chunks[0].rows]))
 
     def ours() -> tuple[Tensor, tuple[Tensor, ...]]:
         value = model.log_evidence()

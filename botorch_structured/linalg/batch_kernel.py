@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["BatchKernel", "same_points", "take_batch"]
-
 from copy import deepcopy
 from typing import Any, Self, TypeVar
 
@@ -56,7 +54,7 @@ class BatchKernel(Kernel):
         return self._covariance(x1, x2, diag, **params)
 
     def _covariance(self, x1: Tensor, x2: Tensor, diag: bool, **params: Any) -> Tensor:
-        """What ``forward`` returns."""
+        """The result of ``forward``."""
         raise NotImplementedError
 
     def __getitem__(self, index: Any) -> Kernel:

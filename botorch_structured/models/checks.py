@@ -7,22 +7,6 @@ Errors are instances both of BoTorch's classes, which BoTorch catches, and of
 
 from __future__ import annotations
 
-__all__ = [
-    "DataError",
-    "ShapeError",
-    "check_finite_points",
-    "check_modules",
-    "check_new_data",
-    "check_points",
-    "check_spread",
-    "check_tensor",
-    "check_training_data",
-    "columns_of",
-    "extremes",
-    "is_constant",
-    "raw_inputs",
-]
-
 import math
 from copy import deepcopy
 
@@ -47,16 +31,12 @@ from botorch_structured._botorch_names import DefaultType
 _INACTIVE = (
     " Inactive columns hold any finite value: fill them with ParameterTree.impute."
 )
-# most places and values in a message
-_SHOWN = 10
-_VALUES = 3
 # Outcomes are equal if they differ by less than this many eps of the largest (up to 4
 # units in the last place).
 _ROUNDING = 2.0
 # Margin to the numbers whose squares overflow or underflow: a sum of 1e8 squares is
 # then finite, and a square times GPyTorch's smallest variance is not zero.
 _MARGIN = 1e4
-_DTYPES = (torch.float32, torch.float64)
 _KINDS: dict[str, tuple[type, ...]] = {
     "likelihood": (Likelihood,),
     "covar_module": (Kernel,),
@@ -128,7 +108,7 @@ def check_training_data(
         data["train_Yvar"] = train_Yvar
     for name, values in data.items():
         check_tensor(name, values)
-        if values.dtype not in _DTYPES:
+        if values.dtype not in (torch.float32, torch.float64):
             raise DataError(
                 f"{name}: expected torch.float64 or torch.float32, got {values.dtype}; "
                 "convert it with .double()."
@@ -456,7 +436,7 @@ def _check_variances(name: str, variances: Tensor, Y: Tensor) -> None:
 
 def _where(values: Tensor, bad: Tensor) -> str:
     """Values and places of bad entries, ``batch_shape x n x d``, for a message."""
-    shown = list(dict.fromkeys(f"{v:.4g}" for v in values[bad].tolist()))[:_VALUES]
+    shown = list(dict.fromkeys(f"{v:.4g}" for v in values[bad].tolist()))[:3]
     columns = bad.reshape(-1, bad.shape[-1]).any(0).nonzero().flatten().tolist()
     by_row = bad.any(-1)
     rows = by_row.reshape(-1, by_row.shape[-1]).any(0).nonzero().flatten().tolist()
@@ -464,9 +444,9 @@ def _where(values: Tensor, bad: Tensor) -> str:
 
 
 def _first(places: list[int]) -> str:
-    if len(places) <= _SHOWN:
+    if len(places) <= 10:
         return str(places)
-    return f"{places[:_SHOWN]} and {len(places) - _SHOWN} more"
+    return f"{places[:10]} and {len(places) - 10} more"
 
 
 def _shape(*sizes: int | str) -> str:

@@ -32,7 +32,6 @@ from botorch_structured.models.contexts import few_threads
 
 _logger = logging.getLogger("botorch_structured")
 _GPU = "cuda"
-_SCIPY_ARGUMENTS = "options", "method", "timeout_sec"
 
 #: Options of L-BFGS-B on the objective per data point. Smaller tolerances did not
 #: change predictions. Twice as many corrections as by default save a tenth of the
@@ -219,7 +218,11 @@ def fit_map(
     if closure is None and "optimizer" not in kwargs:
         arguments = dict(optimizer_kwargs or {})
         arguments["options"] = {**(options or {}), **(arguments.get("options") or {})}
-        if closure_kwargs is None and arguments.keys() <= set(_SCIPY_ARGUMENTS):
+        if closure_kwargs is None and arguments.keys() <= {
+            "options",
+            "method",
+            "timeout_sec",
+        }:
             if objective is None and mll.model.train_targets.ndim == 1:
                 kinds = {(p.device.type, p.dtype) for p in mll.parameters()}
                 if kinds == {(_GPU, torch.float64)}:

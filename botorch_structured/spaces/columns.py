@@ -55,14 +55,6 @@ def random_source(seed: int | None) -> Source:
     return None if seed is None else torch.Generator().manual_seed(seed)
 
 
-def _uniform(n: int, generator: Source, spread: bool) -> Tensor:
-    """``n`` numbers in [0, 1), independent, or one in each n-th in random order."""
-    if not spread:
-        return torch.rand(n, generator=generator, dtype=torch.double)
-    order = torch.randperm(n, generator=generator)
-    return (order + torch.rand(n, generator=generator, dtype=torch.double)) / max(n, 1)
-
-
 def native(value: Any) -> Any:
     """``value`` as a Python number, if it is one of NumPy's."""
     return value.item() if isinstance(value, np.generic) else value
@@ -70,12 +62,14 @@ def native(value: Any) -> Any:
 
 def described(column: Column) -> str:
     """The values of a column, and their scale or order, in words."""
-    more = ", on a logarithmic scale" if getattr(column, "log", False) else ""
-    if column.ordered and hasattr(column, "choices"):
-        more = ", in this order"
+    words = column.expected()
     if isinstance(column, QuantileColumn):
-        more = f", by quantiles of {column.distribution}"
-    return f"{column.expected()}{more}"
+        return f"{words}, by quantiles of {column.distribution}"
+    if column.log:
+        return f"{words}, on a logarithmic scale"
+    if isinstance(column, CategoricalColumn) and column.ordered:
+        return f"{words}, in this order"
+    return words
 
 
 def is_blank(value: Any) -> bool:
@@ -83,8 +77,9 @@ def is_blank(value: Any) -> bool:
     if isinstance(value, str):
         return not value.strip()
     # The missing values of pandas are recognised by name, so as not to import it.
-    missing = type(value).__name__ in ("NAType", "NaTType")
-    return value is None or missing or (isinstance(value, Real) and value != value)
+    if value is None or type(value).__name__ in ("NAType", "NaTType"):
+        return True
+    return isinstance(value, Real) and value != value
 
 
 def _number(column: Column, value: Any) -> float:
@@ -120,13 +115,9 @@ def _written(value: Any) -> Any:
 
 def _truth(text: Any) -> bool | None:
     """True and False as tables write them; Excel and R do so in capitals."""
-    if not isinstance(text, str):
-        return None
-    word = text.strip().lower()
-    if word in ("true", "false"):
-        return word == "true"
-    number = _read(text)
-    return bool(number) if number in (0, 1) else None
+    truths = {"true": True, "false": False, 1.0: True, 0.0: False}
+    written = _written(text) if isinstance(text, str) else None
+    return truths.get(written.lower() if isinstance(written, str) else written)
 
 
 def _refuse(column: Column, value: Any) -> NoReturn:
@@ -152,9 +143,10 @@ def with_slack(bounds: tuple[float, float], whole: bool = False) -> Span:
     """
     lo, hi = bounds
     room = SLACK * max(hi - lo, abs(lo), abs(hi))
-    if not whole:
-        return lo - room, hi + room
-    below, above = (min(room, max(0.25, SLACK * abs(end))) for end in bounds)
+    below = above = room
+    if whole:
+        below = min(room, max(0.25, SLACK * abs(lo)))
+        above = min(room, max(0.25, SLACK * abs(hi)))
     return lo - below, hi + above
 
 
@@ -173,15 +165,38 @@ def is_same(a: Any, b: Any) -> bool:
     return type(a) is type(b) and is_equal(a, b)
 
 
-class _Range:
-    """A column between two bounds."""
+class _Column:
+    """A parameter with a column."""
 
+    default: float | None = None
+    log = False
     takes_blank = False
+    bounds: Span
+
+    def draw(
+        self, n: int, generator: Source, span: Span | None = None, spread: bool = False
+    ) -> Tensor:
+        """``n`` random numbers within ``span``; see the module docstring."""
+        u = torch.rand(n, generator=generator, dtype=torch.double)
+        if spread:
+            order = torch.randperm(n, generator=generator)
+            u = (order + self._offset(u)) / max(n, 1)
+        return self._at(u, span or self.bounds)
+
+    def _offset(self, u: Tensor) -> Tensor:
+        """Where the numbers lie in each n-th of the distribution."""
+        return u
+
+    def _at(self, u: Tensor, span: Span) -> Tensor:
+        """Numbers by the share of the distribution within ``span`` below them."""
+        raise NotImplementedError
+
+
+class _Range(_Column):
+    """A column between two bounds."""
 
     discrete = False
     ordered = True
-    default: float | None = None
-    bounds: Span
 
     def __init__(
         self, name: str, lower: float, upper: float, log: bool, largest: float
@@ -247,8 +262,10 @@ class FloatColumn(_Range):
         number = _number(self, value)
         lo, hi = self.bounds
         # numbers that were written with ten digits may lie beyond the bounds
-        room = max(1e-9 * (hi - lo), 4.0 * math.ulp(max(abs(lo), abs(hi))))
-        x = -math.inf if self.log and number <= 0.0 else self._forward(number)
+        last_place = math.ulp(max(abs(lo), abs(hi)))
+        room = max(1e-9 * (hi - lo), 4.0 * last_place)
+        is_positive = number > 0.0
+        x = self._forward(number) if is_positive or not self.log else -math.inf
         if not lo - room <= x <= hi + room:
             _refuse(self, value)
         return min(max(x, lo), hi)
@@ -287,11 +304,9 @@ class FloatColumn(_Range):
     def middle(self, span: Span) -> float:
         return 0.5 * (span[0] + span[1])
 
-    def draw(
-        self, n: int, generator: Source, span: Span | None = None, spread: bool = False
-    ) -> Tensor:
-        lo, hi = span or self.bounds
-        x = lo + (hi - lo) * _uniform(n, generator, spread)
+    def _at(self, u: Tensor, span: Span) -> Tensor:
+        lo, hi = span
+        x = lo + (hi - lo) * u
         if self._is_rounded:
             x = x.round(decimals=self._places)
         return x.clamp(lo, hi)
@@ -355,20 +370,18 @@ class IntegerColumn(_Range):
 
     def middle(self, span: Span) -> float:
         lo, hi = span
-        return float(round(math.sqrt(lo * hi)) if self.log else (lo + hi) // 2)
+        if self.log:
+            return float(round(math.sqrt(lo * hi)))
+        return float((lo + hi) // 2)
 
-    def draw(
-        self, n: int, generator: Source, span: Span | None = None, spread: bool = False
-    ) -> Tensor:
-        u = _uniform(n, generator, spread)
-        span = span or self.bounds
+    def _at(self, u: Tensor, span: Span) -> Tensor:
         lo = span[0] - 0.5
         hi = span[1] + 0.5
         x = lo * (hi / lo) ** u if self.log else lo + (hi - lo) * u
         return x.round().clamp(*span)
 
 
-class CategoricalColumn:
+class CategoricalColumn(_Column):
     """A choice: the number that stands for it, by default its position.
 
     Args:
@@ -380,7 +393,6 @@ class CategoricalColumn:
     """
 
     discrete = True
-    default: float | None = None
 
     def __init__(
         self,
@@ -393,9 +405,10 @@ class CategoricalColumn:
         self.name = name
         self.choices = tuple(native(c) for c in choices)
         self.ordered = ordered
-        self.codes = tuple(float(c) for c in (codes or range(len(self.choices))))
-        ascending = all(a < b for a, b in zip(self.codes, self.codes[1:], strict=False))
-        if not self.choices or len(self.codes) != len(self.choices) or not ascending:
+        codes = codes or range(len(choices))
+        self.codes = tuple(map(float, codes))
+        ascending = tuple(sorted(set(self.codes)))
+        if not ascending or self.codes != ascending or len(codes) != len(choices):
             raise ValueError(
                 f"{name!r}: expected at least one choice and as many ascending codes, "
                 f"got {list(self.choices)} and {list(self.codes)}."
@@ -406,7 +419,8 @@ class CategoricalColumn:
                     f"{name!r}: expected distinct choices, got {choice!r} twice in "
                     f"{list(self.choices)}."
                 )
-        self.weights = None if weights is None else tuple(float(w) for w in weights)
+        equal = [1.0] * len(self.choices)
+        self.weights = tuple(map(float, equal if weights is None else weights))
         self.bounds = (self.codes[0], self.codes[-1])
         self.fill = self.middle(self.bounds)
         self.takes_blank = any(map(is_blank, self.choices))
@@ -425,13 +439,14 @@ class CategoricalColumn:
         rounding.
         """
         value = native(value)
-        equal = [i for i, c in enumerate(self.choices) if is_equal(c, value)]
-        if equal:
-            of_type = (i for i in equal if type(self.choices[i]) is type(value))
-            return next(of_type, equal[0])
-        alike = [i for i, c in enumerate(self.choices) if self._is_alike(c, value)]
+        places = range(len(self.choices))
+        for test in (is_same, is_equal):
+            for i in places:
+                if test(self.choices[i], value):
+                    return i
+        alike = [i for i in places if self._is_alike(self.choices[i], value)]
         if not alike and (truth := _truth(value)) is not None:
-            alike = [i for i, c in enumerate(self.choices) if c is truth]
+            alike = [i for i in places if self.choices[i] is truth]
         return alike[0] if len(alike) == 1 else _refuse(self, value)
 
     def _is_alike(self, choice: Any, value: Any) -> bool:
@@ -449,37 +464,29 @@ class CategoricalColumn:
         return self.codes[self.position(value)]
 
     def decode(self, x: float) -> Any:
-        nearest = min(range(len(self.codes)), key=lambda i: abs(self.codes[i] - x))
-        return self.choices[nearest]
-
-    def _among(self, span: Span) -> list[float]:
-        return [c for c in self.codes if span[0] <= c <= span[1]]
+        distances = [abs(code - x) for code in self.codes]
+        return self.choices[distances.index(min(distances))]
 
     def within(self, lo: float, hi: float) -> Span | None:
-        codes = self._among((lo, hi))
+        codes = [code for code in self.codes if lo <= code <= hi]
         return (codes[0], codes[-1]) if codes else None
 
     def middle(self, span: Span) -> float:
-        codes = self._among(span)
+        codes = [code for code in self.codes if span[0] <= code <= span[1]]
         return codes[(len(codes) - 1) // 2]
 
-    def draw(
-        self, n: int, generator: Source, span: Span | None = None, spread: bool = False
-    ) -> Tensor:
+    def _offset(self, u: Tensor) -> Tensor:
+        return u[:1]  # evenly spaced: counts differ by less than one from expectation
+
+    def _at(self, u: Tensor, span: Span) -> Tensor:
         codes = torch.tensor(self.codes, dtype=torch.double)
-        weights = torch.tensor(self.weights or [1.0] * len(codes), dtype=torch.double)
-        if span is not None:
-            inside = (codes >= span[0]) & (codes <= span[1])
-            weights = weights * inside if weights[inside].any() else inside.double()
-        if spread:
-            shares = (weights / weights.sum()).cumsum(0)[:-1]  # the last one is 1
-            # evenly spaced: counts differ from their expectation by less than one
-            start = torch.rand(1, generator=generator, dtype=torch.double)
-            place = (torch.randperm(n, generator=generator) + start) / max(n, 1)
-            code = torch.bucketize(place, shares, right=True)
-        else:
-            code = torch.multinomial(weights, max(n, 1), True, generator=generator)
-        return codes[code[:n]]
+        weights = torch.tensor(self.weights, dtype=torch.double)
+        inside = (codes >= span[0]) & (codes <= span[1])
+        weights = weights * inside if weights[inside].any() else inside.double()
+        shares = (weights / weights.sum()).cumsum(0)
+        last = int(weights.nonzero()[-1])  # its share is 1, but for rounding
+        place = torch.bucketize(u, shares[:last], right=True)
+        return codes[place]
 
 
 Column = FloatColumn | IntegerColumn | CategoricalColumn
@@ -524,8 +531,10 @@ def is_same_parameter(a: Column | Constant, b: Column | Constant) -> bool:
     """Whether two columns, or constants, were made with the same arguments."""
 
     def parts(p: Column | Constant) -> list[Any]:
-        values = {k: v for k, v in vars(p).items() if k not in ("choices", "_frozen")}
-        return [type(p), *values, *values.values(), *getattr(p, "choices", ())]
+        values = dict(vars(p))
+        values.pop("_frozen", None)
+        choices = values.pop("choices", ())
+        return [type(p), *values, *values.values(), *choices]
 
     one = parts(a)
     other = parts(b)

@@ -7,8 +7,6 @@ refer to; a *path* is one joint setting of the active decisions. Paths are liste
 
 from __future__ import annotations
 
-__all__ = ["HierarchicalDependencies", "ParameterTree", "Path", "translated"]
-
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,15 +29,20 @@ from botorch_structured.spaces.conditions import (
     Inactive,
     Or,
 )
-from botorch_structured.spaces.expressions import (
+from botorch_structured.spaces.lookup import (
+    Decision,
     Expr,
+    Located,
+    Lookup,
+    Span,
     all_of,
     any_of,
     atom,
     bits,
+    cut_intervals,
     negated,
+    parents_first,
 )
-from botorch_structured.spaces.lookup import Decision, Located, Lookup, cut_intervals
 from botorch_structured.spaces.path_search import MAX_LISTED, PathSearch
 
 # {parent column: {parent value: [child columns]}}, the convention of BoTorch and Ax.
@@ -56,7 +59,7 @@ class Path:
         active_columns: The active columns, ascending; active decisions among them.
     """
 
-    decisions: dict[int, float | tuple[float, float]] = field(hash=False)
+    decisions: dict[int, float | Span] = field(hash=False)
     active_columns: tuple[int, ...]
 
     @property
@@ -70,7 +73,7 @@ class Path:
         return {c: v for c, v in self.decisions.items() if not isinstance(v, tuple)}
 
     @property
-    def intervals(self) -> dict[int, tuple[float, float]]:
+    def intervals(self) -> dict[int, Span]:
         """The numeric decision columns with the interval they move in on this path."""
         return {c: v for c, v in self.decisions.items() if isinstance(v, tuple)}
 
@@ -223,12 +226,13 @@ class ParameterTree:
                     f"values[{col}]: expected all values of column {col}, those its "
                     f"conditions name included, got {list(declared)} without {missing}."
                 )
-            return Decision(col, declared, declared, numeric=False, strict=True)
-        if any(isinstance(a, Between) for a in atoms):
-            lows, highs = cut_intervals([*atoms, *(Equals(col, v) for v in values)])
-            return Decision(col, lows, highs, numeric=True, strict=False)
-        ascending = tuple(sorted(values))
-        return Decision(col, ascending, ascending, numeric=False, strict=False)
+            spans = [(v, v) for v in declared]
+            return Decision(col, tuple(spans), numeric=False, strict=True)
+        spans = [(v, v) for v in sorted(values)]
+        numeric = any(isinstance(a, Between) for a in atoms)
+        if numeric:
+            spans = cut_intervals([*atoms, *(Equals(col, v) for v in values)])
+        return Decision(col, tuple(spans), numeric, strict=False)
 
     @cached_property
     def decision_columns(self) -> list[int]:
@@ -278,11 +282,15 @@ class ParameterTree:
         return leaf
 
     @cached_property
+    def _order(self) -> list[int]:
+        """The decisions, parents first."""
+        return parents_first([self._exprs[o.col] for o in self._decisions])
+
+    @cached_property
     def _search(self) -> PathSearch:
-        return PathSearch(
-            [len(o) for o in self._decisions],
-            [self._exprs[o.col] for o in self._decisions],
-        )
+        sizes = [len(o.intervals) for o in self._decisions]
+        conditions = [self._exprs[o.col] for o in self._decisions]
+        return PathSearch(sizes, conditions, self._order)
 
     @cached_property
     def num_paths(self) -> int:
@@ -308,8 +316,8 @@ class ParameterTree:
         states = torch.from_numpy(self._search.states).long()
         X = torch.zeros(len(states), self.dim, dtype=torch.double)
         for k, o in enumerate(self._decisions):
-            values = X.new_tensor([0.0, *(lo for lo, _ in o.spans(None))])
-            X[:, o.col] = values[states[:, k]]
+            values = [0.0, *(lo for lo, _ in o.spans())]
+            X[:, o.col] = X.new_tensor(values)[states[:, k]]
         return X
 
     @cached_property
@@ -509,7 +517,7 @@ class ParameterTree:
         """
         active = self.active_mask(X)
         value = torch.as_tensor(fill, dtype=X.dtype, device=X.device)
-        if value.dim() > 1 or (value.dim() == 1 and value.shape[0] != self.dim):
+        if value.shape not in ((), (self.dim,)):
             raise ValueError(
                 f"fill: expected a number or {self.dim} numbers, got shape "
                 f"{tuple(value.shape)}."
@@ -585,8 +593,8 @@ class ParameterTree:
         arguments.check_count("n", n, least=0)
         X = torch.zeros(n, self.dim, dtype=torch.double)
         for o in self._decisions:
-            limits = None if bounds is None else bounds[:, o.col].tolist()
-            low, high = torch.tensor(o.spans(limits), dtype=torch.double).unbind(-1)
+            limits = () if bounds is None else (bounds[:, o.col].tolist(),)
+            low, high = X.new_tensor(o.spans(*limits)).unbind(-1)
             code = torch.randint(len(low), (n,), generator=generator)
             u = torch.rand(n, generator=generator, dtype=torch.double)
             x = low[code] + u * (high - low)[code]
@@ -596,9 +604,7 @@ class ParameterTree:
     def _lookup(self, device: torch.device) -> Lookup:
         lookups: dict[torch.device, Lookup] = self.__dict__.setdefault("_lookups", {})
         if device not in lookups:
-            lookups[device] = Lookup(
-                self._decisions, self._exprs, self._search.order, device
-            )
+            lookups[device] = Lookup(self._decisions, self._exprs, self._order, device)
         return lookups[device]
 
     def _check_points(self, X: Tensor) -> None:
@@ -617,8 +623,9 @@ class ParameterTree:
         self._check_points(X)
         located = self._lookup(X.device).at(X)
         if strict and (refused := located.refused) is not None:
-            k = int(refused.reshape(-1, refused.shape[-1]).any(0).nonzero()[0])
-            got = located.values[..., k][refused[..., k]].unique().tolist()
+            k = int(refused.flatten(0, -2).any(0).nonzero()[0])
+            values = located.values[..., k]
+            got = values[refused[..., k]].unique().tolist()
             decision = self._decisions[k]
             expected = "a number, as it decides which columns are active"
             if decision.strict:
@@ -629,7 +636,7 @@ class ParameterTree:
         return located
 
 
-def _overlapping(decision: Decision, spans: Sequence[tuple[float, float]]) -> int:
+def _overlapping(decision: Decision, spans: Sequence[Span]) -> int:
     """The states of outcomes that some number in the spans has, as a bit set."""
     return sum(
         2 << code
@@ -702,7 +709,11 @@ def _read_conditions(
             )
         arguments.check_columns(name, sorted(condition.columns()), dim)
         parts.setdefault(child, []).append(condition)
-    return {c: p[0] if len(p) == 1 else Or(tuple(p)) for c, p in sorted(parts.items())}
+    joined = {}
+    for child in sorted(parts):
+        several = parts[child]
+        joined[child] = several[0] if len(several) == 1 else Or(tuple(several))
+    return joined
 
 
 def _read_values(

@@ -1,25 +1,24 @@
 """Paths of a search space: all of them where they are few, else some of them.
 
 A *path* is one joint setting of the decisions that are active. Paths are rows of
-states (see `expressions`), which are built up decision by decision, parents first:
+states (see `lookup`), which are built up decision by decision, parents first:
 a row has a successor for each outcome where the decision is active, and one where it is
 not. Of more than a number of rows some are kept, random ones or those worth most.
 """
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, partial
-from graphlib import TopologicalSorter
 
 import numpy as np
 
-from botorch_structured.spaces.expressions import (
+from botorch_structured.spaces.lookup import (
     Expr,
     all_of,
     atom,
+    atoms,
     bits,
     holds,
     refers_to,
@@ -39,14 +38,16 @@ class PathSearch:
 
     Args:
         sizes: The number of outcomes of each decision.
-        conditions: For each decision what activates it, over the decisions; the
-            references must not be cyclic.
+        conditions: For each decision what activates it, over the decisions.
+        order: The decisions, parents first.
     """
 
-    def __init__(self, sizes: Sequence[int], conditions: Sequence[Expr]) -> None:
+    def __init__(
+        self, sizes: Sequence[int], conditions: Sequence[Expr], order: Sequence[int]
+    ) -> None:
         self.sizes = sizes
         self.conditions = conditions
-        self.order = _parents_first(conditions)
+        self.order = order
 
     @cached_property
     def _table(self) -> tuple[np.ndarray, bool]:
@@ -74,13 +75,12 @@ class PathSearch:
 
     def holds(self, goal: Expr, states: np.ndarray) -> np.ndarray:
         """Which of ``n x D`` states a goal holds for."""
-
-        def truth(part: Expr) -> np.ndarray:
-            if isinstance(part, bool):
-                return np.full(len(states), part)
+        if isinstance(goal, bool):
+            return np.full(len(states), goal)
+        truth = {}
+        for part in atoms(goal):
             _, k, mask = part
-            return bits(mask, self.sizes[k] + 1)[states[:, k]]
-
+            truth[part] = bits(mask, self.sizes[k] + 1)[states[:, k]]
         return holds(goal, truth)
 
     def where(
@@ -123,7 +123,7 @@ class PathSearch:
         """
         if goal is not True:
             goal = replaced(goal, partial(_with_parents, self._reached))
-        decided_by = refers_to(goal)
+        concerned = refers_to(goal)
         worth = [np.zeros(size + 1) for size in self.sizes]
         for _, k, mask in wanted or ():
             worth[k] += bits(mask, self.sizes[k] + 1)
@@ -137,15 +137,17 @@ class PathSearch:
             successors = np.where(is_active, self.sizes[k], 1)
             row = np.repeat(np.arange(len(states)), successors)
             first = np.repeat(successors.cumsum() - successors, successors)
-            state = np.where(is_active[row], np.arange(len(row)) - first + 1, 0)
-            if k in decided_by:
-
-                def truth(part: Expr) -> np.ndarray:
-                    if isinstance(part, bool) or part[1] in undecided:
-                        return np.full(len(row), part is not False)  # noqa: B023
-                    column = state if part[1] == k else states[row, part[1]]  # noqa: B023
-                    return bits(part[2], self.sizes[part[1]] + 1)[column]
-
+            outcome = np.arange(len(row)) - first
+            state = np.where(is_active[row], outcome + 1, 0)
+            if k in concerned:
+                truth = {}
+                for part in atoms(goal):
+                    _, j, mask = part
+                    if j in undecided:
+                        truth[part] = np.full(len(row), True)
+                        continue
+                    column = state if j == k else states[row, j]
+                    truth[part] = bits(mask, self.sizes[j] + 1)[column]
                 possible = holds(goal, truth)
                 row = row[possible]
                 state = state[possible]
@@ -162,7 +164,8 @@ class PathSearch:
         if goal is False:
             states = states[:0]
         if wanted is not None and len(states):
-            states = states[[rng.choice(np.flatnonzero(score == score.max()))]]
+            best = np.flatnonzero(score == score.max())
+            states = states[[rng.choice(best)]]
         return states, is_complete
 
     @cached_property
@@ -270,29 +273,11 @@ def _with_parents(reached: Mapping[int, Expr], part: Expr) -> Expr:
     return part if mask & 1 else all_of([part, reached[k]])
 
 
-def _parents_first(conditions: Sequence[Expr]) -> list[int]:
-    """The decisions in their order, but none before those that its condition names."""
-    sorter = TopologicalSorter({k: refers_to(c) for k, c in enumerate(conditions)})
-    sorter.prepare()
-    ready = list(sorter.get_ready())
-    heapq.heapify(ready)
-    order = []
-    while ready:
-        k = heapq.heappop(ready)
-        order.append(k)
-        sorter.done(k)
-        for child in sorter.get_ready():
-            heapq.heappush(ready, child)
-    return order
-
-
 def _holds_on(path: Sequence[int], goal: Expr) -> bool:
     """Whether a goal holds for the states of one path."""
 
-    def truth(part: Expr) -> bool:
-        return part if isinstance(part, bool) else bool(part[2] >> path[part[1]] & 1)
-
-    return bool(holds(goal, truth))
+    truth = {part: bool(part[2] >> path[part[1]] & 1) for part in atoms(goal)}
+    return holds(goal, {**truth, True: True, False: False})
 
 
 def _distinct(tables: Sequence[np.ndarray]) -> np.ndarray:

@@ -35,7 +35,7 @@ __all__ = [
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -250,7 +250,8 @@ class GramacyExponential2D(BoxTestFunction):
         return X[..., 0] * X.square().sum(-1).neg().exp()
 
 
-class TaskHistory(NamedTuple):
+@dataclass(frozen=True)
+class TaskHistory:
     r"""Evaluations of other tasks on the same inputs, for a warm start.
 
     In the convention of BoTorch's ``MultiTaskGP``: the task stands in the last column.

@@ -32,7 +32,7 @@ from botorch.models.model import FantasizeMixin
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.models.utils import fantasize as fantasize_flag
-from botorch.posteriors import GPyTorchPosterior, Posterior, TransformedPosterior
+from botorch.posteriors import GPyTorchPosterior, TransformedPosterior
 from botorch.sampling.base import MCSampler
 from botorch.sampling.pathwise.paths import SamplePath
 from botorch.sampling.pathwise.posterior_samplers import DrawMatheronPaths
@@ -182,9 +182,9 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
     # the rows and hyperparameters of the model that they come from.
     _conditioned: list[WeightPosterior] | None = None
     _conditioned_batch = torch.Size()
-    # the number of rows in all processes, once it was asked for
-    _total: int | None = None
     _observed_rows: Tensor
+    _original_train_inputs: Any
+    train_inputs: Any
 
     def __init__(
         self,
@@ -417,7 +417,11 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         X = self.train_inputs[0]
         return X if self._has_transformed_inputs else self.transform_inputs(X)
 
-    def _features_of_rows(self, X: Tensor, row: Tensor) -> Tensor:
+    def _features_of_rows(
+        self,
+        X: Tensor,
+        row: Tensor,
+    ) -> Tensor:
         """Inputs of the features: the rows, or one row for each outcome."""
         plain = self.tasks.without(X)
         if self.tasks.share_rows or len(row) == len(plain):
@@ -430,16 +434,7 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
 
     @torch.no_grad()
     def _training_data(self) -> TaskData:
-        """Everything that does not change with the hyperparameters, made once.
-
-        Raises:
-            UnsupportedError: For a batch of conditioned models.
-        """
-        if self._conditioned is not None:
-            raise UnsupportedError(
-                "A batch of conditioned models has no evidence of its own, and cannot "
-                "be fitted. Condition on one set of outcomes instead."
-            )
+        """Everything that does not change with the hyperparameters, made once."""
         if self._data is None:
             inputs = self._transformed_rows()
             observed = ~self.train_targets.isnan()
@@ -456,6 +451,7 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
                 None if noise is None else noise.expand_as(observed)[observed],
                 self._group,
             )
+            self._data.total = self._group.count(inputs)
         return self._data
 
     def _prior_means(self, X: Tensor) -> Tensor:
@@ -487,20 +483,23 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
 
         Args:
             Y: Outcomes in place of the observed ones, ``m``.
+
+        Raises:
+            UnsupportedError: For a batch of conditioned models.
         """
+        if self._conditioned is not None:
+            raise UnsupportedError(
+                "A batch of conditioned models has no evidence of its own, and cannot "
+                "be fitted. Condition on one set of outcomes instead."
+            )
         data = self._training_data()
         row = self._observed_rows
         X = data.X
         Y = data.Y if Y is None else Y
-        transform = getattr(self, "input_transform", None)
-        learns = transform is not None and any(
-            p.requires_grad for p in transform.parameters()
-        )
-        if learns or not isinstance(self.mean_module, ZeroMean):
-            inputs = self._transformed_rows()
-            Y = Y - self._prior_means(inputs)[row, data.task]
-            if learns:
-                X = self._features_of_rows(inputs, row)
+        inputs = self._transformed_rows()
+        if hasattr(self, "input_transform"):  # which may have parameters
+            X = self._features_of_rows(inputs, row)
+        Y = Y - self._prior_means(inputs)[row, data.task]
         log_alpha = None
         if data.noise_variance is None:
             log_alpha = -self.likelihood.noise.log().expand(self.num_tasks)
@@ -534,19 +533,16 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         return self._regressions(value[observed]).log_evidence()
 
     def _fast_evidence(
-        self, mll: ExactMarginalLogLikelihood, kwargs: dict[str, Any]
+        self,
+        mll: ExactMarginalLogLikelihood,
+        kwargs: dict[str, Any],
     ) -> Tensor:
         check_own_objective(self, mll, kwargs)
         return self.log_evidence().clone()
 
     @property
     def _num_observed(self) -> int:
-        # a sum over processes would be taken in each step
-        if self._group.alone:
-            return max(1, len(self.train_inputs[0]))
-        if self._total is None:
-            self._total = self._group.count(self.train_inputs[0])
-        return max(1, self._total)
+        return max(1, self._training_data().total)
 
     def forward(self, x: Tensor) -> MultivariateNormal:
         """The prior of function values at ``n x d`` rows; of signals, a batch of T."""
@@ -557,7 +553,11 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         prior.rows = x  # a likelihood that gets the prior alone reads their tasks here
         return prior
 
-    def __call__(self, *args: Tensor, **kwargs: Any) -> MultivariateNormal:
+    def __call__(
+        self,
+        *args: Tensor,
+        **kwargs: Any,
+    ) -> MultivariateNormal:
         """Prior of the training rows in training mode, else the posterior."""
         result = super().__call__(*args, **kwargs)
         if self.training and settings.prior_mode.off():
@@ -603,14 +603,17 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
             # the objective is per outcome: finer tolerances change no prediction. On
             # exact data the cap ends a fit; a second one goes on from there
             arguments = dict(optimizer_kwargs or {})
-            options = {"ftol": 1e-6, "gtol": 1e-5, "maxiter": 300}
+            options: dict[str, Any] = {"ftol": 1e-6, "gtol": 1e-5, "maxiter": 300}
             options.update(arguments.pop("options", None) or {})
             callback = arguments.pop("callback", None)
             last: dict[str, Any] = {}
             bar = progress if self._group.rank == 0 else False
             with progress_bar(None, bar, "ABLR fit", "step") as advance:
 
-                def step(parameters: dict[str, Any], result: Any) -> None:
+                def step(
+                    parameters: dict[str, Any],
+                    result: Any,
+                ) -> None:
                     advance()
                     last.update((n, p.detach().clone()) for n, p in parameters.items())
                     if callback is not None:
@@ -675,12 +678,9 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         if self._conditioned is not None:
             return self._conditioned
         if self._weights is None:
-            mean, root = self._regressions().weights()
-            mean = mean.to(self.train_targets)
-            root = root.to(self.train_targets)
-            self._weights = [
-                WeightPosterior(*pair) for pair in zip(mean, root, strict=True)
-            ]
+            posterior = self._regressions().weights()
+            mean, root = (t.to(self.train_targets) for t in posterior)
+            self._weights = list(map(WeightPosterior, mean, root))
         return self._weights
 
     def _stacked_weights(self, outputs: Sequence[int]) -> WeightPosterior:
@@ -813,9 +813,10 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
             place = torch.tensor(indices, device=X.device).unsqueeze(-1)
         noise = self._noise_at(observation_noise, X, place, with_task)
         unit: Tensor | float = 1.0
-        scales = self._scales()
+        asked = None if with_task else outputs
+        scales = self._scales(X, place, asked)
         if scales is not None:
-            shift, scale = (values[place] for values in scales)
+            shift, scale = scales
             mean = shift + scale * mean
             root = scale.unsqueeze(-1) * root
             unit = scale**2
@@ -827,15 +828,18 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         else:
             posterior = _joint(mean, _covariance(root, None, noise, unit))
         if scales is None and hasattr(self, "outcome_transform"):
-            posterior = self._untransformed(
-                posterior, X, None if with_task else outputs
-            )
+            transform, rows = self._transform_at(X, asked)
+            posterior = transform.untransform_posterior(posterior, X=rows)
         if posterior_transform is not None:
             return posterior_transform(posterior=posterior, X=X)
         return posterior
 
     def _noise_at(
-        self, noise: bool | Tensor, X: Tensor, place: Tensor, with_task: bool
+        self,
+        noise: bool | Tensor,
+        X: Tensor,
+        place: Tensor,
+        with_task: bool,
     ) -> Tensor | None:
         """Noise variances on the standardised scale, of the shape of means."""
         if not torch.is_tensor(noise):
@@ -868,7 +872,8 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         assert isinstance(self.tasks, TaskColumn)
         task = self.tasks.index(X)
         phi = self.feature_map(self.tasks.without(X))
-        prior = self.tasks.select(self._prior_means(X), X)
+        means = self._prior_means(X)
+        prior = means.gather(-1, task.unsqueeze(-1)).squeeze(-1)
         weights = self._all_weights()
         mean = torch.zeros_like(prior)
         root = torch.zeros_like(phi)
@@ -878,7 +883,11 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
             root = torch.where((task == t).unsqueeze(-1), root_of_task, root)
         return prior + mean, root, task
 
-    def _features_at(self, X: Tensor, outputs: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def _features_at(
+        self,
+        X: Tensor,
+        outputs: Sequence[int],
+    ) -> tuple[Tensor, Tensor]:
         """Features and prior means of some outputs at inputs without a task column.
 
         Args:
@@ -911,12 +920,12 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         Raises:
             ValueError: If no row says what it is.
         """
-        given_noise = self._given_noise()
-        if given_noise is None:
+        if self._given_noise() is None:
             return self.likelihood.noise.expand(self.num_tasks)
-        observed = ~self.train_targets.isnan()
-        noise = given_noise.expand_as(observed)[observed]
-        task, _ = self.tasks.locate(observed, self._transformed_rows())
+        data = self._training_data()
+        noise = data.noise_variance
+        task = data.task
+        assert noise is not None
         zeros = noise.new_zeros(self.num_tasks)
         total = self._group.total(zeros.index_add(0, task, noise))
         count = self._group.total(zeros.index_add(0, task, torch.ones_like(noise)))
@@ -928,52 +937,75 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         usual = total.sum() / count.sum()
         return torch.where(count > 0, total / count, usual)
 
-    def _scales(self) -> tuple[Tensor, Tensor] | None:
-        """Shift and scale of each task's outcomes; None under another transform."""
-        transform = getattr(self, "outcome_transform", None)
-        if isinstance(transform, StandardizeTasks):
-            return transform.means, transform.stdvs
-        return None
+    def _scales(
+        self,
+        X: Tensor,
+        place: Tensor,
+        outputs: list[int] | None,
+    ) -> tuple[Tensor, Tensor] | None:
+        """Shift and scale of outcomes, broadcastable to means.
 
-    def _transform_of(self, outputs: Sequence[int]) -> OutcomeTransform:
-        """The outcome transform of some signals."""
-        indices = [self.tasks.index_of(t) for t in outputs]
-        if self.tasks.column is None and indices != list(range(self.num_tasks)):
-            return self.outcome_transform.subset_output(indices)
-        return self.outcome_transform
-
-    def _untransformed(
-        self, posterior: GPyTorchPosterior, X: Tensor, outputs: list[int] | None
-    ) -> Posterior:
-        """On the scale of the outcomes, for a transform that is not the default.
+        None under a transform that is not linear, and without one.
 
         Args:
-            posterior: Of rows with their task, or of outputs.
+            X: The inputs, not transformed.
+            place: The index of each task.
+            outputs: The outputs; None for rows with their task.
+        """
+        transform = getattr(self, "outcome_transform", None)
+        if transform is None or not transform._is_linear:
+            return None
+        if isinstance(transform, StandardizeTasks):
+            return transform.means[place], transform.stdvs[place]
+        values = []
+        for value in (0.0, 1.0):
+            if outputs is None:
+                Y = X.new_full((*X.shape[:-1], 1), value)
+                values.append(transform.untransform(Y, X=X)[0].squeeze(-1))
+            elif self.tasks.column is None:
+                Y = X.new_full((1, self.num_tasks), value)
+                values.append(transform.untransform(Y, X=X)[0].squeeze(0)[place])
+            else:  # one by one, as it may look at the task
+                Y = X.new_full((1, 1), value)
+                rows = [
+                    self.tasks.insert(X.new_zeros(1, len(X.mT)), t) for t in outputs
+                ]
+                parts = [transform.untransform(Y, X=x)[0] for x in rows]
+                values.append(torch.cat(parts))
+        return values[0], values[1] - values[0]
+
+    def _transform_at(
+        self,
+        X: Tensor,
+        outputs: list[int] | None,
+    ) -> tuple[OutcomeTransform, Tensor | None]:
+        """The outcome transform of some outputs, and the inputs that it may look at.
+
+        These are None for several tasks: there is no task column for all of them.
+
+        Args:
             X: The inputs, not transformed.
             outputs: The outputs; None for rows with their task.
         """
+        transform = self.outcome_transform
         if outputs is None:
-            return self.outcome_transform.untransform_posterior(posterior, X=X)
-        transform = self._transform_of(outputs)
-        if self.tasks.column is None:
-            return transform.untransform_posterior(posterior, X=X)
-        # one by one, so that a transform that looks at tasks finds them
-        rows = [self.tasks.insert(X, t) for t in outputs]
-        if len(rows) == 1:
-            return transform.untransform_posterior(posterior, X=rows[0])
-        mvn = posterior.distribution
-        blocks = mvn.lazy_covariance_matrix.base_linear_op.to_dense()
-        parts = []
-        for i, x in enumerate(rows):
-            block = to_linear_operator(blocks[..., i, :, :])
-            one = GPyTorchPosterior(_normal(mvn.mean[..., i], block))
-            parts.append(transform.untransform_posterior(one, X=x))
-        return _side_by_side(parts)
+            return transform, X
+        if self.tasks.column is not None:
+            one = len(outputs) == 1
+            return transform, self.tasks.insert(X, outputs[0]) if one else None
+        indices = [self.tasks.index_of(t) for t in outputs]
+        if indices != list(range(self.num_tasks)):
+            transform = transform.subset_output(indices)
+        return transform, X
 
     # -- conditioning -----------------------------------------------------------------
 
     def condition_on_observations(
-        self, X: Tensor, Y: Tensor, noise: Tensor | None = None, **kwargs: Any
+        self,
+        X: Tensor,
+        Y: Tensor,
+        noise: Tensor | None = None,
+        **kwargs: Any,
     ) -> Any:
         r"""A model with more data and the same hyperparameters.
 
@@ -1019,8 +1051,13 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
                 new._condition(rows, Y[..., column], variances)
         return new
 
-    def get_fantasy_model(self, inputs: Any, targets: Tensor, **kwargs: Any) -> Any:
-        """What ``ModelListGP.condition_on_observations`` calls.
+    def get_fantasy_model(
+        self,
+        inputs: Any,
+        targets: Tensor,
+        **kwargs: Any,
+    ) -> Any:
+        """Condition on transformed outcomes: ``ModelListGP`` calls this.
 
         Use ``condition_on_observations`` otherwise.
 
@@ -1066,25 +1103,36 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
                 ``1 x m`` or ``q x m``. Default: the noise of each task.
             kwargs: See ``condition_on_observations``.
         """
-        with fantasize_flag():
-            with_task = self._has_task(X)
         if observation_noise is None and self._given_noise() is not None:
-            indices = [self.tasks.index_of(t) for t in self._output_tasks]
-            place = torch.tensor(indices, device=X.device)
-            if with_task:
-                assert isinstance(self.tasks, TaskColumn)
-                place = self.tasks.index(X).unsqueeze(-1)
-            levels = self._noise_levels()[place]
+            with fantasize_flag():
+                with_task = self._has_task(X)
+            levels = self._noise_levels()[self._places(X, with_task)]
             observation_noise = levels.expand(*X.shape[:-1], levels.shape[-1])
         return super().fantasize(
             X, sampler, observation_noise=observation_noise, **kwargs
         )
 
-    def _condition(self, X: Tensor, Y: Tensor, noise: Tensor | None) -> None:
+    def _places(
+        self,
+        X: Tensor,
+        with_task: bool,
+    ) -> Tensor:
+        """The task of each outcome at some inputs, ``batch_shape x q x m`` or ``m``."""
+        if with_task and isinstance(self.tasks, TaskColumn):
+            return self.tasks.index(X).unsqueeze(-1)
+        indices = [self.tasks.index_of(t) for t in self._output_tasks]
+        return torch.tensor(indices, device=X.device)
+
+    def _condition(
+        self,
+        X: Tensor,
+        Y: Tensor,
+        noise: Tensor | None,
+    ) -> None:
         """Take in ``batch_shape x q`` rows, of one task each or of all signals."""
         transformed = self.transform_inputs(X)
-        rows = (*X.shape[:-1], self._num_columns)
-        if X.shape != rows or transformed.shape[:-1] != X.shape[:-1]:
+        expected = (*X.shape[:-1], self._num_columns)
+        if X.shape != expected or transformed.shape[:-1] != X.shape[:-1]:
             raise ValueError(
                 "input_transform: expected one that treats new observations as it does "
                 f"training rows ({self._num_columns} columns), got one that makes "
@@ -1092,34 +1140,33 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
                 "transform_on_train=True, or construct the model anew."
             )
         if hasattr(self, "outcome_transform"):
-            transform = self._transform_of(self._output_tasks)
-            Y, _ = transform(Y=Y, Yvar=None, X=transformed)
+            asked = None if self.tasks.column is not None else self._output_tasks
+            transform, rows = self._transform_at(transformed, asked)
+            Y, _ = transform(Y=Y, Yvar=None, X=rows)
         phi = self.feature_map(self.tasks.without(transformed))
         prior = self._prior_means(transformed)
-        # the task of each update, its column of Y and its rows
-        updates: list[tuple[int, int, Tensor | None]]
-        if isinstance(self.tasks, TaskColumn):
-            task = self.tasks.index(transformed)
-            place = task.unsqueeze(-1)
-            updates = [(t, 0, task == t) for t in task.unique().tolist()]
-        else:
-            indices = [self.tasks.index_of(t) for t in self._output_tasks]
-            place = torch.tensor(indices, device=X.device)
-            updates = [(t, i, None) for i, t in enumerate(indices)]
+        place = self._places(transformed, self.tasks.column is not None)
         variance = self._noise_levels()[place] if noise is None else noise
         variance = variance.expand_as(Y)
         weights = list(self._all_weights())
-        for t, i, is_of_task in updates:
+        for t in place.unique().tolist():
+            is_there = place == t
+            if self.tasks.column is None:
+                (i,) = is_there.nonzero()[0].tolist()
+                of_task = None
+            else:
+                i = 0
+                of_task = is_there.squeeze(-1)
             y = Y[..., i] - prior[..., t]
-            weights[t] = _updated(weights[t], phi, y, variance[..., i], is_of_task)
+            weights[t] = _updated(weights[t], phi, y, variance[..., i], of_task)
         if self.tasks.share_rows:
             all_signals = (*Y.shape[:-1], self.num_tasks)
-            every_Y = Y.new_full(all_signals, torch.nan)
-            every_Y[..., indices] = Y.detach()
-            every_variance = torch.ones_like(every_Y)
-            every_variance[..., indices] = variance.detach()
-            Y = every_Y
-            variance = every_variance
+            observed = Y.detach()
+            levels = variance.detach()
+            Y = observed.new_full(all_signals, torch.nan)
+            Y[..., place] = observed
+            variance = torch.ones_like(Y)
+            variance[..., place] = levels
         batch = torch.broadcast_shapes(
             self._conditioned_batch, Y.shape[:-2], X.shape[:-2]
         )
@@ -1135,7 +1182,11 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
             self._weights = weights
 
     def _append(
-        self, X: Tensor, transformed: Tensor, Y: Tensor, variance: Tensor
+        self,
+        X: Tensor,
+        transformed: Tensor,
+        Y: Tensor,
+        variance: Tensor,
     ) -> None:
         """Add rows to the training data, ``q x ...``."""
         # in the first process only: the sum over processes has them from there
@@ -1143,28 +1194,21 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         seen = X
         if self._has_transformed_inputs:
             seen = transformed
-            self._original_train_inputs = _joined(self._original_train_inputs, X[:q], 0)
-        self.train_inputs = (_joined(self.train_inputs[0], seen[:q], 0),)
-        targets = self.tasks.to_targets(Y[:q])
-        self.train_targets = _joined(self.train_targets, targets, -1)
+            rows = [self._original_train_inputs, X[:q].detach()]
+            self._original_train_inputs = torch.cat(rows)
+        self.train_inputs = (torch.cat([self.train_inputs[0], seen[:q].detach()]),)
+        targets = self.tasks.to_targets(Y[:q].detach())
+        self.train_targets = torch.cat([self.train_targets, targets], dim=-1)
         given_noise = self._given_noise()
         if given_noise is not None:
-            noise = self.tasks.to_targets(variance[:q])
-            self.likelihood.noise_covar.noise = _joined(given_noise, noise, -1)
+            noise = self.tasks.to_targets(variance[:q].detach())
+            self.likelihood.noise_covar.noise = torch.cat([given_noise, noise], dim=-1)
         self._drop_caches()
-        self._total = None
 
     def _sharing_rows(self) -> Any:
         """A copy that has the same training data, not a copy of them."""
-        shared = [
-            *(self.train_inputs or ()),
-            self.train_targets,
-            self._original_train_inputs,
-        ]
-        memo = {id(t): t for t in shared if t is not None}
-        if self._conditioned is not None:
-            memo[id(self._conditioned)] = self._conditioned
-        new = deepcopy(self, memo)
+        data = [*self.train_inputs, self.train_targets, self._original_train_inputs]
+        new = deepcopy(self, {id(t): t for t in [*data, self._conditioned]})
         new._weights = self._weights
         return new
 
@@ -1178,9 +1222,12 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         if targets is not None:  # BoTorch sets inputs alone, transformed or not
             self._conditioned = None
             self._conditioned_batch = torch.Size()
-            self._total = None
 
-    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+    def load_state_dict(
+        self,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
         """Load a state, see ``GPyTorchModel.load_state_dict``.
 
         Raises:
@@ -1219,15 +1266,14 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         return Y, None if noise is None else self.tasks.to_outcomes(noise)
 
     def _restore_targets_and_noise(
-        self, Y: Tensor, Yvar: Tensor | None, strict: bool
+        self,
+        Y: Tensor,
+        Yvar: Tensor | None,
+        strict: bool,
     ) -> None:
         if Yvar is not None:
             self.likelihood.noise_covar.noise = self.tasks.to_targets(Yvar)
         self.set_train_data(targets=self.tasks.to_targets(Y), strict=strict)
-
-
-def _joined(first: Tensor, second: Tensor, dim: int) -> Tensor:
-    return torch.cat([first, second.detach()], dim=dim)
 
 
 def _updated(
@@ -1266,7 +1312,10 @@ def _updated(
 # -- normal distributions, whose covariances come as roots, and functions drawn -------
 
 
-def _normal(mean: Tensor, covariance: LinearOperator) -> MultivariateNormal:
+def _normal(
+    mean: Tensor,
+    covariance: LinearOperator,
+) -> MultivariateNormal:
     """A distribution whose covariance may lack dimensions of the mean.
 
     Fantasies at the same points differ in their means only.
@@ -1312,7 +1361,10 @@ def _covariance(
     return to_linear_operator(covariance)
 
 
-def _joint(mean: Tensor, covariance: LinearOperator) -> GPyTorchPosterior:
+def _joint(
+    mean: Tensor,
+    covariance: LinearOperator,
+) -> GPyTorchPosterior:
     """One posterior of independent outputs.
 
     Args:
@@ -1324,36 +1376,6 @@ def _joint(mean: Tensor, covariance: LinearOperator) -> GPyTorchPosterior:
     covariance = covariance.expand(*mean.shape, mean.shape[-1])
     blocks = BlockDiagLinearOperator(at_unit_scale(covariance), block_dim=-3)
     return GPyTorchPosterior(ScaledMultitaskNormal(mean.mT, blocks, interleaved=False))
-
-
-def _side_by_side(parts: Sequence[Any]) -> Posterior:
-    """The posterior of several outputs, from that of each output alone."""
-    if isinstance(parts[0], GPyTorchPosterior):
-        mvns = [part.distribution for part in parts]
-        blocks = torch.stack([mvn.covariance_matrix for mvn in mvns], dim=-3)
-        mean = torch.stack([mvn.mean for mvn in mvns], dim=-2)
-        return _joint(mean, to_linear_operator(blocks))
-
-    def by_column(name: str) -> Any:
-        functions = [getattr(part, name) for part in parts]
-        if functions[0] is None:
-            return None
-
-        def apply(*values: Tensor) -> Tensor:
-            columns = [
-                function(*(v[..., i : i + 1] for v in values))
-                for i, function in enumerate(functions)
-            ]
-            return torch.cat(columns, dim=-1)
-
-        return apply
-
-    return TransformedPosterior(
-        _side_by_side([part._posterior for part in parts]),
-        sample_transform=by_column("_sample_transform"),
-        mean_transform=by_column("_mean_transform"),
-        variance_transform=by_column("_variance_transform"),
-    )
 
 
 class WeightPath(SamplePath):
@@ -1373,7 +1395,11 @@ class WeightPath(SamplePath):
 
     weights: Tensor
 
-    def __init__(self, model: Any, weights: Tensor) -> None:
+    def __init__(
+        self,
+        model: Any,
+        weights: Tensor,
+    ) -> None:
         super().__init__()
         self.model = model
         self.register_buffer("weights", weights)
@@ -1421,30 +1447,32 @@ class WeightPath(SamplePath):
         values = self._untransformed(values, outputs, x)
         return values.squeeze(-2) if one else values
 
-    def _untransformed(self, values: Tensor, outputs: list[int], x: Tensor) -> Tensor:
+    def _untransformed(
+        self,
+        values: Tensor,
+        outputs: list[int],
+        x: Tensor,
+    ) -> Tensor:
         """From ``... x m x n`` standardised values at ``... x n x d`` inputs."""
         model = self.model
         if not hasattr(model, "outcome_transform"):
             return values
-        scales = model._scales()
-        if scales is not None:  # of tasks, whatever a transform does to inputs
-            indices = [model.tasks.index_of(t) for t in outputs]
-            shift, scale = (s[indices].unsqueeze(-1) for s in scales)
+        indices = [model.tasks.index_of(t) for t in outputs]
+        place = torch.tensor(indices, device=x.device).unsqueeze(-1)
+        scales = model._scales(x, place, outputs)
+        if scales is not None:
+            shift, scale = scales
             return shift + scale * values
-        transform = model._transform_of(outputs)
-        if model.tasks.column is None:
-            return transform.untransform(values.mT, X=x)[0].mT
-        parts = []  # one by one: it may look at the task
-        for v, t in zip(values.unbind(-2), outputs, strict=True):
-            rows = model.tasks.insert(x, t)
-            parts.append(transform.untransform(v.unsqueeze(-1), X=rows)[0].mT)
-        return torch.cat(parts, dim=-2)
+        transform, rows = model._transform_at(x, outputs)
+        return transform.untransform(values.mT, X=rows)[0].mT
 
 
 @DrawMatheronPaths.register(MultiTaskABLR)  # exact, whatever strategies BoTorch has
 @torch.no_grad()
 def draw_path(
-    model: MultiTaskABLR, sample_shape: torch.Size, **strategies: Any
+    model: MultiTaskABLR,
+    sample_shape: torch.Size,
+    **strategies: Any,
 ) -> WeightPath:
     """Functions drawn from the posterior of a ``MultiTaskABLR``.
 

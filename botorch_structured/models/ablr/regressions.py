@@ -117,11 +117,10 @@ class TaskData:
     Attributes:
         counts: Number of observations of each task, a list of T.
         num_features: D.
-
-    Raises:
-        ValueError: If processes differ in their numbers of tasks or features.
-        RuntimeError: If another process has ended or does not answer.
+        total: Number of rows of all processes, for those who set it.
     """
+
+    total = 0
 
     def __init__(
         self,
@@ -148,15 +147,12 @@ class TaskData:
         self.chunks = self._cut(step, num_tasks)
         self.keeps_activations = len(X) <= kept_rows
         self.num_features = self._count_features()
-        self.processes.check_same(
-            {
-                "log_beta (number of tasks)": float(num_tasks),
-                "features (number of them)": float(self.num_features),
-            },
-            X.device,
-        )
 
-    def _cut(self, step: int, num_tasks: int) -> list[Chunk]:
+    def _cut(
+        self,
+        step: int,
+        num_tasks: int,
+    ) -> list[Chunk]:
         by_task = torch.argsort(self.task, stable=True)
         first = torch.tensor(self.counts).cumsum(0) - torch.tensor(self.counts)
         place = torch.arange(len(by_task), device=by_task.device)
@@ -175,7 +171,11 @@ class TaskData:
             chunks.append(Chunk(rows, entries, row - start, task, at))
         return chunks
 
-    def with_values(self, X: Tensor, Y: Tensor) -> TaskData:
+    def with_values(
+        self,
+        X: Tensor,
+        Y: Tensor,
+    ) -> TaskData:
         """The same rows and tasks with other numbers, of the same shapes."""
         new = copy(self)
         new.X = X
@@ -192,7 +192,11 @@ class TaskData:
         row = X[:1] if len(X) else X.new_zeros(1, X.shape[-1])
         return self.features(row).shape[-1]
 
-    def observed(self, chunk: Chunk, phi: Tensor) -> tuple[Tensor, Tensor]:
+    def observed(
+        self,
+        chunk: Chunk,
+        phi: Tensor,
+    ) -> tuple[Tensor, Tensor]:
         """Features ``m x D`` and outcomes ``m`` of each observation, in float64.
 
         Args:
@@ -201,14 +205,19 @@ class TaskData:
         """
         phi = phi.detach()[chunk.row].double()
         y = self.Y.detach()[chunk.entries].double()
-        scale = self.scale(chunk)
-        return phi * scale.unsqueeze(-1), y * scale
+        return self.scaled(chunk, phi, y)
 
-    def scale(self, chunk: Chunk) -> Tensor:
-        """Factors that observations are multiplied by, ``m``; one with learnt noise."""
+    def scaled(
+        self,
+        chunk: Chunk,
+        phi: Tensor,
+        y: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Features and outcomes, or slopes in them, divided by known deviations."""
         if self.noise_variance is None:
-            return chunk.row.new_ones((), dtype=torch.float64)
-        return self.noise_variance[chunk.entries].double().rsqrt()
+            return phi, y
+        scale = self.noise_variance[chunk.entries].double().rsqrt()
+        return phi * scale.unsqueeze(-1), y * scale
 
 
 class Factors:
@@ -227,11 +236,15 @@ class Factors:
     def __init__(self, data: TaskData) -> None:
         self.processes = data.processes
         device = data.X.device
-        counts = torch.stack(
-            self.processes.gather(torch.tensor(data.counts, device=device))
-        )
-        self.counts: list[int] = counts.sum(0).tolist()
-        self._before = counts[: self.processes.rank].sum(0)
+        self.counts = data.counts
+        self._before: Tensor | None = None
+        if not self.processes.alone:
+            every_count = self.processes.gather(
+                torch.tensor(data.counts, device=device)
+            )
+            counts = torch.stack(every_count)
+            self.counts = counts.sum(0).tolist()
+            self._before = counts[: self.processes.rank].sum(0)
         largest = max(self.counts, default=0)
         width = data.num_features + 1
         self.are_data = largest < width
@@ -242,9 +255,17 @@ class Factors:
 
     def places(self, chunk: Chunk) -> tuple[Tensor, Tensor]:
         """Where the observations of a chunk are in ``rows``, if these are the data."""
-        return chunk.task, chunk.place + self._before[chunk.task]
+        place = chunk.place
+        if self._before is not None:
+            place = place + self._before[chunk.task]
+        return chunk.task, place
 
-    def add(self, chunk: Chunk, phi: Tensor, y: Tensor) -> None:
+    def add(
+        self,
+        chunk: Chunk,
+        phi: Tensor,
+        y: Tensor,
+    ) -> None:
         """Take in one more chunk.
 
         Args:
@@ -264,7 +285,11 @@ class Factors:
             self._replace(tasks, rows)
         self._started = True
 
-    def _replace(self, tasks: Tensor, rows: Tensor) -> None:
+    def _replace(
+        self,
+        tasks: Tensor,
+        rows: Tensor,
+    ) -> None:
         """Reduce rows of tasks, ``B x N x (D + 1)``, to their new factors."""
         if rows.shape[-2] >= self.rows.shape[-1]:
             rows = torch.linalg.qr(rows, mode="r").R
@@ -317,7 +342,10 @@ class WeightPosterior(NamedTuple):
         return WeightPosterior(torch.stack(means, dim=-2), torch.stack(roots, dim=-3))
 
     def update(
-        self, features: Tensor, Y: Tensor, noise_variance: Tensor
+        self,
+        features: Tensor,
+        Y: Tensor,
+        noise_variance: Tensor,
     ) -> WeightPosterior:
         r"""Condition on q more observations, one after the other, O(D^2) each.
 
@@ -364,7 +392,10 @@ class Regressions:
     """
 
     def __init__(
-        self, data: TaskData, log_alpha: Tensor | None, log_beta: Tensor
+        self,
+        data: TaskData,
+        log_alpha: Tensor | None,
+        log_beta: Tensor,
     ) -> None:
         if log_alpha is None:
             log_alpha = torch.zeros_like(log_beta, requires_grad=False)
@@ -372,17 +403,13 @@ class Regressions:
         self.log_alpha = log_alpha
         self.log_beta = log_beta
         self.parameters = [p for p in data.features.parameters() if p.requires_grad]
+        # processes with other hyperparameters would add up different things
         if not data.processes.alone:
-            # processes with other hyperparameters would add up different things
-            learnt: dict[str, Sequence[Tensor]] = {
-                "log_alpha": [log_alpha],
-                "log_beta": [log_beta],
-                "features (their parameters)": self.parameters,
-            }
-            data.processes.check_same(
-                {name: _fingerprint(tensors) for name, tensors in learnt.items()},
-                data.X.device,
-            )
+            learnt = [log_alpha, log_beta, *self.parameters]
+            flat = torch.cat([t.detach().double().reshape(-1).cpu() for t in learnt])
+            weights = torch.arange(1.0, len(flat) + 1.0, dtype=flat.dtype).cos()
+            numbers = {"hyperparameters (a weighted sum)": float(flat @ weights)}
+            data.processes.check_same(numbers, data.X.device)
 
     def log_evidence(self) -> Tensor:
         """Sum over tasks of the log evidence: minus (3).
@@ -458,7 +485,7 @@ class Regressions:
         wants_inputs = data.X.requires_grad
         d_X = torch.zeros_like(data.X) if wants_inputs else None
         d_Y = torch.zeros_like(data.Y) if data.Y.requires_grad else None
-        d_parameters = [torch.zeros_like(p) for p in self.parameters]
+        d_parameters: list[Tensor] = []
 
         def forward(chunk: Chunk) -> tuple[Tensor, Tensor]:
             X = data.X.detach()[chunk.rows].requires_grad_(wants_inputs)
@@ -469,21 +496,25 @@ class Regressions:
         kept = []
         for chunk in data.chunks:
             X, phi = forward(chunk)
-            factors.add(chunk, *data.observed(chunk, phi))
+            seen = data.observed(chunk, phi)
+            factors.add(chunk, *seen)
             if data.keeps_activations:
-                kept.append((X, phi))
+                kept.append((X, phi, seen))
         factors.merge()
         solution = solve(factors, self.log_alpha, self.log_beta)
         for i, chunk in enumerate(data.chunks):
-            X, phi = kept[i] if kept else forward(chunk)
-            d_phi, d_outcome = solution.slopes(chunk, *data.observed(chunk, phi))
-            scale = data.scale(chunk)
+            if kept:
+                X, phi, seen = kept[i]
+            else:
+                X, phi = forward(chunk)
+                seen = data.observed(chunk, phi)
+            d_phi, d_outcome = solution.slopes(chunk, *seen)
+            d_phi, d_outcome = data.scaled(chunk, d_phi, d_outcome)
             if d_Y is not None:
-                d_Y[chunk.entries] = (d_outcome * scale).to(d_Y)
+                d_Y[chunk.entries] = d_outcome.to(d_Y)
             if not phi.requires_grad:
                 continue
-            d_phi = (d_phi * scale.unsqueeze(-1)).to(phi)
-            d_rows = torch.zeros_like(phi).index_add_(0, chunk.row, d_phi)
+            d_rows = torch.zeros_like(phi).index_add_(0, chunk.row, d_phi.to(phi))
             with torch.enable_grad():
                 # ``grad_outputs`` make torch load its symbolic shapes: 35 MiB
                 along = (phi * d_rows).sum()
@@ -493,30 +524,31 @@ class Regressions:
                 d_X[chunk.rows] = gradients[-1]
             for total, gradient in zip(d_parameters, gradients, strict=False):
                 total.add_(gradient)
+            d_parameters = d_parameters or list(gradients[: len(self.parameters)])
+        d_parameters = d_parameters or [torch.zeros_like(p) for p in self.parameters]
         processes = data.processes
         precisions = processes.of_first([solution.d_log_alpha, solution.d_log_beta])
         value = self._value(solution)
         return value, [*precisions, d_X, d_Y, *processes.sum(d_parameters)]
 
 
-def _fingerprint(tensors: Sequence[Tensor]) -> float:
-    """A number that changes when one of them does, or two are swapped."""
-    if not tensors:
-        return 0.0
-    flat = torch.cat([t.detach().double().reshape(-1).cpu() for t in tensors])
-    return float(flat @ torch.arange(1.0, len(flat) + 1.0, dtype=flat.dtype).cos())
-
-
 class _SummedEvidence(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, regressions: Regressions, *learnt: Tensor) -> Tensor:
+    def forward(
+        ctx: Any,
+        regressions: Regressions,
+        *learnt: Tensor,
+    ) -> Tensor:
         value, ctx.gradients = regressions.value_and_gradients()
         ctx.dtypes = [t.dtype for t in learnt]
         return value
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(
+        ctx: Any,
+        *grad_outputs: Tensor,
+    ) -> tuple[Tensor | None, ...]:
         (grad,) = grad_outputs
         return None, *(
             None if g is None else (grad * g).to(dtype)
@@ -551,7 +583,12 @@ class Solution:
     slope: Tensor
     residual: Tensor
 
-    def slopes(self, chunk: Chunk, phi: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def slopes(
+        self,
+        chunk: Chunk,
+        phi: Tensor,
+        y: Tensor,
+    ) -> tuple[Tensor, Tensor]:
         """Derivatives of the evidences with respect to features and outcomes.
 
         Args:
@@ -583,7 +620,11 @@ class Solution:
 
 
 @torch.no_grad()
-def solve(factors: Factors, log_alpha: Tensor, log_beta: Tensor) -> Solution:
+def solve(
+    factors: Factors,
+    log_alpha: Tensor,
+    log_beta: Tensor,
+) -> Solution:
     """Regressions of all tasks, on the CPU: a GPU is slower at small factorisations.
 
     Args:
@@ -641,7 +682,10 @@ def solve(factors: Factors, log_alpha: Tensor, log_beta: Tensor) -> Solution:
     return Solution(factors, *precisions, *numbers, *parts)
 
 
-def _check_finite(value: Tensor, rows: Tensor) -> None:
+def _check_finite(
+    value: Tensor,
+    rows: Tensor,
+) -> None:
     """Raise a ``NanError`` if an evidence is not finite."""
     bad = (~value.isfinite()).nonzero()[:, 0].tolist()
     if bad:

@@ -12,7 +12,7 @@ paper optimises a ``DecomposedGP`` whose components are ``MonotoneGP`` s.
   -> ``monotone_gp.MonotoneGP`` (``monotone``, ``nu``),
   ``expectation_propagation.probit_site``
 * 2.2, the set V of virtual points; grids of 10 (3.2), 10 x 10 (4.1), 4 x 4 x 4 (4.2)
-  -> ``virtual_points.default_virtual_points``
+  -> ``monotone_gp.default_virtual_points``
 * 2.2, the conditional GP by expectation propagation
   -> ``expectation_propagation.expectation_propagation``,
   ``site_kernel.SiteConditionedKernel``, ``site_kernel.SiteConditionedMean``
@@ -37,7 +37,7 @@ paper optimises a ``DecomposedGP`` whose components are ``MonotoneGP`` s.
 * 5, virtual points one at a time where a sign is least probable (Wang and Berger 2016)
   -> ``monotone_gp.MonotoneGP`` by default, ``MonotoneGP.add_virtual_points``
 * 5, points that fill the space more sparsely than a grid
-  -> ``virtual_points.default_virtual_points`` (Sobol in place of Latin hypercubes)
+  -> ``monotone_gp.default_virtual_points`` (Sobol in place of Latin hypercubes)
 * 5, projection of samples onto monotone functions (Lin and Dunson 2014)
   -> not implemented: projected samples have no joint density
 * 5, gain d (p - c), optimised as log d + log(p - c)
@@ -73,10 +73,10 @@ paper optimises a ``DecomposedGP`` whose components are ``MonotoneGP`` s.
   gradient, on arrays
 * after (10), E[f*] and Var[f*] given data and signs
   -> ``site_kernel.SiteConditionedMean``, ``site_kernel.SiteConditionedKernel``;
-  ``site_kernel.SitePredictor`` from factors that are kept
+  ``site_kernel.ConditionedProcess`` from factors that are kept
 * section 3, classification
   -> not implemented: outcomes are real numbers
 * section 3.1, virtual points on a grid, or where a sign is improbable
-  -> ``virtual_points.default_virtual_points``,
-  ``virtual_points.choose_signs``
+  -> ``monotone_gp.default_virtual_points``,
+  ``monotone_gp.choose_signs``
 """

@@ -89,7 +89,8 @@ class DecomposedGP(ModelListGP):
         models: Different components, single-output GPs and ``DeterministicModel`` s,
             at least one of them a GP. Outcome transforms must be linear (such as
             ``Standardize``): under a ``Log`` transform a component is log-normal, and
-            the sum is not Gaussian.
+            the sum is not Gaussian. BoTorch's ``Standardize`` does not divide outcomes
+            whose deviation is below 1e-8; the models of this package do.
 
     Raises:
         ValueError: For other components, and those that differ in the number of columns
@@ -113,12 +114,11 @@ class DecomposedGP(ModelListGP):
 
     def __init__(self, *models: Model) -> None:
         _check_components(models)
-        known = [isinstance(model, DeterministicModel) for model in models]
-        super().__init__(*(m for m, k in zip(models, known, strict=True) if not k))
-        self.known_models = ModuleList(
-            m for m, k in zip(models, known, strict=True) if k
-        )
-        self._known = tuple(known)
+        is_known_model = [isinstance(model, DeterministicModel) for model in models]
+        pairs = list(zip(models, is_known_model, strict=True))
+        super().__init__(*(model for model, is_known in pairs if not is_known))
+        self.known_models = ModuleList(model for model, is_known in pairs if is_known)
+        self._is_known = tuple(is_known_model)
         self._columns = _common_columns(self._with_data)
 
     @property
@@ -164,8 +164,7 @@ class DecomposedGP(ModelListGP):
         self._check_output(output_indices)
         learned = self._learned(X, observation_noise)
         mean = sum(mvn.mean for mvn in learned)
-        for value in self._known_values(X, mean):
-            mean = mean + value
+        mean = sum(self._known_values(X, mean), mean)
         dense = sum(mvn.lazy_covariance_matrix.to_dense() for mvn in learned)
         least: Any = sum(self._least(X))
         total = MultivariateNormal(mean, at_unit_scale(to_linear_operator(dense)))
@@ -189,8 +188,8 @@ class DecomposedGP(ModelListGP):
             of a known one is the least that GPyTorch allows, 1e-10 in double precision.
         """
         mvns = self._learned(X, observation_noise)
-        known = self._known_values(X, mvns[0].mean)
-        parts = self._in_order(mvns, map(_certain, known))
+        values = self._known_values(X, mvns[0].mean)
+        parts = self._in_order(mvns, map(_certain, values))
         # a known component keeps the variance of ``_certain``
         least = self._in_order(self._least(X), repeat(X.new_zeros(1, 1)))
         if output_indices is not None:
@@ -229,33 +228,49 @@ class DecomposedGP(ModelListGP):
                 variances.
         """
         m = len(self.models)
-        X = [X] * m if isinstance(X, Tensor) else list(X)
-        if len(X) != m:
+        inputs = [X] * m if isinstance(X, Tensor) else list(X)
+        if len(inputs) != m:
             raise ValueError(
                 f"X: expected one tensor for all or one for each of the {m} components "
-                f"with data, got {len(X)}."
+                f"with data, got {len(inputs)}."
             )
         self._check_columns("Y", Y)
         if noise is not None:
             self._check_columns("noise", noise)
-        for X_i, model in zip(X, self._with_data, strict=True):
+        for X_i, model in zip(inputs, self._with_data, strict=True):
             self._check_points(X_i)
             checks.check_new_data(X_i, Y, noise, m, model.batch_shape)
-        conditioned = []
-        for i, model in enumerate(self._with_data):
-            own = {}
-            # of fantasies any component takes it
-            if noise is not None and (fantasize_flag.on() or _has_fixed_noise(model)):
-                own["noise"] = noise[..., i : i + 1]
-            with gradients_in_data(model, new=X[i]):
-                one = model.condition_on_observations(
-                    X[i], Y[..., i : i + 1], **own, **kwargs
-                )
-            conditioned.append(one)
-        return self._with_models(conditioned)
+        noises: list[Tensor | None] = [None] * m
+        if noise is not None:
+            noises = [
+                # of fantasies any component takes it
+                part if fantasize_flag.on() or _has_fixed_noise(model) else None
+                for part, model in zip(noise.split(1, -1), self._with_data, strict=True)
+            ]
+        return self._conditioned(inputs, Y.split(1, dim=-1), noises, **kwargs)
+
+    def _conditioned(
+        self,
+        X: Sequence[Tensor],
+        Y: Sequence[Tensor],
+        noises: Sequence[Tensor | None],
+        **kwargs: Any,
+    ) -> DecomposedGP:
+        """Condition each component with data on its rows."""
+        models = []
+        for model, X_i, Y_i, noise in zip(self._with_data, X, Y, noises, strict=True):
+            if noise is not None:
+                kwargs["noise"] = noise
+            with gradients_in_data(model, new=X_i):
+                models.append(model.condition_on_observations(X_i, Y_i, **kwargs))
+            kwargs.pop("noise", None)
+        return self._with_models(models)
 
     def get_fantasy_model(
-        self, inputs: Sequence[Any], targets: Sequence[Tensor], **kwargs: Any
+        self,
+        inputs: Sequence[Any],
+        targets: Sequence[Tensor],
+        **kwargs: Any,
     ) -> DecomposedGP:
         """The model with more data, known components as they are.
 
@@ -312,20 +327,17 @@ class DecomposedGP(ModelListGP):
                 gradients_in_data(*self._with_data),
             ):
                 Y = self._draw(X, sampler, noises)
-            fantasies = []
-            for i, (model, noise) in enumerate(
-                zip(self._with_data, noises, strict=True)
-            ):
-                Y_i, X_i = Y[..., i : i + 1], X
-                own = {} if noise is None else {"noise": noise.expand(Y_i.shape[1:])}
-                if evaluation_mask is not None:
-                    rows = evaluation_mask[:, i]
-                    Y_i, X_i = Y_i[..., rows, :], X[..., rows, :]
-                    own = {key: value[..., rows, :] for key, value in own.items()}
-                with gradients_in_data(model, new=X_i):
-                    one = model.condition_on_observations(X_i, Y_i, **own, **kwargs)
-                fantasies.append(one)
-        return self._with_models(fantasies)
+            shape = Y.shape[1:-1]
+            noises = [n if n is None else n.expand(*shape, 1) for n in noises]
+            inputs = [X] * m
+            outcomes = list(Y.split(1, dim=-1))
+            if evaluation_mask is not None:
+                for i, rows in enumerate(evaluation_mask.unbind(-1)):
+                    noise = noises[i]
+                    inputs[i] = X[..., rows, :]
+                    outcomes[i] = outcomes[i][..., rows, :]
+                    noises[i] = None if noise is None else noise[..., rows, :]
+            return self._conditioned(inputs, outcomes, noises, **kwargs)
 
     def subset_output(self, idcs: list[int]) -> DecomposedGP:
         """The model itself: there is one output.
@@ -336,24 +348,29 @@ class DecomposedGP(ModelListGP):
         return self
 
     def load_state_dict(
-        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+        self,
+        state_dict: Mapping[str, Any],
+        strict: bool = True,
+        assign: bool = False,
     ) -> None:
         """Load all components; those that override this method have it called."""
         super().load_state_dict(state_dict, strict=strict, assign=assign)
         prefix = "known_models."
-        own = {
+        state = {
             key.removeprefix(prefix): value
             for key, value in state_dict.items()
             if key.startswith(prefix)
         }
-        self.known_models.load_state_dict(own, strict=strict, assign=assign)
+        self.known_models.load_state_dict(state, strict=strict, assign=assign)
 
     @property
     def _with_data(self) -> list[GPyTorchModel]:
         return list(self.models)
 
     def _learned(
-        self, X: Tensor, observation_noise: bool | Tensor
+        self,
+        X: Tensor,
+        observation_noise: bool | Tensor,
     ) -> list[MultivariateNormal]:
         """The posterior of each component with data, of one batch shape."""
         self._check_points(X)
@@ -368,25 +385,31 @@ class DecomposedGP(ModelListGP):
             ]
         return self._broadcast_mvns([p.distribution for p in posteriors])
 
-    def _known_values(self, X: Tensor, like: Tensor) -> list[Tensor]:
+    def _known_values(
+        self,
+        X: Tensor,
+        like: Tensor,
+    ) -> list[Tensor]:
         """Each known component, of the shape of ``like``, ``batch_shape x q``."""
-        known: list[Any] = list(self.known_models)
-        values = [model.posterior(X).mean.squeeze(-1) for model in known]
+        models: list[Any] = list(self.known_models)
+        values = [model.posterior(X).mean.squeeze(-1) for model in models]
         if is_ensemble(self):  # ``batch_shape x members x q``
             values = [value.unsqueeze(-2) for value in values]
         return [value.expand_as(like) for value in values]
 
     def _least(self, X: Tensor) -> list[Tensor]:
         """Smallest variances of the components with data, ``batch_shape x 1 x 1``."""
-        found = []
+        smallest = []
         for model in self.models:
             transform = getattr(model, "outcome_transform", None)
             least = least_variance(transform, X) * X.new_ones(1, 1)
-            found.append(least.unsqueeze(-3) if is_ensemble(self) else least)
-        return found
+            smallest.append(least.unsqueeze(-3) if is_ensemble(self) else least)
+        return smallest
 
     def _as_posterior(
-        self, mvn: MultivariateNormal, least: Tensor | float = 0.0
+        self,
+        mvn: MultivariateNormal,
+        least: Tensor | float = 0.0,
     ) -> Posterior:
         kind = GaussianMixturePosterior if is_ensemble(self) else GPyTorchPosterior
         return with_least_variance(kind(distribution=mvn), least)
@@ -395,18 +418,26 @@ class DecomposedGP(ModelListGP):
         """The same known components with other ones that have data."""
         return type(self)(*self._in_order(models, self.known_models))
 
-    def _in_order(self, learned: Iterable[Any], known: Iterable[Any]) -> list[Any]:
-        """What belongs to each component, in the order of the constructor.
+    def _in_order(
+        self,
+        learned: Iterable[Any],
+        certain: Iterable[Any],
+    ) -> list[Any]:
+        """Values for all components, in the order of the constructor.
 
         Args:
             learned: One for each component with data.
-            known: One for each known component, or more.
+            certain: One for each known component, or more.
         """
-        learned, known = iter(learned), iter(known)
-        return [next(known if k else learned) for k in self._known]
+        with_data = iter(learned)
+        without = iter(certain)
+        return [next(without if k else with_data) for k in self._is_known]
 
     def _draw(
-        self, X: Tensor, sampler: MCSampler, noises: list[Tensor | None]
+        self,
+        X: Tensor,
+        sampler: MCSampler,
+        noises: list[Tensor | None],
     ) -> Tensor:
         """``sample_shape x batch_shape x n' x m`` noisy observations of components."""
         if X.shape[-2] == 0:
@@ -429,7 +460,11 @@ class DecomposedGP(ModelListGP):
         else:
             checks.check_points(X, self._columns, dtype)
 
-    def _check_columns(self, name: str, value: Tensor) -> None:
+    def _check_columns(
+        self,
+        name: str,
+        value: Tensor,
+    ) -> None:
         checks.check_tensor(name, value)
         m = len(self.models)
         if value.dim() < 2 or value.shape[-1] != m:
@@ -448,9 +483,9 @@ class DecomposedGP(ModelListGP):
 
 def _check_components(models: Sequence[Model]) -> None:
     for i, model in enumerate(models):
-        known = isinstance(model, DeterministicModel)
+        deterministic = isinstance(model, DeterministicModel)
         gp = isinstance(model, GPyTorchModel) and not isinstance(model, ModelList)
-        if not (known or gp):
+        if not (deterministic or gp):
             raise ValueError(
                 "models: expected single GPs or DeterministicModels, got a "
                 f"{type(model).__name__} at {i}."
@@ -488,12 +523,11 @@ def _common_columns(models: Sequence[GPyTorchModel]) -> int | None:
     """
     widths = [checks.columns_of(model) for model in models]
     dtypes = [model.train_targets.dtype for model in models]
-    for name, found in (("columns", widths), ("dtypes", dtypes)):
-        known = {value for value in found if value is not None}
-        if len(known) > 1:
+    for name, values in (("columns", widths), ("dtypes", dtypes)):
+        if len(set(values) - {None}) > 1:
             raise ValueError(
                 f"models: expected components with the same {name} of train_X, since "
-                f"all are asked at the same points, got {found}."
+                f"all are asked at the same points, got {values}."
             )
     shapes = [tuple(model.batch_shape) for model in models]
     try:
@@ -537,7 +571,11 @@ class _KnownPath(SamplePath):
         super().__init__()
         self.model = model
 
-    def forward(self, x: Tensor, **kwargs: Any) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        **kwargs: Any,
+    ) -> Tensor:
         return self.model.posterior(x).mean.squeeze(-1)
 
     def set_ensemble_as_batch(self, ensemble_as_batch: bool) -> None:
@@ -548,7 +586,9 @@ class _KnownPath(SamplePath):
 # paths, one for each component, where one path of the sum is expected.
 @DrawMatheronPaths.register(DecomposedGP)
 def _draw_paths_of_sum(
-    model: DecomposedGP, sample_shape: torch.Size, **kwargs: Any
+    model: DecomposedGP,
+    sample_shape: torch.Size,
+    **kwargs: Any,
 ) -> PathList:
     paths = [
         _KnownPath(part)

@@ -34,7 +34,9 @@ from __future__ import annotations
 
 __all__ = ["EPConvergenceWarning", "MonotoneGP"]
 
+import math
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from types import NoneType
 from typing import Any, Literal
 
@@ -62,7 +64,9 @@ from gpytorch.mlls import (
     MarginalLogLikelihood,
 )
 from linear_operator import to_linear_operator
+from scipy.special import ndtr
 from torch import Tensor
+from torch.quasirandom import SobolEngine
 
 from botorch_structured._botorch_names import DefaultType
 from botorch_structured.linalg.factor import Array
@@ -82,36 +86,28 @@ from botorch_structured.models.monotone.array_evidence import ArrayGP, EvidenceO
 from botorch_structured.models.monotone.expectation_propagation import (
     EPConvergenceWarning,
     EPResult,
+    EPRun,
     GaussianSites,
     ep_result,
     expectation_propagation,
-    log_site_evidence,
     warn_unless_converged,
 )
 from botorch_structured.models.monotone.site_kernel import (
+    ConditionedProcess,
     DerivativeSites,
     SiteConditionedKernel,
     SiteConditionedMean,
-    SitePredictor,
     SlopeMoments,
-)
-from botorch_structured.models.monotone.virtual_points import (
-    candidates,
-    check_imposed,
-    check_monotone,
-    check_probability,
-    choose_signs,
-    default_virtual_points,
-    signs_of,
-    transformed_box,
-    transformed_columns,
-    transformed_points,
 )
 from botorch_structured.models.outcome_scale import with_least_variance
 from botorch_structured.models.parameters import UnknownFormError
 from botorch_structured.spaces.arguments import check_column, check_count
 from botorch_structured.spaces.parameter_tree import HierarchicalDependencies
 
+# Numbers in the largest array of a fit. Above, several threads of torch are faster.
+_MOST_NUMBERS = 2**20
+# How many points signs are examined at.
+_CANDIDATES = 256
 # BoTorch's names of hyperparameters with a batch, and those in a prior given sites.
 _WRAPPED = {
     "mean_module.raw_constant": "mean_module.base_mean.raw_constant",
@@ -246,7 +242,7 @@ class MonotoneGP(FastSingleTaskGP):
     """
 
     _fit_caches = ("_predictor",)
-    _predictor: SitePredictor | None = None
+    _predictor: ConditionedProcess | None = None
     #: What the last run of expectation propagation reported.
     ep_result: EPResult | None = None
     mean_module: Any
@@ -333,7 +329,7 @@ class MonotoneGP(FastSingleTaskGP):
         if signs_in_fit:
             self.register_added_loss_term("log_probability_of_sites")
         per_column = torch.tensor([signs[j] * places[j][1] for j in signs])
-        order = self._order_of_outcomes(train_Y)
+        order = self._order_of_outcomes()
         self.register_buffer("_column_signs", order * per_column.to(order))
         if hasattr(self, "_subset_batch_dict"):
             self._subset_batch_dict = {
@@ -435,7 +431,11 @@ class MonotoneGP(FastSingleTaskGP):
 
     # -- derivatives ----------------------------------------------------------------
 
-    def derivative_posterior(self, X: Tensor, column: int) -> GPyTorchPosterior:
+    def derivative_posterior(
+        self,
+        X: Tensor,
+        column: int,
+    ) -> GPyTorchPosterior:
         r"""Joint posterior of the partial derivative along a column.
 
         Of raw outcomes with respect to raw inputs: transforms are undone by the chain
@@ -476,7 +476,11 @@ class MonotoneGP(FastSingleTaskGP):
             mvn = MultitaskMultivariateNormal.from_batch_mvn(mvn, task_dim=-1)
         return with_least_variance(GPyTorchPosterior(mvn), 0.0)
 
-    def probability_monotone(self, X: Tensor, column: int) -> Tensor:
+    def probability_monotone(
+        self,
+        X: Tensor,
+        column: int,
+    ) -> Tensor:
         r"""Probability, point by point, that the derivative has its sign.
 
         Args:
@@ -492,16 +496,16 @@ class MonotoneGP(FastSingleTaskGP):
                 kernel without known derivatives.
         """
         mean, covariance, slope = self._derivative(X, column)
-        Y = self._in_columns(self.train_targets)
-        transform = getattr(self, "outcome_transform", None)
-        if transform is not None:
-            slope = slope * self._order_of_outcomes(transform.untransform(Y)[0])
-        sign = self.monotone.get(column, 1) * slope.sign()
+        sign = self.monotone.get(column, 1) * slope.sign() * self._order_of_outcomes()
         variance = covariance.diagonal(dim1=-2, dim2=-1)
         sd = variance.clamp_min(torch.finfo(variance.dtype).tiny).sqrt()
         return self._in_columns(torch.special.ndtr(sign * mean / sd))
 
-    def add_virtual_points(self, count: int = 20, probability: float = 0.9) -> int:
+    def add_virtual_points(
+        self,
+        count: int = 20,
+        probability: float = 0.9,
+    ) -> int:
         r"""Impose signs where they are least probable, one at a time.
 
         The sequential rule of Wang and Berger (2016, section 4): EP runs again after
@@ -511,7 +515,7 @@ class MonotoneGP(FastSingleTaskGP):
         and the elements of a batch have signs at all points afterwards.
 
         Args:
-            count: Add at most this many points.
+            count: Add at most this many points for each output.
             probability: Stop when no sign at 256 points that fill the box is less
                 probable.
 
@@ -528,28 +532,55 @@ class MonotoneGP(FastSingleTaskGP):
         count = check_count("count", count)
         self.eval()
         added = self._add_points(count, probability)
+        result = self._run_ep()
         if added:
-            warn_unless_converged(self.ep_result)
+            warn_unless_converged(result)
         return added
 
     @torch.no_grad()
-    def _add_points(self, count: int, probability: float) -> int:
-        """The same without checks; EP runs again at all points."""
+    def _add_points(
+        self,
+        count: int,
+        probability: float,
+    ) -> int:
+        """The same without checks, and without sites."""
         before = self.virtual_points
-        points = candidates(before, self._box.to(before))
-        moments = self._slopes(points)
-        signs = self._array_signs(points)
+        points, choices = self._choose(before, count, probability)
         v = len(points)
-        k = len(self.covar_module.sites.columns)
-        chosen = [j * v + i for j in range(k) for i in range(len(before))]
-        limit = len(chosen) + count
-        chosen, _ = choose_signs(moments, signs, self.nu, chosen, limit, probability)
-        places = sorted({index % v for index in chosen})
+        places = sorted({i % v for chosen, _ in choices for i in chosen})
         self._set_points(points[places])
-        self._run_ep()
         return len(places) - len(before)
 
-    def _derivative(self, X: Tensor, column: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _choose(
+        self,
+        before: Tensor,
+        count: int,
+        probability: float,
+    ) -> tuple[Tensor, list[tuple[list[int], EPRun]]]:
+        """Points to choose from, and ``choose_signs`` of them for each process.
+
+        Args:
+            before: Points that have all signs already.
+            count: At most so many further signs.
+            probability: See ``choose_signs``.
+        """
+        points = candidates(before, self._box.to(before))
+        moments = self._slopes(points)
+        v = len(points)
+        columns = range(len(moments.columns))
+        start = [j * v + i for j in columns for i in range(len(before))]
+        rule = self.nu, start, len(start) + count, probability
+        choices = [
+            choose_signs(moments, i, signs, *rule)
+            for i, signs in enumerate(self._array_signs(points))
+        ]
+        return points, choices
+
+    def _derivative(
+        self,
+        X: Tensor,
+        column: int,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Moments on the model's axes, and the slope of the input transform.
 
         Returns:
@@ -572,28 +603,21 @@ class MonotoneGP(FastSingleTaskGP):
         if self._num_outputs > 1:
             x, _ = add_output_dim(x, original_batch_shape=self._input_batch_shape)
             slope = slope.unsqueeze(-2)
-        moments = self._slopes(x, [place], given_sites=self.has_sites)
+        moments = self._process(given_sites=self.has_sites).slopes(x, [place])
         return moments.mean.to(x), moments.covariance().to(x), slope
 
-    def _slopes(
-        self,
-        points: Tensor,
-        columns: Sequence[int] | None = None,
-        given_sites: bool = False,
-    ) -> SlopeMoments:
-        """Moments of derivatives given the data; default: with signs."""
+    def _process(self, given_sites: bool) -> ConditionedProcess:
+        """The process given the data, at the present hyperparameters."""
         X = self.train_inputs[0]
-        X = self.transform_inputs(X) if self.training else X
-        return SlopeMoments(
-            self.mean_module,
-            self.covar_module,
-            X,
-            self.train_targets,
-            noise_at(self.likelihood, X, self.train_targets.shape),
-            points,
-            self.covar_module.sites.columns if columns is None else columns,
-            given_sites,
-        )
+        X = X if self._has_transformed_inputs else self.transform_inputs(X)
+        noise = noise_at(self.likelihood, X, self.train_targets.shape)
+        modules = self.mean_module, self.covar_module
+        return ConditionedProcess(*modules, X, self.train_targets, noise, given_sites)
+
+    def _slopes(self, points: Tensor) -> SlopeMoments:
+        """Moments of the derivatives with signs, given the data alone."""
+        columns = self.covar_module.sites.columns
+        return self._process(given_sites=False).slopes(points, columns)
 
     # -- sites ------------------------------------------------------------------------
 
@@ -620,7 +644,7 @@ class MonotoneGP(FastSingleTaskGP):
     def _array_signs(self, points: Tensor) -> Array:
         """The signs at some points, ``b x s`` for ``b`` processes."""
         signs = self._signs_at(points).cpu().double().numpy()
-        return signs.reshape(-1, signs.shape[-1])
+        return signs.reshape(self._aug_batch_shape.numel(), -1)
 
     def update_sites(self) -> EPResult:
         """Place adaptive sites, and run expectation propagation to its fixed point.
@@ -643,54 +667,51 @@ class MonotoneGP(FastSingleTaskGP):
         return result
 
     def _find_sites(self) -> EPResult:
-        if self._adaptive and self.signs_in_fit:
+        if self._adaptive and not self.signs_in_fit:
+            return self._place_sites()
+        if self._adaptive:
             self._add_points(50, self.min_probability)
-            return self.ep_result
-        return self._place_sites() if self._adaptive else self._run_ep()
+        return self._run_ep()
 
     @torch.no_grad()
     def _run_ep(self) -> EPResult:
         """At the points as they are, from the sites as they are."""
         sites = self.covar_module.sites
         moments = self._slopes(sites.points)
-        signs = self._array_signs(sites.points)
-        b, s = signs.shape
-        mean = signs * moments.mean.cpu().numpy().reshape(b, s)
-        covariance = moments.covariance().cpu().numpy().reshape(b, s, s)
-        covariance = signs[:, :, None] * covariance * signs[:, None, :]
-        runs = [
-            expectation_propagation(m, S, self.nu, start)
-            for m, S, start in zip(mean, covariance, self._starts(), strict=True)
-        ]
-        return self._accept(ep_result(runs, self._aug_batch_shape))
-
-    def _starts(self) -> Array:
-        """Sites on derivatives times signs: precisions, then shifts, ``b x 2 s``."""
-        sites = self.covar_module.sites.gaussian
-        both = torch.cat([sites.precision, self.site_signs * sites.shift], dim=-1)
-        return both.cpu().numpy().reshape(-1, both.shape[-1])
+        signs = self.site_signs.double()
+        start = sites.gaussian
+        rows = [signs, moments.mean, start.precision, signs * start.shift]
+        rows = [row.expand_as(moments.mean) for row in rows]
+        # in one copy from a device
+        both = torch.cat([torch.stack(rows, dim=-2), moments.covariance()], dim=-2)
+        count = self._aug_batch_shape.numel()
+        arrays = both.reshape(count, *both.shape[-2:]).cpu().numpy()
+        runs = []
+        for array in arrays:
+            sign = array[0]
+            covariance = sign[:, None] * array[4:] * sign
+            first = array[2:4].ravel()
+            run = expectation_propagation(sign * array[1], covariance, self.nu, first)
+            runs.append(_with_signs(run, sign))
+        return self._accept(runs)
 
     @torch.no_grad()
     def _place_sites(self) -> EPResult:
         """Choose signs for each process, from none; other sites have no precision."""
-        points = candidates(self._box[:0], self._box).to(self.virtual_points)
-        moments = self._slopes(points)
-        signs = self._array_signs(points)
-        choices = [
-            choose_signs(moments, signs, self.nu, [], 50, self.min_probability, i)
-            for i in range(len(signs))
-        ]
+        nothing = self.virtual_points[:0]
+        points, choices = self._choose(nothing, 50, self.min_probability)
         v = len(points)
         places = list(dict.fromkeys(i % v for chosen, _ in choices for i in chosen))
-        runs = []
-        for chosen, (run,) in choices:
-            at = [(i // v) * len(places) + places.index(i % v) for i in chosen]
-            count = len(places) * len(self.covar_module.sites.columns)
-            spread = np.zeros((2, count))
-            spread[:, at] = run.sites.reshape(2, -1)
-            runs.append(run._replace(sites=spread.ravel()))
         self._set_points(points[places])
-        return self._accept(ep_result(runs, self._aug_batch_shape))
+        signs = self._array_signs(points[places])
+        runs = []
+        for sign, (chosen, run) in zip(signs, choices, strict=True):
+            at = [i // v * len(places) + places.index(i % v) for i in chosen]
+            spread = np.zeros((2, len(sign)))
+            spread[:, at] = run.sites.reshape(2, -1)
+            run = run._replace(sites=spread.ravel())
+            runs.append(_with_signs(run, sign))
+        return self._accept(runs)
 
     def _set_points(self, points: Tensor) -> None:
         """Take other points, without sites."""
@@ -699,14 +720,9 @@ class MonotoneGP(FastSingleTaskGP):
         nothing = sites.points.new_zeros(*self._aug_batch_shape, sites.num_sites)
         sites.set(GaussianSites(nothing, nothing, nothing.sum(-1)))
 
-    def _accept(self, result: EPResult) -> EPResult:
-        """Turn sites on derivatives times their signs into sites on derivatives."""
-        unsigned = result.sites
-        signs = self.site_signs
-        shift = signs.double() * unsigned.shift.to(signs.device)
-        sites = unsigned._replace(shift=shift)
-        self.covar_module.sites.set(sites)
-        self.ep_result = result._replace(sites=sites)
+    def _accept(self, runs: Sequence[EPRun]) -> EPResult:
+        self.ep_result = ep_result(runs, self._aug_batch_shape)
+        self.covar_module.sites.set(self.ep_result.sites)
         self._clear_cache()
         return self.ep_result
 
@@ -714,19 +730,19 @@ class MonotoneGP(FastSingleTaskGP):
         """``aug_batch_shape x n`` to ``batch_shape x n x m``."""
         return values.unsqueeze(-1) if self._num_outputs == 1 else values.mT
 
-    def _order_of_outcomes(self, Y: Tensor) -> Tensor:
-        """+1 where the targets rise with outcomes, else -1, ``aug_batch_shape x 1``.
-
-        Args:
-            Y: The outcomes that the targets are made of, ``batch_shape x n x m``.
-        """
-        transform = getattr(self, "outcome_transform", None)
-        order = signs_of(Y, self._in_columns(self.train_targets), transform)
+    def _order_of_outcomes(self) -> Tensor:
+        """+1 where the targets rise with outcomes, else -1, ``aug_batch_shape x 1``."""
+        targets = self._in_columns(self.train_targets.detach())
+        order = signs_of(targets, getattr(self, "outcome_transform", None))
         return order if self._num_outputs == 1 else order.unsqueeze(-1)
 
     # -- the prior given the sites --------------------------------------------------
 
-    def __call__(self, *args: Tensor, **kwargs: Any) -> MultivariateNormal:
+    def __call__(
+        self,
+        *args: Tensor,
+        **kwargs: Any,
+    ) -> MultivariateNormal:
         """Posterior given the sites; in training mode, the prior that is fitted."""
         self._is_called = True
         try:
@@ -758,14 +774,13 @@ class MonotoneGP(FastSingleTaskGP):
                 prior = self.covar_module.base_kernel(x)
                 return MultivariateNormal(self.mean_module.base_mean(x), prior)
             self._run_ep()
-            evidence = log_site_evidence(
-                self.covar_module.system(),
-                self.mean_module.derivative(),
-                self.covar_module.sites.gaussian,
-            )
+            system = self.covar_module.system()
+            evidence, mean = self.mean_module.evidence_and_mean(x, system)
             self.update_added_loss_term(
                 "log_probability_of_sites", SiteEvidence(evidence.to(x))
             )
+            covariance = self.covar_module.conditioned(x, x, False, system)
+            return MultivariateNormal(mean, to_linear_operator(covariance))
         return MultivariateNormal(self.mean_module(x), self.covar_module(x))
 
     def _fast_posterior(self, X: Tensor) -> MultivariateNormal | None:
@@ -783,15 +798,15 @@ class MonotoneGP(FastSingleTaskGP):
         ):
             return None
         if self._predictor is None:
-            noise = noise_at(self.likelihood, rows, targets.shape).detach()
-            modules = self.covar_module, self.mean_module
-            self._predictor = SitePredictor(*modules, rows, targets, noise)
-        return self._predictor(X)
+            self._predictor = self._process(given_sites=True)
+        return self._predictor.posterior(X)
 
     # -- BoTorch's life cycle -------------------------------------------------------
 
     def custom_fit(
-        self, mll: MarginalLogLikelihood, **kwargs: Any
+        self,
+        mll: MarginalLogLikelihood,
+        **kwargs: Any,
     ) -> MarginalLogLikelihood:
         r"""BoTorch's fit; with ``signs_in_fit`` a second one if signs were added.
 
@@ -804,7 +819,11 @@ class MonotoneGP(FastSingleTaskGP):
             mll = self._fit(mll, **kwargs)
         return mll
 
-    def _fit(self, mll: MarginalLogLikelihood, **kwargs: Any) -> MarginalLogLikelihood:
+    def _fit(
+        self,
+        mll: MarginalLogLikelihood,
+        **kwargs: Any,
+    ) -> MarginalLogLikelihood:
         self._is_fitting = True
         try:
             mll = fit_map(mll, None, objective=_array_objective(mll), **kwargs)
@@ -833,7 +852,10 @@ class MonotoneGP(FastSingleTaskGP):
                 self.update_sites()
 
     def _load_from_state_dict(
-        self, state_dict: Mapping[str, Tensor], prefix: str, *args: Any
+        self,
+        state_dict: Mapping[str, Tensor],
+        prefix: str,
+        *args: Any,
     ) -> None:
         if self.has_sites:
             signs = self._column_signs
@@ -849,10 +871,21 @@ class MonotoneGP(FastSingleTaskGP):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
-def _find_sites_of_state(model: MonotoneGP, incompatible_keys: Any) -> None:
+def _find_sites_of_state(
+    model: MonotoneGP,
+    incompatible_keys: Any,
+) -> None:
     """Hook for a state that is loaded, perhaps as a part of another module's."""
     if model.has_sites and not (model.training or model._is_fitting):
         model.update_sites()
+
+
+def _with_signs(
+    run: EPRun,
+    sign: Array,
+) -> EPRun:
+    """Sites on derivatives times their signs as sites on derivatives, or back."""
+    return run._replace(sites=run.sites * np.append(np.ones_like(sign), sign))
 
 
 def _array_objective(mll: MarginalLogLikelihood) -> EvidenceObjective | None:
@@ -876,13 +909,327 @@ def _array_objective(mll: MarginalLogLikelihood) -> EvidenceObjective | None:
         rows = max(rows, sites.num_sites)
         points = sites.points[:, gp.active].numpy()
         places = [gp.active.index(column) for column in sites.columns]
-        (site_signs,) = model._array_signs(sites.points)
-        (start,) = model._starts()
-        signs = points, places, site_signs, start, model.nu
-    # above so many numbers in the largest array several threads of torch are faster
-    if len(gp.active) * rows**2 > 2**20:
+        (sign,) = model._array_signs(sites.points)
+        start = np.append(sites.precision.numpy(), sign * sites.shift.numpy())
+        signs = points, places, sign, start, model.nu
+    if len(gp.active) * rows**2 > _MOST_NUMBERS:
         return None
     try:
         return EvidenceObjective(mll, gp, *signs)
     except UnknownFormError:
         return None
+
+
+# -- virtual points: where they are, and signs under transforms ----------------------
+
+
+def default_virtual_points(
+    box: Tensor,
+    count: int | None = None,
+) -> Tensor:
+    """A grid up to three columns, ends included, else scrambled Sobol points.
+
+    Args:
+        box: ``2 x d``, lower and upper.
+        count: If given, this number of Sobol points, for any ``d``.
+
+    Returns:
+        ``v x d``, the same in each call.
+    """
+    d = box.shape[-1]
+    side = {1: 10, 2: 10, 3: 4}.get(d)
+    if count is None and side is not None:
+        line = torch.linspace(0.0, 1.0, side, dtype=torch.float64)
+        unit = torch.cartesian_prod(*[line] * d).reshape(-1, d)
+    else:
+        engine = SobolEngine(d, scramble=True, seed=0)
+        unit = engine.draw(count or 64, dtype=torch.float64)
+    return box[0] + unit.to(box) * (box[1] - box[0])
+
+
+def candidates(
+    points: Tensor,
+    box: Tensor,
+) -> Tensor:
+    """Points, and 256 that fill a box without those among them already.
+
+    Two points are the same if each column differs by at most 1e-6 of the box.
+
+    Args:
+        points: ``v x d``.
+        box: ``2 x d``.
+    """
+    new = default_virtual_points(box, _CANDIDATES)
+    away = (new.unsqueeze(-2) - points).abs()
+    near = (away <= 1e-6 * (box[1] - box[0])).all(-1).any(-1)
+    return torch.cat([points, new[~near]])
+
+
+def choose_signs(
+    moments: SlopeMoments,
+    process: int,
+    signs: Array,
+    nu: float,
+    chosen: Sequence[int],
+    limit: int,
+    probability: float,
+) -> tuple[list[int], EPRun]:
+    """Impose signs where one is least probable, one after the other.
+
+    Section 3.1 of [Riihimaki2010monotonicity]_, section 4 of [WangBerger2016shape]_.
+    The covariance of all derivatives, which with many signs is large, is not formed:
+    there is a row of it for each sign that is imposed.
+
+    Args:
+        moments: Of the derivatives at the points to choose from.
+        process: Which of the batch that they are of.
+        signs: The signs of these derivatives, ``m``.
+        nu: Width of the probit sites.
+        chosen: Those that are imposed already, by index.
+        limit: The largest number of signs.
+        probability: Stop where no sign is less probable.
+
+    Returns:
+        The signs that are imposed, by index, and expectation propagation with them.
+    """
+
+    def array(values: Tensor) -> Array:
+        return values.cpu().reshape(-1, len(signs))[process].numpy()
+
+    def row(index: int) -> Array:
+        return signs[index] * signs * array(moments.row(index))
+
+    chosen = list(chosen)
+    mean = signs * array(moments.mean)
+    variance = array(moments.variance())
+    rows = [row(index) for index in chosen]
+    start: Array | None = None
+    while True:
+        S = np.reshape(rows, (len(rows), len(signs)))
+        ep = expectation_propagation(mean[chosen], S[:, chosen], nu, start)
+        gone = np.square(ep.root @ S).sum(axis=0)
+        sd = np.sqrt(np.maximum(variance - gone, np.finfo(np.float64).tiny))
+        probabilities = ndtr((mean + ep.weight @ S) / sd)
+        probabilities[chosen] = np.inf
+        index = int(probabilities.argmin())
+        if len(chosen) >= limit or probabilities[index] >= probability:
+            return chosen, ep
+        # the fixed point is near that without the new site
+        start = np.pad(ep.sites.reshape(2, -1), ((0, 0), (0, 1))).ravel()
+        chosen.append(index)
+        rows.append(row(index))
+
+
+def transformed_box(
+    bounds: Tensor | None,
+    X: Tensor,
+    transform: InputTransform | None,
+) -> Tensor:
+    """The box that virtual points fill, on the axes of the model, ``2 x d``.
+
+    Args:
+        bounds: ``2 x d`` in the space of the training inputs. None: [0, 1] in each
+            column whose transformed data are in [0, 1], else their range.
+        X: Training inputs, ``batch_shape x n x d``.
+        transform: Of the inputs.
+    """
+    if bounds is not None:
+        corners = _moved(bounds, X, transform).flatten(0, 1)
+        return torch.stack([corners.amin(0), corners.amax(0)])
+    X = _apply_transform(X, transform)
+    low, high = X.reshape(-1, X.shape[-1]).aminmax(dim=0)
+    inside = (low > -1e-6) & (high < 1.0 + 1e-6)
+    return torch.stack([low.where(~inside, 0.0), high.where(~inside, 1.0)])
+
+
+def _apply_transform(
+    X: Tensor,
+    transform: InputTransform | None,
+) -> Tensor:
+    """Transform inputs as training inputs are, without training the transform."""
+    if transform is None:
+        return X
+    with torch.no_grad():
+        return transform.preprocess_transform(X)
+
+
+def transformed_points(
+    virtual_X: Tensor,
+    X: Tensor,
+    transform: InputTransform | None,
+) -> Tensor:
+    """Virtual points on the axes of the model, ``v x d``.
+
+    Args:
+        virtual_X: ``v x d`` in the space of the training inputs.
+        X: Training inputs, ``batch_shape x n x d``.
+        transform: Of the inputs.
+
+    Raises:
+        ValueError: If the transform differs between the elements of a batch.
+    """
+    points = _moved(virtual_X, X, transform)
+    if not bool((points == points[:1]).all()):
+        raise ValueError(
+            "virtual_X: expected an input_transform that is the same for all elements "
+            f"of a batch, got a {type(transform).__name__} that is not: the points are "
+            "shared. Without virtual_X they are placed on the axes of the model."
+        )
+    return points[0]
+
+
+def _moved(
+    points: Tensor,
+    X: Tensor,
+    transform: InputTransform | None,
+) -> Tensor:
+    """``v x d`` points in each element of the batch of ``X``, ``b x v x d``."""
+    points = points.to(X).expand(*X.shape[:-2], *points.shape)
+    points = _apply_transform(points, transform)
+    return points.reshape(-1, *points.shape[-2:])
+
+
+def transformed_columns(
+    monotone: Mapping[int, int],
+    X: Tensor,
+    transform: InputTransform | None,
+) -> dict[int, tuple[int, int]]:
+    """The column of the model for each monotone column, and whether it is reversed.
+
+    Found by changing each column from its smallest to its largest training value.
+
+    Args:
+        monotone: Columns and signs.
+        X: Training inputs, ``batch_shape x n x d``.
+        transform: Of the inputs.
+
+    Returns:
+        Column of the model's inputs and +1 or -1, for each monotone column.
+
+    Raises:
+        ValueError: If this changes no column or several columns of the transformed
+            inputs, or one in different directions: the sign then has no counterpart.
+    """
+    result = {}
+    for column in monotone:
+        if transform is None:
+            result[column] = (column, 1)
+            continue
+        low = X.clone()
+        high = X.clone()
+        smallest, largest = X[..., column].aminmax()
+        low[..., column] = smallest
+        high[..., column] = largest if largest > smallest else smallest + 1.0
+        moved = _apply_transform(high, transform) - _apply_transform(low, transform)
+        moved = moved.reshape(-1, moved.shape[-1])
+        scale = moved.abs().amax().clamp_min(torch.finfo(X.dtype).tiny)
+        columns = (moved.abs().amax(0) > 1e-9 * scale).nonzero().flatten().tolist()
+        signs = set(moved[:, columns].sign().flatten().tolist())
+        if len(columns) != 1 or len(signs) != 1:
+            raise ValueError(
+                f"monotone: expected an input_transform under which column {column} "
+                "moves one column of the model, always in one direction; "
+                f"{type(transform).__name__} moves {columns}."
+            )
+        result[column] = (columns[0], int(signs.pop()))
+    return result
+
+
+def signs_of(
+    targets: Tensor,
+    transform: OutcomeTransform | None = None,
+) -> Tensor:
+    """Whether an outcome transform keeps (+1) or reverses (-1) the order of outcomes.
+
+    A small step from the first of the transformed outcomes is transformed back.
+
+    Args:
+        targets: ``batch_shape x n x m``, transformed.
+        transform: The transform.
+
+    Returns:
+        ``batch_shape x m``.
+    """
+    start = targets[..., :1, :]
+    end = start + 1e-2 * (1.0 + start.abs())
+    step = torch.ones_like(start)
+    if transform is not None:
+        step = transform.untransform(end)[0] - transform.untransform(start)[0]
+    return torch.where(step < 0.0, -1.0, 1.0).to(targets).squeeze(-2)
+
+
+def check_imposed(
+    nu: float,
+    virtual_X: Tensor | str,
+    bounds: Tensor | None,
+    d: int,
+) -> None:
+    """Raise a ``ValueError`` for what says how, and where, signs cannot be imposed.
+
+    Args:
+        nu: Expected to be a positive number.
+        virtual_X: Finite and ``v x d``, or a known word.
+        bounds: None, or finite, ``2 x d``, and in order.
+        d: Number of columns.
+    """
+    number = isinstance(nu, Real) and not isinstance(nu, bool)
+    if not (number and math.isfinite(nu) and nu > 0.0):
+        raise ValueError(f"nu: expected a positive number, got {nu!r}.")
+    if isinstance(virtual_X, Tensor):
+        if virtual_X.ndim != 2 or virtual_X.shape[-1] != d:
+            raise ValueError(
+                f"virtual_X: expected v x {d} like the columns of train_X, got "
+                f"{tuple(virtual_X.shape)}."
+            )
+        if not bool(virtual_X.isfinite().all()):
+            raise ValueError("virtual_X: expected finite values, got others.")
+    elif not (isinstance(virtual_X, str) and virtual_X in ("adaptive", "grid")):
+        raise ValueError(
+            f'virtual_X: expected a tensor, "adaptive" or "grid", got {virtual_X!r}.'
+        )
+    if bounds is None:
+        return
+    got = tuple(bounds.shape) if isinstance(bounds, Tensor) else bounds
+    if got != (2, d):
+        raise ValueError(
+            f"bounds: expected a tensor, 2 x {d} like the columns of train_X, got "
+            f"{got!r}."
+        )
+    if not bool((bounds.isfinite() & (bounds[0] < bounds[1])).all()):
+        raise ValueError(
+            "bounds: expected finite lower bounds below upper ones, got "
+            f"{bounds.tolist()}."
+        )
+
+
+def check_probability(
+    probability: float,
+    name: str,
+) -> None:
+    """Raise a ``ValueError`` unless it is in (0, 1)."""
+    if not (isinstance(probability, Real) and 0.0 < probability < 1.0):
+        raise ValueError(f"{name}: expected a number in (0, 1), got {probability!r}.")
+
+
+def check_monotone(
+    monotone: Mapping[int, int],
+    d: int,
+) -> dict[int, int]:
+    """Check columns and signs, and sort them by column.
+
+    Raises:
+        ValueError: For other columns than those of the inputs, or other signs.
+    """
+    if not isinstance(monotone, Mapping):
+        raise ValueError(
+            "monotone: expected {column: +1 or -1}, got a "
+            f"{type(monotone).__name__}: {monotone!r}."
+        )
+    signs = {check_column("monotone", j, d): sign for j, sign in monotone.items()}
+    for column, sign in signs.items():
+        if sign not in (1, -1):
+            raise ValueError(
+                f"monotone: expected +1 (increasing) or -1 (decreasing) for column "
+                f"{column}, got {sign!r}."
+            )
+    return {column: int(signs[column]) for column in sorted(signs)}

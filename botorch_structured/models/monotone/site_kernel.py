@@ -29,9 +29,9 @@ features phi(x) of the prior: k(x, x') = phi(x) phi(x')', f(x) = phi(x) w, w ~ N
 Sites of precisions P on derivatives Phi w leave w ~ N(0, (I + Phi' P Phi)^-1); with the
 Cholesky factor L of I + Phi' P Phi the features given the sites are phi(x) L^-T.
 
-``SitePredictor`` predicts given data and sites from factors that are kept. With the
-covariances k of a value f(x) with the values at the data and c with the derivatives at
-the sites, both are explained by the features
+``ConditionedProcess`` predicts given data and sites from factors that are kept. With
+the covariances k of a value f(x) with the values at the data and c with the derivatives
+at the sites, both are explained by the features
 
     [k, c] Q    for    Q = [  L^-T         0  ]
                            [ -R' E' L^-T   R' ]
@@ -51,7 +51,6 @@ References:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -76,6 +75,7 @@ from botorch_structured.linalg.correlations import Correlation, stationary_form
 from botorch_structured.models.monotone.expectation_propagation import (
     GaussianSites,
     SiteSystem,
+    log_site_evidence,
     site_system,
 )
 
@@ -106,9 +106,9 @@ class StationaryDerivatives:
         """
         form = stationary_form(kernel)
         if form is None:
-            inner = kernel.base_kernel if type(kernel) is ScaleKernel else kernel
+            inner = kernel.base_kernel if isinstance(kernel, ScaleKernel) else kernel
             name = type(inner).__name__
-            if type(inner) is MaternKernel:
+            if isinstance(inner, MaternKernel):
                 name += f" with nu={inner.nu}"
             raise ValueError(
                 "covar_module: expected an RBFKernel or a MaternKernel with nu=2.5, in "
@@ -117,12 +117,21 @@ class StationaryDerivatives:
         active = kernel.active_dims
         return cls(*form, None if active is None else tuple(active.tolist()))
 
-    def value(self, x: Tensor, y: Tensor) -> Tensor:
+    def value(
+        self,
+        x: Tensor,
+        y: Tensor,
+    ) -> Tensor:
         """cov(f(x), f(y)), ``batch_shape x n x m``."""
         squared = self._scaled(x, y).square().sum(-3)
         return self._times_variance(self.correlation.value(squared))
 
-    def cross(self, x: Tensor, points: Tensor, columns: Sequence[int]) -> Tensor:
+    def cross(
+        self,
+        x: Tensor,
+        points: Tensor,
+        columns: Sequence[int],
+    ) -> Tensor:
         """cov(f(x), d_j f(v)) for all columns j and points v, columns slowest.
 
         Args:
@@ -177,16 +186,6 @@ class StationaryDerivatives:
             rows.append(torch.cat(row, dim=-1))
         return torch.cat(rows, dim=-2)
 
-    def variances(self, columns: Sequence[int]) -> Tensor:
-        """The variances of derivatives, ``kernel_batch_shape x k``."""
-        zero = self.lengthscale.new_zeros(())
-        slope, _ = self.correlation.slope_and_curvature(zero)
-        parts = [
-            2.0 * slope * self.variance / self._length(self.place(j))[..., 0, 0] ** 2
-            for j in columns
-        ]
-        return torch.stack(parts, dim=-1)
-
     def place(self, column: int) -> int:
         """The index of a column of the inputs among those that the kernel sees."""
         if self.active is None:
@@ -198,7 +197,11 @@ class StationaryDerivatives:
             )
         return self.active.index(column)
 
-    def _scaled(self, x: Tensor, y: Tensor) -> Tensor:
+    def _scaled(
+        self,
+        x: Tensor,
+        y: Tensor,
+    ) -> Tensor:
         """(x_j - y_j) / l_j, ``batch_shape x e x n x m``: sums over e are faster."""
         if self.active is not None:
             x, y = x[..., self.active], y[..., self.active]
@@ -263,7 +266,11 @@ class DerivativeSites(Module):
         for name, value in sites._asdict().items():
             setattr(self, name, value.detach().to(self.points))
 
-    def take(self, batch_shape: torch.Size, where: Tensor) -> DerivativeSites:
+    def take(
+        self,
+        batch_shape: torch.Size,
+        where: Tensor,
+    ) -> DerivativeSites:
         """The sites of some elements of a batch.
 
         Args:
@@ -279,7 +286,10 @@ class DerivativeSites(Module):
         return result
 
     def _load_from_state_dict(
-        self, state_dict: dict[str, Tensor], prefix: str, *args: Any
+        self,
+        state_dict: dict[str, Tensor],
+        prefix: str,
+        *args: Any,
     ) -> None:
         points = state_dict.get(prefix + "points")
         if points is not None and points.shape[-2] != self.points.shape[-2]:
@@ -302,7 +312,11 @@ class SiteConditionedKernel(BatchKernel):
         ValueError: For another kernel.
     """
 
-    def __init__(self, base_kernel: Kernel, sites: DerivativeSites) -> None:
+    def __init__(
+        self,
+        base_kernel: Kernel,
+        sites: DerivativeSites,
+    ) -> None:
         derivatives = StationaryDerivatives.of(base_kernel)
         for column in sites.columns:
             derivatives.place(column)
@@ -333,7 +347,11 @@ class SiteConditionedKernel(BatchKernel):
             gram = self.derivatives.gram(self.sites.points, self.sites.columns)
             return site_system(gram.double(), self.sites.gaussian)
 
-    def explained(self, x: Tensor, system: SiteSystem) -> Tensor:
+    def explained(
+        self,
+        x: Tensor,
+        system: SiteSystem,
+    ) -> Tensor:
         """The factor c(x)' P^1/2 L^-T of the covariance that the sites explain.
 
         Returns:
@@ -342,9 +360,24 @@ class SiteConditionedKernel(BatchKernel):
         cross = self.derivatives.cross(x, self.sites.points, self.sites.columns)
         return cross.double() @ system.root.mT
 
-    def _covariance(self, x1: Tensor, x2: Tensor, diag: bool, **params: Any) -> Tensor:
-        """k~(x, x')."""
-        system = self.system()
+    def _covariance(
+        self,
+        x1: Tensor,
+        x2: Tensor,
+        diag: bool,
+        **params: Any,
+    ) -> Tensor:
+        return self.conditioned(x1, x2, diag, self.system(), **params)
+
+    def conditioned(
+        self,
+        x1: Tensor,
+        x2: Tensor,
+        diag: bool,
+        system: SiteSystem,
+        **params: Any,
+    ) -> Tensor:
+        """k~(x, x'), with the sites' system."""
         a = self.explained(x1, system)
         b = a if same_points(x1, x2) else self.explained(x2, system)
         prior = to_dense(self.base_kernel(x1, x2, diag=diag, **params))
@@ -367,7 +400,11 @@ class SiteConditionedMean(Mean):
             parameters are in a model only once.
     """
 
-    def __init__(self, base_mean: Mean, kernel: SiteConditionedKernel) -> None:
+    def __init__(
+        self,
+        base_mean: Mean,
+        kernel: SiteConditionedKernel,
+    ) -> None:
         super().__init__()
         self.base_mean = base_mean
         self._kernel = (kernel,)
@@ -379,11 +416,20 @@ class SiteConditionedMean(Mean):
 
     def forward(self, x: Tensor) -> Tensor:
         """m~(x), ``batch_shape x n``."""
-        system = self.kernel.system()
+        return self.evidence_and_mean(x, self.kernel.system())[1]
+
+    def evidence_and_mean(
+        self,
+        x: Tensor,
+        system: SiteSystem,
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probability of the sites under the prior, ``batch_shape``, and m~(x)."""
+        slope = self.derivative()
         explained = self.kernel.explained(x, system)
-        shift = explained @ system.residual(self.derivative()).unsqueeze(-1)
+        shift = explained @ system.residual(slope).unsqueeze(-1)
         prior = self.base_mean(x)
-        return (prior + shift.squeeze(-1)).to(prior.dtype)
+        evidence = log_site_evidence(system, slope, self.kernel.sites.gaussian)
+        return evidence, (prior + shift.squeeze(-1)).to(prior.dtype)
 
     def derivative(self) -> Tensor:
         """m', ``batch_shape x s``, in double precision."""
@@ -392,7 +438,11 @@ class SiteConditionedMean(Mean):
         return slope.double().expand(*self.kernel.batch_shape, -1)
 
 
-def partial_of_mean(mean: Mean, points: Tensor, columns: Sequence[int]) -> Tensor:
+def partial_of_mean(
+    mean: Mean,
+    points: Tensor,
+    columns: Sequence[int],
+) -> Tensor:
     """Partial derivatives of a prior mean, differentiable in its parameters.
 
     The mean of a derivative is the derivative of the mean (section 2 of
@@ -410,22 +460,16 @@ def partial_of_mean(mean: Mean, points: Tensor, columns: Sequence[int]) -> Tenso
     with torch.enable_grad():
         x = points.expand(*mean(points).shape, points.shape[-1])
         x = x if x.requires_grad else x.detach().clone().requires_grad_(True)
-        total = mean(x).sum()
-        if not total.requires_grad:  # it depends neither on x nor on parameters
-            slope = torch.zeros_like(x)
-        else:
-            (slope,) = torch.autograd.grad(
-                total, x, create_graph=graph, materialize_grads=True
-            )
+        total = mean(x).sum() + 0.0 * x.sum()  # which a constant mean does not read
+        (slope,) = torch.autograd.grad(total, x, create_graph=graph)
     return torch.cat([slope[..., j] for j in columns], dim=-1)
 
 
-class SlopeMoments:
-    r"""Moments of derivatives given the data, with or without the sites.
+class ConditionedProcess:
+    r"""A process given data, and given sites or not, in double precision.
 
-    Values at the data and derivatives have the joint prior (6) of
-    [Riihimaki2010monotonicity]_, or that given the sites. It is conditioned on the
-    data. All in double precision; derivatives are ordered by column first.
+    Values at the data and derivatives at the sites have the joint prior (6) of
+    [Riihimaki2010monotonicity]_. Hyperparameters are constants here.
 
     Args:
         mean: m, or m~ of the process given the sites.
@@ -433,14 +477,10 @@ class SlopeMoments:
         X: Training inputs, transformed, ``batch_shape x n x d``.
         targets: ``batch_shape x n``.
         noise: Variances, ``batch_shape x n``.
-        points: ``batch_shape x v x d``, on the model's axes.
-        columns: With respect to which ones, ``k`` of them.
-        given_sites: Whether to condition on the sites as well.
-
-    Attributes:
-        mean: ``batch_shape x (k v)``.
+        given_sites: Whether to condition on the sites, too.
     """
 
+    @torch.no_grad()
     def __init__(
         self,
         mean: Any,
@@ -448,126 +488,109 @@ class SlopeMoments:
         X: Tensor,
         targets: Tensor,
         noise: Tensor,
+        given_sites: bool,
+    ) -> None:
+        self.mean: Mean = getattr(mean, "base_mean", mean)
+        has_sites = isinstance(kernel, SiteConditionedKernel)
+        form = StationaryDerivatives.of(kernel.base_kernel if has_sites else kernel)
+        lengthscale = form.lengthscale.double()
+        variance = form.variance.double()
+        self.form = replace(form, lengthscale=lengthscale, variance=variance)
+        self._X = X.double()
+        self._sites = kernel.sites if given_sites else None
+        K = self.form.value(self._X, self._X)
+        error = (targets - self.mean(X)).double().unsqueeze(-1)
+        if given_sites:
+            system = kernel.system()
+            explained = kernel.explained(X, system)
+            said = system.residual(mean.derivative()).unsqueeze(-1)
+            K = K - explained @ explained.mT
+            error = error - explained @ said
+        L = psd_safe_cholesky(K + torch.diag_embed(noise.double()))
+        eye = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device).expand_as(L)
+        Q = torch.linalg.solve_triangular(L, eye, upper=False).mT
+        z = Q.mT @ error
+        if given_sites:
+            root = system.root.mT
+            left = torch.cat([Q, -root @ (explained.mT @ Q)], dim=-2)
+            nothing = root.new_zeros(*root.shape[:-2], X.shape[-2], root.shape[-1])
+            Q = torch.cat([left, torch.cat([nothing, root], dim=-2)], dim=-1)
+            z = torch.cat([z, said], dim=-2)
+        self._Q = Q
+        self._weights = Q @ z
+
+    def posterior(self, x: Tensor) -> MultivariateNormal:
+        """The posterior at ``batch_shape x q x d`` transformed points."""
+        at = x.double()
+        cross = self.form.value(at, self._X)
+        if self._sites is not None:
+            points = self._sites.points.double()
+            to_sites = self.form.cross(at, points, self._sites.columns)
+            cross = torch.cat([cross, to_sites], dim=-1)
+        features = cross @ self._Q
+        mean = (cross @ self._weights).squeeze(-1).to(x) + self.mean(x)
+        covariance = (self.form.value(at, at) - features @ features.mT).to(x)
+        return MultivariateNormal(mean, to_linear_operator(covariance))
+
+    def slopes(
+        self,
         points: Tensor,
         columns: Sequence[int],
-        given_sites: bool = False,
-    ) -> None:
-        prior_mean = getattr(mean, "base_mean", mean)
-        prior = kernel.base_kernel if hasattr(kernel, "sites") else kernel
-        self.form = StationaryDerivatives.of(prior)
-        self.points = points.double()
-        self.columns = columns
-        at_data = X.double()
-        slope = partial_of_mean(prior_mean, points, columns).double()
-        error = (targets - prior_mean(X)).double().unsqueeze(-1)
-        K = self.form.value(at_data, at_data)
-        cross = self.form.cross(at_data, self.points, columns)
-        self._explained: Tensor | None = None
-        if given_sites:
-            sites = kernel.sites
-            system = kernel.system()
-            said = system.residual(mean.derivative()).unsqueeze(-1)
-            train = kernel.explained(X, system)
-            to_sites = self.form.gram(
-                self.points, columns, sites.points.double(), sites.columns
-            )
-            self._explained = to_sites @ system.root.mT
-            slope = slope + (self._explained @ said).squeeze(-1)
-            error = error - train @ said
-            K = K - train @ train.mT
-            cross = cross - train @ self._explained.mT
-        factor = psd_safe_cholesky(K + torch.diag_embed(noise.double()))
-        right = torch.cat([cross, error.expand(*cross.shape[:-1], 1)], dim=-1)
-        solved = torch.linalg.solve_triangular(factor, right, upper=False)
-        self._half = solved[..., :-1]
-        self.mean = slope + (self._half.mT @ solved[..., -1:]).squeeze(-1)
+    ) -> SlopeMoments:
+        """Moments of derivatives, ordered by column first.
+
+        Args:
+            points: ``batch_shape x v x d``, on the model's axes.
+            columns: With respect to which ones, ``k`` of them.
+        """
+        at = points.double()
+        cross = self.form.cross(self._X, at, columns).mT
+        if self._sites is not None:
+            sites = self._sites
+            to_sites = self.form.gram(at, columns, sites.points.double(), sites.columns)
+            cross = torch.cat([cross, to_sites], dim=-1)
+        slope = partial_of_mean(self.mean, points, columns).double()
+        mean = slope + (cross @ self._weights).squeeze(-1)
+        return SlopeMoments(self.form, at, tuple(columns), mean, cross @ self._Q)
+
+
+@dataclass(frozen=True)
+class SlopeMoments:
+    """Moments of derivatives at some points, ordered by column first.
+
+    Attributes:
+        form: The covariances before anything was observed.
+        points: ``batch_shape x v x d``.
+        columns: With respect to which ones, ``k`` of them.
+        mean: ``batch_shape x (k v)``.
+        features: Their products are what observations explain, ``... x (k v) x l``.
+    """
+
+    form: StationaryDerivatives
+    points: Tensor
+    columns: tuple[int, ...]
+    mean: Tensor
+    features: Tensor
 
     def covariance(self) -> Tensor:
         """Covariances of all derivatives, ``batch_shape x (k v) x (k v)``."""
         gram = self.form.gram(self.points, self.columns)
-        if self._explained is not None:
-            gram = gram - self._explained @ self._explained.mT
-        return gram - self._half.mT @ self._half
+        return gram - self.features @ self.features.mT
 
     def variance(self) -> Tensor:
-        """Variances without the sites, ``batch_shape x (k v)``."""
-        prior = self.form.variances(self.columns).repeat_interleave(
-            self.points.shape[-2], dim=-1
-        )
-        return prior - self._half.square().sum(-2)
+        """Variances, ``batch_shape x (k v)``."""
+        one = self.points[..., :1, :]  # the process is stationary
+        prior = self.form.gram(one, self.columns).diagonal(dim1=-1, dim2=-2)
+        prior = prior.repeat_interleave(self.points.shape[-2], dim=-1)
+        return prior - self.features.square().sum(-1)
 
-    def row(self, point: int, column: int) -> Tensor:
-        """Covariances of one derivative with all, without the sites.
-
-        Args:
-            point: Its point, by index.
-            column: Its column, by index.
-
-        Returns:
-            ``batch_shape x (k v)``.
-        """
+    def row(self, index: int) -> Tensor:
+        """Covariances of one derivative with all, ``batch_shape x (k v)``."""
+        column, point = divmod(index, self.points.shape[-2])
         at = self.points[..., point, None, :]
         gram = self.form.gram(at, [self.columns[column]], self.points, self.columns)
-        index = column * self.points.shape[-2] + point
-        one = self._half[..., index, None]
-        return (gram - one.mT @ self._half).squeeze(-2)
-
-
-class SitePredictor:
-    """Posterior of one process at any points, with a gradient in these only.
-
-    Args:
-        kernel: With the sites.
-        mean: Of the same process.
-        X: Training inputs, transformed, ``n x d``.
-        targets: ``n``.
-        noise: Variances, ``n``.
-    """
-
-    @torch.no_grad()
-    def __init__(
-        self,
-        kernel: SiteConditionedKernel,
-        mean: SiteConditionedMean,
-        X: Tensor,
-        targets: Tensor,
-        noise: Tensor,
-    ) -> None:
-        form = kernel.derivatives
-        system = kernel.system()
-        # in training, parameters have gradients of their own
-        self._mean: Mean = deepcopy(mean.base_mean).requires_grad_(False)
-        self._form = replace(
-            form,
-            lengthscale=form.lengthscale.detach().double(),
-            variance=form.variance.detach().double(),
-        )
-        self._X = X.double()
-        self._points = kernel.sites.points.double()
-        self._columns = kernel.sites.columns
-        explained = kernel.explained(X, system)
-        K = self._form.value(self._X, self._X) - explained @ explained.mT
-        L = psd_safe_cholesky(K + torch.diag_embed(noise.double()))
-        eye = torch.eye(len(L), dtype=L.dtype, device=L.device)
-        half = torch.linalg.solve_triangular(L, eye, upper=False).mT
-        left = torch.cat([half, -system.root.mT @ (explained.mT @ half)])
-        right = torch.cat([half.new_zeros(len(X), len(system.root)), system.root.mT])
-        self._Q = torch.cat([left, right], dim=-1)
-        said = system.residual(mean.derivative())
-        residual = (targets - mean.base_mean(X)).double() - explained @ said
-        z = torch.cat([half.mT @ residual, said])
-        self._weights = self._Q @ z
-
-    def __call__(self, x: Tensor) -> MultivariateNormal:
-        """The posterior at ``batch_shape x q x d`` transformed points."""
-        at = x.double()
-        form = self._form
-        at_sites = form.cross(at, self._points, self._columns)
-        cross = torch.cat([form.value(at, self._X), at_sites], dim=-1)
-        features = cross @ self._Q
-        mean = (cross @ self._weights).to(x) + self._mean(x)
-        covariance = (form.value(at, at) - features @ features.mT).to(x)
-        return MultivariateNormal(mean, to_linear_operator(covariance))
+        one = self.features[..., index, None, :]
+        return (gram - one @ self.features.mT).squeeze(-2)
 
 
 class _Reweighted(TensorTransform):
@@ -584,7 +607,10 @@ class _Reweighted(TensorTransform):
 
 @GenKernelFeatures.register(SiteConditionedKernel)
 def site_conditioned_features(
-    kernel: SiteConditionedKernel, *, num_inputs: int, num_outputs: int
+    kernel: SiteConditionedKernel,
+    *,
+    num_inputs: int,
+    num_outputs: int,
 ) -> KernelFeatureMap:
     """Features of the prior given the sites; BoTorch corrects sample paths by data.
 

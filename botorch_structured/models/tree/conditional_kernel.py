@@ -9,8 +9,6 @@ References:
 
 from __future__ import annotations
 
-__all__ = ["ConditionalKernel"]
-
 from typing import Any, NamedTuple
 
 import torch
@@ -108,7 +106,7 @@ class ConditionalKernel(LeafKernel):
 
     @property
     def fill(self) -> Tensor:
-        """What the base kernel sees in inactive columns, ``d``."""
+        """Values of inactive columns for the base kernel, ``d``."""
         return self._imputation.values
 
     def locate(self, X: Tensor) -> _Places:
@@ -123,7 +121,7 @@ class ConditionalKernel(LeafKernel):
         return torch.where(places.active, X, self.fill.to(X))
 
     def select(self, imputed: Tensor) -> Tensor:
-        """What the base kernel sees, ``batch_shape x n x e``."""
+        """Columns that the base kernel sees, ``batch_shape x n x e``."""
         columns = self.base_kernel.active_dims
         return imputed if columns is None else imputed.index_select(-1, columns)
 

@@ -32,8 +32,6 @@ places in ``form.weights(which)`` that a path does not use.
 
 from __future__ import annotations
 
-__all__ = ["Factor", "Form", "PresentValues", "UnknownFormError", "correlation_of"]
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -63,8 +61,6 @@ Reader = Callable[[Module, str], Indices]
 
 # A map of at most this many entries is a dense matrix.
 _MAX_DENSE = 2**16
-_MATERN = {0.5: "matern12", 1.5: "matern32", 2.5: "matern52"}
-_TREE_NAMES = {"matern": "matern52", "rbf": "rbf"}
 
 
 class PresentValues:
@@ -248,7 +244,7 @@ class Form:
         name = f"{kernel.correlation.name}_frequencies"
         self.frequencies = getattr(kernel.weights, name).double().numpy()
         for factor in self.factors:
-            factor.name = _TREE_NAMES[kernel.correlation.name]
+            factor.name = "rbf" if kernel.correlation.name == "rbf" else "matern52"
 
     # -- the tree kernel ----------------------------------------------------------
 
@@ -389,7 +385,8 @@ def correlation_of(kernel: Kernel) -> tuple[str, float, bool]:
     if computes_as(kernel, RBFKernel):
         return "rbf", 2.0, False
     if computes_as(kernel, MaternKernel):
-        return _MATERN[kernel.nu], 2.0, False
+        names = {0.5: "matern12", 1.5: "matern32", 2.5: "matern52"}
+        return names[kernel.nu], 2.0, False
     if computes_as(kernel, LaplaceKernel):
         return "laplace", 1.0, False
     if computes_as(kernel, CategoricalKernel):

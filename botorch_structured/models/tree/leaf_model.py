@@ -40,10 +40,11 @@ from botorch_structured.models.tree.leaf_inference import (
     Structure,
     log_evidence,
 )
-from botorch_structured.models.tree.moments import LeafMoments, PointMoments
+from botorch_structured.models.tree.moments import LeafMoments
 from botorch_structured.models.tree.objective import LeafObjective
 from botorch_structured.models.tree.point_moments import (
-    point_moments,
+    ModelMoments,
+    moments_on,
     point_posterior,
 )
 from botorch_structured.models.tree.solver import (
@@ -228,16 +229,22 @@ class LeafModel(FastSingleTaskGP):
             return None
         if not self._is_by_leaf():
             return None
-        X = self.train_inputs[0]
-        structure = self._structure_cache
-        if structure is None:
-            # paths do not depend on the transform, which keeps decisions
-            structure = kernel.structure(X)
-            self.__dict__["_structure_cache"] = structure
-        X = self.transform_inputs(X)
+        X = self.transform_inputs(self.train_inputs[0])
         noise = self.likelihood.noise.expand(len(X))
         residual = self.train_targets - self.mean_module(X)
-        return log_evidence(kernel, X, structure, noise, residual)
+        return log_evidence(kernel, X, self.structure(kernel), noise, residual)
+
+    def structure(self, kernel: LeafKernel) -> Structure:
+        """The leaves of one data set, which do not depend on an input transform.
+
+        Args:
+            kernel: From ``kernel_by_leaf``.
+        """
+        structure = self._structure_cache
+        if structure is None:
+            structure = kernel.structure(self.train_inputs[0])
+            self.__dict__["_structure_cache"] = structure
+        return structure
 
     # -- posterior ----------------------------------------------------------------
 
@@ -324,23 +331,20 @@ class LeafModel(FastSingleTaskGP):
 
     def _point_posterior(self, X: Tensor) -> GPyTorchPosterior | None:
         """See ``FastSingleTaskGP._point_posterior``."""
-        return None if "__call__" in self.redefined else point_posterior(self, X)
+        if "__call__" in self.redefined or self.train_targets.ndim > 1:
+            return None
+        return point_posterior(self, X)
 
-    def point_moments(
-        self, X: Tensor, gradient: bool = False, path: bool = False
-    ) -> PointMoments | None:
+    def moments_on(self, rows: Tensor, path: bool = False) -> ModelMoments | None:
         """Moments of ``posterior`` without autograd; None where they are not at hand.
 
-        For optimisers: they have the values of a posterior of ``t x 1 x d`` points, and
-        a graph of the operations that led to them takes longer than these.
+        For optimisers: they evaluate points on few paths again and again.
 
         Args:
-            X: ``t x d``, not transformed.
-            gradient: Whether gradients are wanted.
-            path: Whether those of ``path_posterior`` are wanted.
+            rows: ``m x d`` points, of which only the decisions matter.
+            path: Whether moments of ``path_posterior`` are wanted.
         """
-        known = self._has_own_posterior(path)
-        return point_moments(self, X, gradient, path) if known else None
+        return moments_on(self, rows, path) if self._has_own_posterior(path) else None
 
     def _has_own_posterior(self, path: bool) -> bool:
         """Whether no subclass has another posterior, or posterior of paths."""
@@ -391,7 +395,7 @@ class LeafModel(FastSingleTaskGP):
             nonlocal failure, present
             present = None
             for objective in objectives:
-                objective.form.read_correlation()
+                objective.read_correlation()
             try:
                 self._fit(mll, objectives, **kwargs)
             except ModelFittingError as error:

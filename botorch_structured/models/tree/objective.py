@@ -304,7 +304,7 @@ class LeafObjective:
         self._priors = LogPriors(model, parameters, by_torch=True)
         with torch.no_grad():
             X = model.transform_inputs(model.train_inputs[0])[index]
-        structure = kernel.structure(X)
+        structure = kernel.structure(X) if index else model.structure(kernel)
         self.form = form = Form(
             kernel,
             structure.leaf_places,
@@ -342,6 +342,8 @@ class LeafObjective:
             units[slope != 1.0] = 1.0
         self.bounds = parameters.bounds
         self.units = 0.25 * units[parameters.free]
+        self._last_theta = np.zeros(0)
+        self._last_value = math.nan
         if kernel is not model.covar_module:  # of a SingleTaskGP: natural values
             self.units = np.full_like(self.units, 0.5)
 
@@ -402,9 +404,17 @@ class LeafObjective:
         """Set the raw parameters of the model to ``k`` values."""
         self._parameters.write(theta)
 
+    def read_correlation(self) -> None:
+        """Use the correlation that a tree kernel has now."""
+        self.form.read_correlation()
+        self._last_theta = np.zeros(0)
+
     def loss(self) -> float:
         """The value at the model's parameters."""
-        return self(self.read())[0]
+        theta = self.read()
+        if not np.array_equal(theta, self._last_theta):
+            self(theta)
+        return self._last_value
 
     def __call__(self, theta: Array) -> tuple[float, Array]:
         """Value and gradient, ``k``; both are NaN where a covariance is.
@@ -420,6 +430,8 @@ class LeafObjective:
         form = self.form
         noise = float(q[self._noise].sum())
         covariances = [self._covariance(leaves, q, noise) for leaves in self._leaves]
+        self._last_theta = theta.copy()
+        self._last_value = math.nan
         value, derivatives = log_evidence(
             [covariance.block for covariance in covariances],
             self._targets - u[self._level],
@@ -454,7 +466,8 @@ class LeafObjective:
         other, slopes_of_others = self._priors.of_others(theta)
         gradient = gradient[self._parameters.free] + slopes_of_others
         scale = -1.0 / self._num_data
-        return scale * (value + prior + other), scale * gradient
+        self._last_value = scale * (value + prior + other)
+        return self._last_value, scale * gradient
 
     def _covariance(self, leaves: _Leaves, q: Array, noise: float) -> _Covariance:
         """Covariances and features of some leaves."""

@@ -1,4 +1,4 @@
-r"""What old studies of the same space have taught: functions, first points, a mean.
+r"""Lessons of old studies of the same space: functions, first points, a mean.
 
 Choose ``OldStudiesMean`` where the same space was searched before for other data sets
 (or other customers, other versions): ``suggest`` and ``Study`` take it as ``earlier``,
@@ -34,8 +34,6 @@ delta_t / sqrt(T), and the rest has the kernel k times what these leave of tau_d
 
 from __future__ import annotations
 
-__all__ = ["OldStudiesMean", "check_studies", "normal_scores"]
-
 import math
 from collections.abc import Sequence
 from typing import Any, Self
@@ -53,42 +51,19 @@ from botorch_structured.models.checks import check_training_data
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.spaces.arguments import check_count
 
-# What an inactive column holds, in transformed inputs (of the unit interval).
+# Inactive columns hold the middle of the unit interval, in transformed inputs.
 _INACTIVE = 0.5
 # Hyperparameters are fitted to so many rows: all rows gain nothing, and take longer.
 _FITTED_ROWS = 500
-_FIT_STEPS = 60
-# Priors of their logarithms: mode and standard deviation. Lengthscales grow with the
-# square root of the number of columns.
-_LENGTHSCALE = (0.5, 1.0)
-_VARIANCE = (0.5, 1.0)
-_NOISE = (0.1, 1.5)
-# Of the levels o_t: half a unit, which is far for the median of 30 to 500 rows, if
-# their points were chosen in different ways.
+# Variance of the levels o_t: half a unit squared, which is far for the median of 30 to
+# 500 rows, if their points were chosen in different ways.
 _LEVEL_VARIANCE = 0.25
-_JITTER = 1e-6
-# Prior of the slope of a new study.
-_SLOPE = (1.0, 1.0)
-# Random points among which `starts` chooses, besides those of the old studies.
-_POOL = 2_000
-_MOST_STARTS = 32
 _FEW_STARTS = 8
-# Of each old study, the best so many rows are in the pool, too.
+# The best so many rows of each old study are in the pool of starts, too.
 _BEST_ROWS = 20
 # Rows of an old study that are looked at together, and from which on progress is shown.
 _ROWS = 10_000
 _MANY_ROWS = 50_000
-# Principal components of the functions of old studies, and the least part of tau_delta
-# that the rest has.
-_MOST_COMPONENTS = 32
-_LEAST_REST = 0.15
-# Starts are less correlated than this under k.
-_ALIKE = 0.9
-_TIE = 1e-6
-# Values of columns without an order are equal up to this.
-_SAME = 1e-4
-# Bounds of hyperparameters, in standard deviations of their priors.
-_MOST_SPREADS = 5.0
 
 
 def normal_scores(Y: Tensor) -> Tensor:
@@ -169,11 +144,11 @@ class OldStudiesMean(Mean):
         self.register_buffer("_starts", starts)
         self.register_buffer("_rest", learnt.points.new_tensor(learnt.rest))
         self.register_buffer("_variances", learnt.points.new_tensor(learnt.variances))
-        for name, value in (("raw_constant", 0.0), ("raw_slope", _SLOPE[0])):
+        for name, value in (("raw_constant", 0.0), ("raw_slope", 1.0)):
             start = torch.full(batch_shape, value, dtype=torch.float64)
             self.register_parameter(name, torch.nn.Parameter(start))
         self.register_prior(
-            "slope_prior", NormalPrior(*_SLOPE), _read_slope, _set_slope
+            "slope_prior", NormalPrior(1.0, 1.0), _read_slope, _set_slope
         )
 
     @classmethod
@@ -227,7 +202,7 @@ class OldStudiesMean(Mean):
             X[y.topk(min(_BEST_ROWS, len(y))).indices]
             for X, y in zip(inputs, scores, strict=True)
         ]
-        pool = torch.cat([space.sample(_POOL, seed=seed), *best]).unique(dim=0)
+        pool = torch.cat([space.sample(2_000, seed=seed), *best]).unique(dim=0)
         pool = pool[space.feasible(pool)]
         return cls(space, learnt, pool[learnt.complementary(read(pool))], batch_shape)
 
@@ -314,7 +289,7 @@ class OldStudiesMean(Mean):
 
 
 def _read_slope(module: OldStudiesMean) -> Tensor:
-    """What the prior of an ``OldStudiesMean`` is on."""
+    """The slope, which has the prior of an ``OldStudiesMean``."""
     return module.raw_slope
 
 
@@ -405,7 +380,7 @@ class _Columns:
         ordered = a[..., self.ordered] * inverse, b[..., self.ordered] * inverse
         squared = squared_distance(*ordered)
         for c in self.unordered:
-            apart = (a[..., c, None] - b[..., None, :, c]).abs() > _SAME
+            apart = (a[..., c, None] - b[..., None, :, c]).abs() > 1e-4
             squared = squared + inverse_lengthscale[c].square() * apart
         return squared
 
@@ -445,7 +420,7 @@ class _Functions:
         chosen = torch.randperm(len(points), generator=generator)[:max_points]
         points = points[chosen.sort().values]
         eye = torch.eye(len(points), dtype=points.dtype)
-        root = columns.covariance(points, points, inverse) + _JITTER * eye
+        root = columns.covariance(points, points, inverse) + 1e-6 * eye
         root = torch.linalg.cholesky(root)
 
         def moments(X: Tensor, y: Tensor, mean: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -488,7 +463,7 @@ class _Functions:
         left, size, _ = torch.linalg.svd(
             delta / math.sqrt(len(rows)), full_matrices=False
         )
-        components = (left * size)[:, :_MOST_COMPONENTS]
+        components = (left * size)[:, :32]
 
         def weights(functions: Tensor) -> Tensor:
             return torch.linalg.solve_triangular(root.mT, functions, upper=True)
@@ -503,7 +478,7 @@ class _Functions:
         # the mean of the squares of the d_j at old points
         at = columns.covariance(points, points, inverse) @ self.components
         explained = float(at.square().sum(-1).mean())
-        self.rest = max(individual - explained, _LEAST_REST * individual)
+        self.rest = max(individual - explained, 0.15 * individual)
 
     def complementary(self, pool: Tensor) -> Tensor:
         """Which points to begin with, see ``OldStudiesMean.starts``.
@@ -512,7 +487,7 @@ class _Functions:
             pool: ``P x d`` read points.
 
         Returns:
-            At most ``_MOST_STARTS`` row numbers.
+            At most 32 row numbers.
         """
         columns = self.columns
         inverse = self.inverse_lengthscale
@@ -522,15 +497,15 @@ class _Functions:
         best = torch.full_like(predicted[0], -math.inf)
         open_ = torch.ones(len(pool), dtype=torch.bool)
         chosen: list[int] = []
-        while len(chosen) < _MOST_STARTS and bool(open_.any()):
+        while len(chosen) < 32 and bool(open_.any()):
             value = torch.maximum(predicted, best).mean(-1)
             # where no study would gain, by what suits most
-            value = (value + _TIE * mean).masked_fill(~open_, -math.inf)
+            value = (value + 1e-6 * mean).masked_fill(~open_, -math.inf)
             i = int(value.argmax())
             chosen.append(i)
             best = torch.maximum(best, predicted[i])
             alike = columns.covariance(pool, pool[i : i + 1], inverse).squeeze(-1)
-            open_ &= alike < _ALIKE
+            open_ &= alike < 0.9
         return torch.tensor(chosen, dtype=torch.long)
 
 
@@ -549,10 +524,10 @@ def _fit(
     same = (study.unsqueeze(-1) == study).double()
     d = X.shape[-1]
     n = len(X)
-    modes = [math.log(_LENGTHSCALE[0] * math.sqrt(d))] * d
-    modes += [math.log(_VARIANCE[0])] * 2 + [math.log(_NOISE[0])]
+    modes = [math.log(0.5 * math.sqrt(d))] * d
+    modes += [math.log(0.5)] * 2 + [math.log(0.1)]
     center = torch.tensor(modes, dtype=torch.double)
-    spread = [_LENGTHSCALE[1]] * d + [_VARIANCE[1]] * 2 + [_NOISE[1]]
+    spread = [1.0] * d + [1.0] * 2 + [1.5]
     scale = torch.tensor(spread, dtype=torch.double)
     eye = torch.eye(n, dtype=torch.double)
 
@@ -568,7 +543,7 @@ def _fit(
         (gradient,) = torch.autograd.grad(value, u)
         return value.item(), gradient.numpy()
 
-    most = _MOST_SPREADS * scale
+    most = 5.0 * scale
     from scipy.optimize import minimize  # see ``_botorch_names``
 
     result = minimize(
@@ -577,6 +552,6 @@ def _fit(
         jac=True,
         method="L-BFGS-B",
         bounds=torch.stack([center - most, center + most], -1).numpy(),
-        options={"maxiter": _FIT_STEPS},
+        options={"maxiter": 60},
     )
     return torch.from_numpy(result.x)

@@ -358,8 +358,10 @@ def make_solver(model: Any, kernel: LeafKernel) -> SolverBatch:
         if solvers and torch.equal(rows, solvers[0].X):
             rows = solvers[0].X
             structure = solvers[0].structure
-        else:
+        elif batch_shape:
             structure = own_kernel.structure(rows)
+        else:
+            structure = model.structure(kernel)
         residual = element(targets, index, 1) - element(mean, index, 1)
         solvers.append(
             LeafSolver(own_kernel, rows, structure, element(noise, index, 1), residual)

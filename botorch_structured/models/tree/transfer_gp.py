@@ -36,12 +36,11 @@ References:
 
 from __future__ import annotations
 
-__all__ = ["TransferGP"]
-
 import copy
 import math
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.utils.types import DEFAULT
@@ -55,20 +54,17 @@ from botorch_structured._botorch_names import DefaultType
 from botorch_structured.linalg.correlations import MATERN52
 from botorch_structured.models.checks import check_training_data
 from botorch_structured.models.fast_inference import FastSingleTaskGP
-from botorch_structured.models.tree.moments import PointMoments
+from botorch_structured.models.tree.moments import Array, PointMoments
 from botorch_structured.models.tree.old_studies import OldStudiesMean
 from botorch_structured.models.tree.point_moments import (
-    ColumnScales,
-    outcome_scale_at_hand,
+    column_scales,
+    outcome_scale,
 )
 
-# Of the level c: any.
+# Prior variance of the level c: uninformative.
 _LEVEL_VARIANCE = 25.0
-# Of the noise of old studies, which is what ranks add, and its least value.
-_NOISE = 0.03
+# The least noise of old studies.
 _LEAST_NOISE = 1e-6
-# Bounds of log a beside known noise: below the lower one its prior has no mass.
-_LOG_SCALES = -3.0, 5.0
 
 
 class _EarlierKernel(Kernel):
@@ -118,9 +114,10 @@ def _noisy_scale(
         value = 0.5 * error.square().sum() + root.diagonal().log().sum()
         return float(value) + log_scale + 0.5 / (a * a)
 
+    # below the lower bound of log a its prior has no mass
     from scipy.optimize import minimize_scalar  # see ``_botorch_names``
 
-    return math.exp(minimize_scalar(loss, bounds=_LOG_SCALES, method="bounded").x)
+    return math.exp(minimize_scalar(loss, bounds=(-3.0, 5.0), method="bounded").x)
 
 
 class _Weights(NamedTuple):
@@ -143,7 +140,7 @@ class _Weights(NamedTuple):
 
 
 class TransferGP(FastSingleTaskGP):
-    """What old studies and the outcomes of a new one say; it needs no fit.
+    """A GP from old studies and the outcomes of a new one; it needs no fit.
 
     It is for one outcome without batches. On a CPU, in double precision, points one by
     one (``b x 1 x d``) have moments in closed form; others have GPyTorch's.
@@ -213,7 +210,8 @@ class TransferGP(FastSingleTaskGP):
         (X,) = self.train_inputs
         y = self.train_targets
         old.to(y)
-        noise = max(_NOISE * old.variances[2], _LEAST_NOISE)
+        # ranks add most of the noise of old studies
+        noise = max(0.03 * old.variances[2], _LEAST_NOISE)
         fixed_noise = isinstance(self.likelihood, FixedNoiseGaussianLikelihood)
         with torch.no_grad():
             x = self.transform_inputs(X)
@@ -251,33 +249,33 @@ class TransferGP(FastSingleTaskGP):
         _, without = _evidence((common + individual) * k, noise, y, torch.zeros_like(y))
         return with_them - without
 
-    def point_moments(
-        self, X: Tensor, gradient: bool = False, path: bool = False
-    ) -> PointMoments | None:
-        """Moments of points, see ``LeafModel.point_moments``."""
-        if path or not self._is_plain(X):
+    def moments_on(self, rows: Tensor, path: bool = False) -> Any:
+        """Moments of points one by one, see ``LeafModel.moments_on``."""
+        if path or not self._is_plain(rows):
             return None
-        scales = ColumnScales.of(self.input_transform, X.shape[-1])
-        outcome = outcome_scale_at_hand(self, X)
+        scales = column_scales(self.input_transform, rows.shape[-1])
+        outcome = outcome_scale(self, rows)
         if scales is None or outcome is None:
             return None
         scale, shift = outcome
-        with torch.no_grad():
-            x = self.transform_inputs(X.detach())
-            mean, variance, *slopes = self._moments(x, gradient)
-        mean = mean * scale + shift
-        variance = variance * scale**2
-        if not gradient:
-            return PointMoments(mean, variance)
-        every = torch.arange(X.shape[-1]).expand(len(X), -1).numpy()
-        _, rate = scales.at(X.detach().numpy()[:, None], every)
-        rates = torch.as_tensor(rate.squeeze(1)) * torch.tensor(
-            [[[scale]], [[scale**2]]]
-        )
-        return PointMoments(mean, variance, *(torch.stack(slopes) * rates))
+        scales = scales.take(np.arange(rows.shape[-1]))
+
+        @torch.no_grad()
+        def moments(X: Array, row: Array, gradient: bool) -> PointMoments:
+            points = self.transform_inputs(torch.from_numpy(X))
+            parts = [part.numpy() for part in self._moments(points, gradient)]
+            mean = parts[0] * scale + shift
+            variance = parts[1] * scale**2
+            if not gradient:
+                return PointMoments(mean, variance)
+            _, rate = scales(X)
+            slopes = parts[2] * rate * scale, parts[3] * rate * scale**2
+            return PointMoments(mean, variance, *slopes)
+
+        return moments
 
     def _fast_posterior(self, X: Tensor) -> MultivariateNormal | None:
-        """Of points one by one; GPyTorch computes a joint covariance for each batch."""
+        """Points one by one; GPyTorch computes a joint covariance for each batch."""
         if not (X.ndim > 2 and X.shape[-2] == 1 and self._is_plain(X)):
             return None
         mean, variance = self._moments(X.reshape(-1, X.shape[-1]), gradient=False)

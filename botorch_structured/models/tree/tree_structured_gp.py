@@ -15,8 +15,6 @@ References:
 
 from __future__ import annotations
 
-__all__ = ["PathMean", "TreeStructuredGP"]
-
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Literal, Self
@@ -48,7 +46,7 @@ from botorch_structured.models.tree.leaf_model import (
     read_arguments,
 )
 from botorch_structured.models.tree.noise import default_likelihood, set_noise_prior
-from botorch_structured.models.tree.point_moments import ColumnScales, is_mean_of_paths
+from botorch_structured.models.tree.point_moments import column_scales, is_mean_of_paths
 from botorch_structured.models.tree.template import Template
 from botorch_structured.models.tree.tree_structured_kernel import (
     PathMean,
@@ -367,7 +365,7 @@ class TreeStructuredGP(LeafModel):
             and isinstance(self.covar_module, TreeStructuredKernel)
             and self.covar_module.redefined.isdisjoint(COVARIANCE)
             and is_mean_of_paths(self.mean_module)
-            and ColumnScales.of(getattr(self, "input_transform", None), tree.dim)
+            and column_scales(getattr(self, "input_transform", None), tree.dim)
         )
         return sorted(tree.shared_columns) if shared_only else list(range(tree.dim))
 

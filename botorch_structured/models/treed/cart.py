@@ -74,7 +74,8 @@ class ChangePoint:
         starts, ends, weights = (
             t.to(x) for t in (self.starts, self.ends, self.weights)
         )
-        x, width = x.unsqueeze(-1), ends - starts
+        x = x.unsqueeze(-1)
+        width = ends - starts
         within = (ends - x) / torch.where(width > 0.0, width, 1.0)
         # an interval that is none in another precision is a step
         beyond = torch.where(width > 0.0, within, (x <= starts).to(x))
@@ -133,10 +134,10 @@ class TreeNode:
 
     def walk(self) -> list[TreeNode]:
         """This node and all below it, parents before children, left before right."""
-        found = [self]
+        nodes = [self]
         for child in self.children:
-            found += child.walk()
-        return found
+            nodes += child.walk()
+        return nodes
 
     def leaves(self) -> list[TreeNode]:
         """Leaves below this node, left to right."""
@@ -144,10 +145,10 @@ class TreeNode:
 
     def path(self) -> list[TreeNode]:
         """This node, its parent, and so on to the root."""
-        found = [self]
-        while found[-1].parent is not None:
-            found.append(found[-1].parent)
-        return found
+        nodes = [self]
+        while nodes[-1].parent is not None:
+            nodes.append(nodes[-1].parent)
+        return nodes
 
 
 @dataclass(frozen=True)
@@ -194,7 +195,8 @@ def grow(
         consider(root)
     while queue and (max_leaves is None or leaves < max_leaves):
         _, _, node, proposal = heapq.heappop(queue)
-        node.split, node.children = proposal.split, proposal.children
+        node.split = proposal.split
+        node.children = proposal.children
         node.change = proposal.change
         leaves += 1
         for child in node.children:

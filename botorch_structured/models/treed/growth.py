@@ -242,12 +242,11 @@ class NodeEvidence:
         information.ravel()[:: k + 4] += self.scale**-2.0
         free = self.free
         z = ((theta - self.mode) / self.scale)[free]
-        gradient = gradient[free] - z / self.scale[free]
-        squares_and_scales = float(half @ half + z @ z)
-        squares_and_scales += 2.0 * float(np.log(self.scale[free]).sum())
+        log_scales = np.log(self.scale[free]).sum()
         constant = (n + len(free)) * math.log(2.0 * math.pi)
-        value = -0.5 * (squares_and_scales + log_det + constant)
-        return Point(value, gradient, information[: len(free), : len(free)])
+        value = -0.5 * (half @ half + z @ z + log_det + constant) - log_scales
+        gradient = gradient[free] - z / self.scale[free]
+        return Point(float(value), gradient, information[: len(free), : len(free)])
 
 
 def _laplace(point: Point) -> float:
@@ -345,10 +344,15 @@ def grow_trees(
     inputs = list(elements(X, n, d))
     noises = [None] * len(inputs) if noise is None else list(elements(noise, n))
     grown = GrownTrees([], inputs, [], [])
-    for points, outcomes, known in zip(inputs, elements(y, n), noises, strict=True):
-        scale = relative_lengthscales(points, outcomes, known, categorical)
+    for points, outcomes, variances in zip(inputs, elements(y, n), noises, strict=True):
+        scale = relative_lengthscales(points, outcomes, variances, categorical)
         evidence = NodeEvidence(
-            points / scale, outcomes, NOISE_FLOOR, known, categorical, kernel == "rbf"
+            points / scale,
+            outcomes,
+            NOISE_FLOOR,
+            variances,
+            categorical,
+            kernel == "rbf",
         )
         if by_evidence:
             root = grow_by_evidence(

@@ -278,7 +278,7 @@ def leaf_terms(
         )
 
     number = {id(node): k for k, node in enumerate(root.walk())}
-    terms = []
+    terms: list[list[LeafTerm]] = []
     for leaf in leaves:
         path = leaf.path()
         if len(data(leaf)) == 0:

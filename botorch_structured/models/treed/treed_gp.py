@@ -163,8 +163,8 @@ class TreedGP(fast_inference.FastSingleTaskGP):
 
     _data_caches = ("_plan_cache",)
     _fit_caches = ("_predictor_cache",)
-    _plan_cache: tuple[Tensor, Tensor, list[TreeData]] | None = None
-    _predictor_cache: tuple[Tensor, Tensor, list[TreedPredictor]] | None = None
+    _plan_cache: list[TreeData] | None = None
+    _predictor_cache: list[TreedPredictor] | None = None
     # The number of fantasies, which are the last rows of the training data, and of the
     # batch dimensions that the rows before them have in front of the batch of trees.
     _num_fantasies = 0
@@ -218,10 +218,10 @@ class TreedGP(fast_inference.FastSingleTaskGP):
             )
         if max_leaves is not None:
             check_count("max_leaves", max_leaves)
-        given_columns = categorical_features or ()
-        categorical = sorted(
-            set(check_columns("categorical_features", given_columns, train_X.shape[-1]))
+        columns = check_columns(
+            "categorical_features", categorical_features or (), train_X.shape[-1]
         )
+        categorical = sorted(set(columns))
         if covar_module is not None and (warp or categorical or leaf_kernel):
             raise ValueError(
                 "covar_module: expected None beside warp, categorical_features or "
@@ -259,7 +259,7 @@ class TreedGP(fast_inference.FastSingleTaskGP):
                 f"from {float(X.min()):.4g} to {float(X.max()):.4g}; use Normalize."
             )
         # copies for leaves, and for a state with another partition
-        given = (deepcopy(covar_module), deepcopy(mean_module))
+        modules = deepcopy(covar_module), deepcopy(mean_module)
         if categorical:
             self._ignore_X_dims_scaling_check = categorical
         super().__init__(
@@ -272,9 +272,10 @@ class TreedGP(fast_inference.FastSingleTaskGP):
             outcome_transform=outcome_transform,
             input_transform=input_transform,
         )
-        self._given = given
+        self._user_modules = modules
         self._own_noise = likelihood is None and train_Yvar is None
-        self._leaf_noise, self._warp = leaf_noise, warp
+        self._leaf_noise = leaf_noise
+        self._warp = warp
         self._categorical = categorical
         self._share_all = path_sharing == "all"
         self._lend = condition_on == "leaf"
@@ -283,12 +284,14 @@ class TreedGP(fast_inference.FastSingleTaskGP):
         by_evidence = split_criterion == "evidence"
         if likelihood is not None:
             fast_inference.check_noise(likelihood, X, self.train_targets.shape)
-        known = isinstance(self.likelihood, FixedNoiseGaussianLikelihood)
+        noise = None
+        if isinstance(self.likelihood, FixedNoiseGaussianLikelihood):
+            noise = self._known_noise()
         with few_threads(X.shape[-2]):
             grown = grow_trees(
                 X,
                 self.train_targets,
-                self._known_noise() if known else None,
+                noise,
                 by_evidence=by_evidence,
                 min_leaf_size=min_leaf_size,
                 max_leaves=max_leaves,
@@ -394,7 +397,7 @@ class TreedGP(fast_inference.FastSingleTaskGP):
     def _become_treed(self, dim: int) -> None:
         """Modules for the leaves of the partition, at the modes of their priors."""
         partition = self.partition
-        covar_module, mean_module = deepcopy(self._given)
+        covar_module, mean_module = deepcopy(self._user_modules)
         if covar_module is None:
             self.covar_module = leaf_modules.TreedStationary(
                 partition, dim, categorical=self._categorical, warp=self._warp
@@ -419,7 +422,7 @@ class TreedGP(fast_inference.FastSingleTaskGP):
 
     def _become_single(self, dim: int) -> None:
         """The modules of a ``SingleTaskGP``, which one leaf is."""
-        covar_module, mean_module = deepcopy(self._given)
+        covar_module, mean_module = deepcopy(self._user_modules)
         batch_shape = self.partition.tree_shape
         self.covar_module = covar_module or get_covar_module_with_dim_scaled_prior(
             ard_num_dims=dim, batch_shape=batch_shape
@@ -435,16 +438,16 @@ class TreedGP(fast_inference.FastSingleTaskGP):
 
     def _find_outputs(self) -> None:
         """Say which dimension is that of outputs, for BoTorch's ``subset_output``."""
-        covar_module, mean_module = self._given
+        covar_module, mean_module = self._user_modules
         if covar_module is not None or (self._is_treed and mean_module is not None):
             self.__dict__.pop("_subset_batch_dict", None)  # as in SingleTaskGP
             return
-        own = ("levels", "partition", "covar_module", "mean_module", "likelihood")
+        parts = ("levels", "partition", "covar_module", "mean_module", "likelihood")
         shape = self.partition.tree_shape
         self._subset_batch_dict = {
             name: len(shape) - 1 - values.ndim
             for name, values in chain(self.named_parameters(), self.named_buffers())
-            if name.split(".")[0] in own and values.shape[: len(shape)] == shape
+            if name.split(".")[0] in parts and values.shape[: len(shape)] == shape
         }
 
     def _start_from(self, grown: GrownTrees) -> None:
@@ -454,8 +457,8 @@ class TreedGP(fast_inference.FastSingleTaskGP):
         leaves = self.partition.num_leaves
         of_nodes = grown.theta(nodes, inner=True)
         log_noise = of_nodes[..., 3]
-        levels = of_nodes[..., 1].exp(), of_nodes[..., 2], log_noise.exp() + NOISE_FLOOR
-        levels = torch.stack(levels, dim=-1).nan_to_num(nan=1.0)
+        parts = of_nodes[..., 1].exp(), of_nodes[..., 2], log_noise.exp() + NOISE_FLOOR
+        levels = torch.stack(parts, dim=-1).nan_to_num(nan=1.0)
         self.levels.copy_(levels.reshape(*trees, nodes, 3))
         theta = grown.theta(leaves, inner=False)
         if self._share_all:
@@ -501,7 +504,8 @@ class TreedGP(fast_inference.FastSingleTaskGP):
             if key.startswith(name)
         }
         if "column" in state:
-            trees, treed = state["column"].shape[:-1], f"{prefix}levels" in state_dict
+            trees = state["column"].shape[:-1]
+            treed = f"{prefix}levels" in state_dict
             if trees != partition.tree_shape:
                 raise ValueError(
                     "state_dict: expected partitions of batch shape "
@@ -512,11 +516,8 @@ class TreedGP(fast_inference.FastSingleTaskGP):
             partition.load_state_dict(state)
             self._drop_caches()
             if before != (partition.column.shape[-1], partition.num_leaves, treed):
-                with torch.no_grad():
-                    X = self.train_inputs[0]
-                    X = self.transform_inputs(X) if self.training else X
                 make = self._become_treed if treed else self._become_single
-                make(X.shape[-1])
+                make(self._transformed().shape[-1])
                 self.to(self.train_targets)
                 self.train(self.training)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
@@ -527,9 +528,10 @@ class TreedGP(fast_inference.FastSingleTaskGP):
     def _is_treed(self) -> bool:
         return isinstance(self.covar_module, leaf_modules.TreedKernel)
 
-    def _elements(self, values: Tensor, own: int) -> Tensor:
-        """``... x trees x own`` values as ``R x E x own``, E being the trees."""
-        count, lead = self.partition.tree_shape.numel(), values.ndim - own
+    def _elements(self, values: Tensor, dims: int) -> Tensor:
+        """``... x trees x shape`` values as ``R x E x shape``, E being the trees."""
+        count = self.partition.tree_shape.numel()
+        lead = values.ndim - dims
         times = values.shape[:lead].numel() // count
         return values.reshape(times, count, *values.shape[lead:])
 
@@ -612,19 +614,22 @@ class TreedGP(fast_inference.FastSingleTaskGP):
 
     def _plan(self) -> list[TreeData]:
         """Data and terms of equation (2), tree by tree."""
-        raw = self.train_inputs[0]
-        y = self.train_targets
-        cache = self._plan_cache
-        if cache is None or cache[0] is not raw or cache[1] is not y:
-            with torch.no_grad():
-                X = self.transform_inputs(raw) if self.training else raw
+        if self._plan_cache is None:
+            y = self.train_targets
+            X = self._transformed()
             X = self._elements(X.expand(*y.shape, X.shape[-1]), 2)[0]
             plan = []
             for e, (x, t) in enumerate(zip(X, self._elements(y, 1)[0], strict=True)):
                 tree = self.partition.element(e).tree(_array(x))
                 plan.append(TreeData(tree, x, t, self._data_of))
-            self._plan_cache = cache = (raw, y, plan)
-        return cache[2]
+            self._plan_cache = plan
+        return self._plan_cache
+
+    @torch.no_grad()
+    def _transformed(self) -> Tensor:
+        """Training inputs as the partition has them."""
+        X = self.train_inputs[0]
+        return self.transform_inputs(X) if self.training else X
 
     @property
     def _data_of(self) -> Callable[[TreeNode], Rows]:
@@ -637,7 +642,8 @@ class TreedGP(fast_inference.FastSingleTaskGP):
         for e, data in enumerate(self._plan()):
             leaves = torch.arange(len(data.root.leaves()), device=data.y.device)
             X = data.X.expand(len(leaves), *data.X.shape)
-            amplitude, constant, node_noise = levels[e].unbind(-1)
+            amplitude, constant, level_noise = levels[e].unbind(-1)
+            node_noise: Tensor | None = level_noise
             if isinstance(self.likelihood, leaf_modules.LeafNoiseLikelihood):
                 noise = self.likelihood.noise_covar.leaf_noise(e, leaves).unsqueeze(-1)
             else:  # the same in all leaves and nodes
@@ -658,8 +664,7 @@ class TreedGP(fast_inference.FastSingleTaskGP):
 
     def _known_noise(self) -> Tensor:
         """Noise variances of the training data under a common likelihood."""
-        X = self.train_inputs[0]
-        X = self.transform_inputs(X) if self.training else X
+        X = self._transformed()
         return fast_inference.noise_at(self.likelihood, X, self.train_targets.shape)
 
     # -- prior and posterior ------------------------------------------------------
@@ -673,14 +678,13 @@ class TreedGP(fast_inference.FastSingleTaskGP):
         """
         if not self._is_treed:
             return super().forward(x)
-        prior = (
-            self._borrowed_prior(x) if x is self.train_inputs[0] else super().forward(x)
-        )
-        return (
-            fast_inference.training_prior(prior, self._log_density)
-            if self.training
-            else prior
-        )
+        if x is self.train_inputs[0]:
+            prior = self._borrowed_prior(x)
+        else:
+            prior = super().forward(x)
+        if self.training:
+            return fast_inference.training_prior(prior, self._log_density)
+        return prior
 
     def _log_density(self, targets: Tensor) -> Tensor:
         """Equation (2), in place of the log density of the training outcomes.
@@ -688,8 +692,7 @@ class TreedGP(fast_inference.FastSingleTaskGP):
         Raises:
             ValueError: For other outcomes.
         """
-        own = self.train_targets
-        if targets is not own and not torch.equal(targets, own):
+        if not torch.equal(targets, self.train_targets):
             raise ValueError(
                 "mll: expected the training targets, which the tree was grown on, got "
                 f"other outcomes of shape {tuple(targets.shape)}; construct the model "
@@ -698,25 +701,22 @@ class TreedGP(fast_inference.FastSingleTaskGP):
         return self._log_path_evidence()
 
     def _predictors(self) -> list[TreedPredictor]:
-        X, y = self.train_inputs[0], self.train_targets
-        cache = self._predictor_cache
+        X = self.train_inputs[0]
+        y = self.train_targets
         # gradients flow to fantasies, not to hyperparameters: as in GPyTorch's caches
         graph = X.requires_grad or y.requires_grad or settings.detach_test_caches.off()
-        if (
-            cache is None
-            or cache[0] is not X
-            or cache[1] is not y
-            or cache[2][0].graph != graph
-        ):
+        predictors = self._predictor_cache
+        if predictors is None or predictors[0].graph != graph:
             real = self._real(X, 2), self._real(y, 1)
-            self._predictor_cache = cache = (X, y, self._new_predictors(*real, graph))
-        return cache[2]
+            self._predictor_cache = predictors = self._new_predictors(*real, graph)
+        return predictors
 
-    def _real(self, values: Tensor, own: int) -> Tensor:
+    def _real(self, values: Tensor, dims: int) -> Tensor:
         """Without rows of fantasies, and the copy of the others for each fantasy."""
         if self._num_fantasies:
-            values = values.narrow(-own, 0, values.shape[-own] - self._num_fantasies)
-            kept = self._real_dims + len(self.partition.tree_shape) + own
+            rows = values.shape[-dims] - self._num_fantasies
+            values = values.narrow(-dims, 0, rows)
+            kept = self._real_dims + len(self.partition.tree_shape) + dims
             values = values[(0,) * (values.ndim - kept)]
         return values
 
@@ -751,53 +751,54 @@ class TreedGP(fast_inference.FastSingleTaskGP):
             return lambda leaf: values[leaf]
         noise = self._known_noise()
         noise = noise if noise.shape == shape else self._real(noise, 1)
-        known = self._elements(noise, 1)[:, element]
-        return lambda leaf: known
+        noise = self._elements(noise, 1)[:, element]
+        return lambda leaf: noise
 
     def _fast_posterior(self, X: Tensor) -> MultivariateNormal | None:
         """That of the leaves, at transformed points ``batch_shape x q x d``."""
         if not self._is_treed:
             return None
-        data, y = self.train_inputs[0], self.train_targets
-        predictors = self._predictors()
+        data = self.train_inputs[0]
+        y = self.train_targets
         shape = torch.broadcast_shapes(X.shape[:-2], data.shape[:-2], y.shape[:-1])
-        X, count = X.expand(*shape, *X.shape[-2:]), self._num_fantasies
+        X = X.expand(*shape, *X.shape[-2:])
+        count = self._num_fantasies
         if count:
             imagined = data[..., -count:, :].expand(*shape, -1, -1)
             X = torch.cat([X, imagined], dim=-2)
         q = X.shape[-2]
         points = self._elements(X, 2)
-        found = [p(points[:, e]) for e, p in enumerate(predictors)]
-        mean = torch.stack([m for m, _ in found], dim=1).reshape(*shape, q)
-        covariance = torch.stack([c for _, c in found], dim=1).reshape(*shape, q, q)
+        moments = [p(points[:, e]) for e, p in enumerate(self._predictors())]
+        means, covariances = zip(*moments, strict=True)
+        mean = torch.stack(means, dim=1).reshape(*shape, q)
+        covariance = torch.stack(covariances, dim=1).reshape(*shape, q, q)
         if count:
             if isinstance(self.likelihood, leaf_modules.LeafNoiseLikelihood):
                 noise = self.likelihood.noise_covar.at(imagined)
             else:
                 noise = self._known_noise()[..., -count:]
-            mean, covariance = given_last(
-                mean, covariance, noise, self.train_targets[..., -count:]
-            )
+            mean, covariance = given_last(mean, covariance, noise, y[..., -count:])
         # linear operators add jitter when they are factorised, tensors do not
         return MultivariateNormal(
             mean, to_linear_operator(fast_inference.with_variance_floor(covariance))
         )
 
     def _borrowed_prior(self, X: Tensor) -> MultivariateNormal:
+        y = self.train_targets
         if self.training or self._num_fantasies:
             X = self.transform_inputs(X) if self.training else X
-            predictors = self._new_predictors(X, self.train_targets, graph=True)
+            predictors = self._new_predictors(X, y, graph=True)
         else:
             predictors = self._predictors()
+
+        def together(parts: Sequence[Tensor], *shape: int) -> Tensor:
+            parts = [p.reshape(-1, *shape) for p in parts]
+            return torch.stack(parts, dim=1).reshape(*y.shape[:-1], *shape)
+
         means, covariances, leaves = zip(
             *(p.borrowed_prior() for p in predictors), strict=True
         )
-        shape, n = self.train_targets.shape[:-1], self.train_targets.shape[-1]
-
-        def together(parts: Sequence[Tensor], *own: int) -> Tensor:
-            parts = [p.reshape(-1, *own) for p in parts]
-            return torch.stack(parts, dim=1).reshape(*shape, *own)
-
+        n = y.shape[-1]
         if isinstance(self.likelihood, leaf_modules.LeafNoiseLikelihood):
             self.likelihood.noise_covar.data_leaves = together(leaves, n)
         covariance = to_linear_operator(together(covariances, n, n))
@@ -827,14 +828,15 @@ class TreedGP(fast_inference.FastSingleTaskGP):
         X = inputs[0] if isinstance(inputs, (list, tuple)) else inputs
         if not self._is_treed:
             return super().get_fantasy_model(inputs, targets, **kwargs)
-        old_X, old_y = self.train_inputs[0], self.train_targets
+        old_X = self.train_inputs[0]
+        old_y = self.train_targets
         shape = torch.broadcast_shapes(
             X.shape[:-2], targets.shape[:-1], old_X.shape[:-2], old_y.shape[:-1]
         )
 
-        def appended(old: Tensor, new: Tensor, own: int) -> Tensor:
-            both = [t.expand(*shape, *t.shape[t.ndim - own :]) for t in (old, new)]
-            return torch.cat(both, dim=-own)
+        def appended(old: Tensor, new: Tensor, dims: int) -> Tensor:
+            both = [t.expand(*shape, *t.shape[t.ndim - dims :]) for t in (old, new)]
+            return torch.cat(both, dim=-dims)
 
         likelihood = self.likelihood
         self._drop_caches()

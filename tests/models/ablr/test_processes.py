@@ -112,7 +112,7 @@ def test_new_rows_that_all_were_given_count_once(two: list[dict[str, Any]]) -> N
 
 def test_other_hyperparameters_are_refused(two: list[dict[str, Any]]) -> None:
     for result in two:
-        assert "log_beta: expected the same in all 2" in result["other hyperparameters"]
+        assert "expected the same in all 2 processes" in result["other hyperparameters"]
 
 
 @pytest.mark.parametrize("then", ["wait", "stop"])

@@ -39,14 +39,15 @@ from torch import Tensor
 
 from botorch_structured.models import MonotoneGP
 from botorch_structured.models.monotone import monotone_gp as monotone_inference
-from botorch_structured.models.monotone import virtual_points
 from botorch_structured.models.monotone.expectation_propagation import (
     expectation_propagation,
     log_site_evidence,
     site_system,
 )
-from botorch_structured.models.monotone.monotone_gp import EPConvergenceWarning
-from botorch_structured.models.monotone.virtual_points import transformed_box
+from botorch_structured.models.monotone.monotone_gp import (
+    EPConvergenceWarning,
+    transformed_box,
+)
 
 GRID = torch.cartesian_prod(*[torch.linspace(0.0, 1.0, 4, dtype=torch.float64)] * 2)
 
@@ -231,8 +232,7 @@ def test_the_fit_is_to_the_data(
         runs.append(mean.shape[-1])
         return original(mean, *args, **kwargs)
 
-    for module in (monotone_inference, virtual_points):
-        monkeypatch.setattr(module, "expectation_propagation", counted)
+    monkeypatch.setattr(monotone_inference, "expectation_propagation", counted)
     # value and gradient are computed in another order, so their last digits differ,
     # which decide where L-BFGS-B ends with its default tolerances
     for m in (model, peer):
@@ -826,7 +826,7 @@ def test_reversing_transform_of_outcomes_without_order(
 
 def test_no_virtual_point_is_added_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where data contradict the sign, so that it remains in doubt there."""
-    monkeypatch.setattr(virtual_points, "_CANDIDATES", 8)
+    monkeypatch.setattr(monotone_inference, "_CANDIDATES", 8)
     X, _ = rising_data()
     model = MonotoneGP(X, -3.0 * X[:, :1], {0: 1}, virtual_X="adaptive", nu=1.0)
     model.likelihood.noise = 1e-4

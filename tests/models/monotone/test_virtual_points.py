@@ -12,7 +12,7 @@ from botorch.models.transforms.input import (
     Round,
 )
 
-from botorch_structured.models.monotone.virtual_points import (
+from botorch_structured.models.monotone.monotone_gp import (
     default_virtual_points,
     transformed_box,
     transformed_columns,

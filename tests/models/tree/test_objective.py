@@ -330,7 +330,7 @@ def test_the_loss_is_that_of_the_present_kernel_and_parameters() -> None:
     value = objective(theta)[0]
     assert objective.loss() == value
     model.covar_module.set_correlation("rbf")
-    objective.form.read_correlation()
+    objective.read_correlation()
     other = objective.loss()
     assert other != value and other == objective(theta)[0]
     theta += 0.1
