@@ -52,8 +52,8 @@ _MOST_LINES = 800
 _MOST_TOKENS = {
     ".": 6_100,
     "acquisition": 4_754,
-    "integrations": 7_643,
-    "integrations/optuna": 12_281,
+    "integrations": 7_585,
+    "integrations/optuna": 13_390,
     "kernels": 3_925,
     "linalg": 6_783,
     "models": 14_782,
@@ -65,8 +65,8 @@ _MOST_TOKENS = {
     "optim": 22_273,
     "plots": 10_148,
     "spaces": 29_823,
-    "study": 17_175,
-    "suggest": 5_711,
+    "study": 16_573,
+    "suggest": 6_040,
     "test_functions": 10_237,
 }
 _MOST_TOKENS_A_LINE = 9.37

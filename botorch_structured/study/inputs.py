@@ -28,14 +28,14 @@ def read_space(space: Any, told_apart: bool = True) -> SearchSpace:
         return SearchSpace.from_configspace(space)
     if isinstance(space, (Mapping, list, tuple)):
         try:
-            found = SearchSpace.from_dictionaries(space)
+            read = SearchSpace.from_dictionaries(space)
         except ValueError as error:
             message = str(error).removeprefix("dictionaries: ")
             raise ValueError(f"space: {message}") from None
         # the first decision may be one of our own
-        if told_apart and found.shown_names[0] is None:
+        if told_apart and read.shown_names[0] is None:
             _check_alternatives([*space])
-        return found
+        return read
     raise ValueError(
         "space: expected a SearchSpace, a ConfigurationSpace, or dictionaries, got "
         f"{type(space).__name__}."

@@ -71,8 +71,6 @@ _logger = logging.getLogger("botorch_structured")
 _LOCK = threading.RLock()
 #: Starts on different paths before models are fitted, see `SearchSpace.starts`.
 MOST_STARTS = 16
-# Fits of more evaluations start from a fit of the first ones.
-_WARM_ABOVE = 100
 
 
 class _Pending(NamedTuple):
@@ -101,10 +99,10 @@ class Study:
     first random ones where fewer than two evaluations have worked. Configurations that
     were asked for and not told yet are pending: they are taken into account. In an
     equal loop starts are ``space.starts(seed=seed, at_most=16)``, and the suggestion
-    after ``n`` evaluations has the seed ``seed + n``, and up to 100 of them no
+    after ``n`` evaluations has the seed ``seed + n``, and up to 20 of them no
     ``start_from``. Above that it is ``fit_surrogates`` of the first ``m`` evaluations
-    with the seed ``m``: ``n`` rounded down to a multiple of 10, from 400 evaluations on
-    of 20, from 800 on of 40, and so on.
+    with the seed ``m``, unless these are all: ``n`` rounded down to a multiple of 10,
+    from 400 evaluations on of 20, from 800 on of 40, and so on.
 
     Args:
         space: What to search: a `SearchSpace`, a ConfigSpace ``ConfigurationSpace``, or
@@ -1028,40 +1026,39 @@ class Study:
         )
 
     def _fit(self) -> Surrogates:
-        """The models of all trials."""
-        n = len(self._trials)
-        if self._fitted is None or self._fitted[0] != n:
-            seed = later_seed(self.seed, n)
-            start = self._start_from(n)
-            self._fitted = n, self._fit_first(n, seed, start)
-        return self._fitted[1]
-
-    def _start_from(self, n: int) -> Surrogates | None:
-        """The fit that one of ``n`` trials starts from: that of the first ones.
+        """The models of all trials; their fit starts from that of the first ones.
 
         It depends on nothing else, so that a study that is opened again, and one that
         is told in another order, have the same one.
         """
-        if n <= _WARM_ABOVE:
-            return None
-        step = 10 * 2 ** max(0, int(math.log2(n / 200)))
-        first = n // step * step
+        n = len(self._trials)
+        if self._fitted is not None and self._fitted[0] == n:
+            return self._fitted[1]
+        first = _num_first(n)
         if self._first_fit is None or self._first_fit[0] != first:
-            if not any(trial.values for trial in self._trials[:first]):
-                return None
-            self._first_fit = first, self._fit_first(first, seed=first)
-        return self._first_fit[1]
+            self._first_fit = None
+            if any(trial.values for trial in self._trials[:first]):
+                self._first_fit = first, self._fit_to(first, seed=first)
+        start = None if self._first_fit is None else self._first_fit[1]
+        if start is None or first != n:
+            start = self._fit_to(n, later_seed(self.seed, n), start)
+        self._fitted = n, start
+        return start
 
-    def _fit_first(
+    def _fit_to(
         self, n: int, seed: int, start_from: Surrogates | None = None
     ) -> Surrogates:
         """Models fitted to the first ``n`` trials."""
         data = self._data(n)
-        with (
-            seeded(seed, data.X.device),
-            quiet(),
-            warnings.catch_warnings(),
-        ):
+        with seeded(seed, data.X.device), quiet(), warnings.catch_warnings():
             # outcomes that are all alike are nobody's mistake
             warnings.simplefilter("ignore", InputDataWarning)
             return fit_checked(self.space, data, start_from, self.earlier)
+
+
+def _num_first(n: int) -> int:
+    """To how many of ``n`` trials the fit is made that others start from."""
+    if n <= 20:
+        return 0
+    step = 10 * 2 ** max(0, int(math.log2(n / 200)))
+    return n // step * step

@@ -168,8 +168,8 @@ def _fit_model(
         options = {name: deepcopy(value) for name, value in kwargs.items()}
         if train_Yvar is not None:
             options["train_Yvar"] = train_Yvar[::step]
-        X, Y = train_X[::step], train_Y[::step]
-        start_from = _fit_model(kind, space, X, Y, None, **options)
+        X = train_X[::step]
+        start_from = _fit_model(kind, space, X, train_Y[::step], None, **options)
     model: LeafModel = kind(train_X, train_Y, space, train_Yvar=train_Yvar, **kwargs)
     mll = ExactMarginalLogLikelihood(model.likelihood, model)
     # variances of the noise may be told now that were not, or the other way round

@@ -148,9 +148,9 @@ def test_storages_do_not_matter_nor_does_a_new_process(
     assert [t.params for t in study.trials] == points(expected)
 
 
-@pytest.mark.parametrize("known", [4, 109])
+@pytest.mark.parametrize("known", [4, 29])
 def test_a_study_that_is_kept_is_as_a_new_one(known: int) -> None:
-    """Also where trials end in another order, and above 100, with fits of the first."""
+    """Also where trials end in another order, and above 20, with fits of the first."""
     random = make_study(optuna.samplers.RandomSampler(seed=0))
     random.optimize(classifier, known)
 

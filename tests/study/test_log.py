@@ -124,17 +124,17 @@ def test_logs_of_earlier_versions_are_read(lines: list[bytes], tmp_path: Path) -
 
 
 def test_fits_that_start_from_earlier_ones_are_repeated(tmp_path: Path) -> None:
-    """Above 100 evaluations; from another one at 110."""
+    """Above 20 evaluations; from another one at 30."""
     path = tmp_path / "log.jsonl"
-    configs = SPACE.decode(SPACE.sample(105, seed=0))
+    configs = SPACE.decode(SPACE.sample(25, seed=0))
     whole = Study(SPACE, log=path, seed=3)
     whole.tell_many(configs, [value(c) for c in configs])
-    work(whole, 112)
+    work(whole, 32)
     data = path.read_bytes().splitlines(keepends=True)
-    for stop in (106 + 4, 106 + 7, 106 + 13):
+    for stop in (26 + 4, 26 + 7, 26 + 13):
         path.unlink()
         path.write_bytes(b"".join(data[:stop]))
-        assert seen(work(Study(SPACE, log=path), 112)) == seen(whole)
+        assert seen(work(Study(SPACE, log=path), 32)) == seen(whole)
         assert path.read_bytes() == b"".join(data)
 
 

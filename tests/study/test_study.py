@@ -60,14 +60,16 @@ def test_equals_the_explicit_loop(seed: int) -> None:
 
 def test_equals_the_explicit_loop_with_many_evaluations() -> None:
     """Fits start from that of the first evaluations, a multiple of ten."""
-    X = SPACE.sample(107, seed=0)
+    X = SPACE.sample(27, seed=0)
     study = Study(SPACE, seed=0)
     study.tell_many(SPACE.decode(X), PROBLEM(X).tolist())
-    run(study, 112)
-    for n in range(107, 112):
+    run(study, 32)
+    for n in range(27, 32):
         Y = -PROBLEM(X).unsqueeze(-1)
         first = n // 10 * 10
-        start = fit_surrogates(SPACE, X[:first], Y[:first], seed=first)
+        start = None
+        if first != n:
+            start = fit_surrogates(SPACE, X[:first], Y[:first], seed=first)
         X = torch.cat([X, suggest(SPACE, X, Y, start_from=start, seed=n).X])
     assert torch.equal(points(study), X)
 

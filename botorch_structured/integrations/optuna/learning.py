@@ -441,7 +441,8 @@ class LearntSpace:
         matter = {c for above in self._parents.values() for c in above}
         for i, parameter in enumerate(self.parameters):
             expected = {row[i] for row in self._expected if i in row}
-            tried, worth_it = self._at[i].keys() | expected, True
+            tried = self._at[i].keys() | expected
+            worth_it = True
             untried: Iterable[float]
             if parameter.is_choice and (i in matter or self._is_few(i)):
                 numbers = range(int(parameter.size))
@@ -459,7 +460,8 @@ class LearntSpace:
     def _between_unlike(self, i: int) -> Iterator[float]:
         """The middle of neighbours of which one has a parameter that the other lacks,
         the ends of the range first."""
-        parameter, tried = self.parameters[i], sorted(self._at[i])
+        parameter = self.parameters[i]
+        tried = sorted(self._at[i])
         if self._is_few(i):
             yield from (v for v in parameter.ends if v not in self._at[i])
         spans = [s for ways in self._ways for way in ways for s in way.get(i, ())]
@@ -483,7 +485,8 @@ class LearntSpace:
         self, i: int, one: _DecisionSplit, other: _DecisionSplit
     ) -> dict[int, float]:
         """A trial for which one decision has the parameter, and another one has not."""
-        p, q = one.decision, other.decision
+        p = one.decision
+        q = other.decision
         lacking = [
             number
             for number, trials in self._at[q].items()
@@ -499,7 +502,8 @@ class LearntSpace:
 
 def _impurity(with_it: int, without: int) -> float:
     """How far trials are from being all with, or all without a parameter."""
-    a, b = with_it.bit_count(), without.bit_count()
+    a = with_it.bit_count()
+    b = without.bit_count()
     return 2 * a * b / (a + b) if a and b else 0.0
 
 

@@ -42,7 +42,7 @@ class ToldStudy:
         self._objects: dict[Any, Any] = {}  # one distribution for all equal ones
         self._space: TrialSpace | None = None
         self._arguments: dict[str, Any] = {}
-        self._told: list[tuple[int, Any]] = []  # numbers and values, in this order
+        self._told: list[tuple[FrozenTrial, Any]] = []  # with their values
         self._study: Study | None = None
 
     def asked(self, trial: FrozenTrial) -> Asked:
@@ -77,22 +77,28 @@ class ToldStudy:
         elif isinstance(space, LearntSpace):
             space.space = self._space.space  # it has found more about itself by now
         self._space = space
+        configs: dict[int, Config | None] = {}
         new = []
         for trial in trials:
             kept = self._configs.get(trial.number)
-            if trial.number in paths or kept is None or kept[0] is not trial:
+            if kept is not None and kept[0] is trial:
+                configs[trial.number] = kept[1]
+            else:
                 new.append(trial)
-        entries = [
-            space.entries(paths.get(t.number) or self.asked(t).values) for t in new
+        asked = [
+            paths[t.number] if t.number in paths else self.asked(t).values for t in new
         ]
+        entries = [space.entries(values) for values in asked]
         whole = [trial.state == TrialState.COMPLETE for trial in new]
         # Another trial that ended may have stopped before it asked for all: a parameter
         # that is missing did not matter, and may have had any value.
         seeds = [t.number if t.state.is_finished() else None for t in new]
         made = configurations(space.space, entries, whole, seeds)
         for trial, config in zip(new, made, strict=True):
-            self._configs[trial.number] = trial, config
-        return [self._configs[trial.number][1] for trial in trials]
+            configs[trial.number] = config
+            if trial.state.is_finished():
+                self._configs[trial.number] = trial, config
+        return [configs[trial.number] for trial in trials]
 
     def study(
         self,
@@ -113,24 +119,23 @@ class ToldStudy:
         told = []
         for trial, config in zip(trials, configs, strict=True):
             if config is not None and trial.state.is_finished():
-                told.append((trial.number, values.value(trial)))
+                told.append((trial, config, values.value(trial)))
         if self._study is None or values.arguments != self._arguments:
             self._arguments = values.arguments
             self._study = make(**values.arguments)
             self._told = []
-        pairs = zip(told, self._told, strict=False)
-        changed = (i for i, (new, old) in enumerate(pairs) if new != old)
-        same = next(changed, min(len(told), len(self._told)))
+        same = 0
+        for (new, _, value), (old, old_value) in zip(told, self._told, strict=False):
+            if new is not old or value != old_value:
+                break
+            same += 1
         self._study._truncate(same)
-        new_configs = []
-        new_values = []
-        for number, value in told[same:]:
-            config = self._configs[number][1]
-            assert config is not None
-            new_configs.append(config)
-            new_values.append(value)
-        self._study.tell_many(new_configs, new_values)
-        self._told = told
+        self._told = self._told[:same]
+        self._study.tell_many(
+            [config for _, config, _ in told[same:]],
+            [value for _, _, value in told[same:]],
+        )
+        self._told = [(trial, value) for trial, _, value in told]
         return self._study
 
 

@@ -208,7 +208,8 @@ class TrialParameter:
     def united(self, others: list[TrialParameter]) -> TrialParameter:
         """One range for all of these numbers, without steps if these differ."""
         group = [p.distribution for p in (self, *others)]
-        low, high = min(d.low for d in group), max(d.high for d in group)
+        low = min(d.low for d in group)
+        high = max(d.high for d in group)
         kind = IntDistribution if self.is_integer else FloatDistribution
         return TrialParameter(self.name, kind(low, high, log=self.distribution.log))
 
