@@ -167,9 +167,11 @@ def path_evidence(
     matrices = []
     residuals = []
     for node, rows, leaves, _, is_leaf in terms:
-        K = covariance[leaves][:, rows][:, :, rows]
-        m = mean[leaves][:, rows]
-        v = noise[leaves][:, rows]
+        K, m, v = (
+            t.index_select(0, leaves).index_select(1, rows)
+            for t in (covariance, mean, noise)
+        )
+        K = K.index_select(2, rows)
         if levels is not None and not is_leaf:
             amplitude, level, node_noise = levels
             wanted = amplitude[node]
