@@ -6,8 +6,9 @@ import torch
 from botorch.acquisition import AcquisitionFunction
 from torch import Tensor
 
-from botorch_structured.optim import problem
-from botorch_structured.optim.problem import Problem, read_region
+from botorch_structured.optim import regions
+from botorch_structured.optim.problem import Problem
+from botorch_structured.optim.regions import read_region
 from botorch_structured.optim.view import view_on
 
 
@@ -36,7 +37,7 @@ def make_problem(
     region = read_region(
         acqf, bounds, tree, integer_features, categorical_features, fill, space
     )
-    return problem.make_problem(region, [acqf], **kwargs)
+    return regions.make_problem(region, [acqf], **kwargs)
 
 
 def in_view(function: Any, X: Tensor, gradient: bool) -> Any:

@@ -9,8 +9,6 @@ two steps ("tree") and over all paths ("independent"). CPU time, the median of f
 
 from __future__ import annotations
 
-__all__ = ["SIZES", "main", "measure"]
-
 import argparse
 import json
 import statistics

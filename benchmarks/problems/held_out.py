@@ -6,8 +6,6 @@ at most 1,000, are for the test, at most 300 of the others to train on.
 
 from __future__ import annotations
 
-__all__ = ["NetworkLayers", "TestedCASH", "layers_space"]
-
 import importlib
 import math
 import warnings

@@ -14,14 +14,6 @@ return the negative of the grade.
 
 from __future__ import annotations
 
-__all__ = [
-    "clark_copper",
-    "online_lda",
-    "structured_svm",
-    "support_vector_tables",
-    "walker_lake",
-]
-
 from pathlib import Path
 from typing import Any
 

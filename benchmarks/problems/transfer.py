@@ -10,16 +10,6 @@ A `TransferTables` has the rows of all tasks; ``leave_out`` makes one of them a
 
 from __future__ import annotations
 
-__all__ = [
-    "TransferTable",
-    "TransferTables",
-    "number",
-    "random_forest_tables",
-    "read_rows",
-    "refuse",
-    "table_from_csv",
-]
-
 import csv
 import gzip
 from collections.abc import Iterator, Mapping, Sequence

@@ -12,8 +12,6 @@ number of rows to the largest. ``benchmarks.papers.perrone`` reads and draws the
 
 from __future__ import annotations
 
-__all__ = ["main", "measure"]
-
 import argparse
 import json
 import math

@@ -2,15 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "Case",
-    "Contest",
-    "Row",
-    "Seconds",
-    "check_equal",
-    "measure",
-]
-
 import dataclasses
 import statistics
 import time
@@ -24,7 +15,7 @@ _ENOUGH_SECONDS = 240.0
 
 
 class Seconds(float):
-    """What a call returns that has measured itself, in another process for example."""
+    """The time of a call that has measured itself, in another process for example."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["ROWS"]
-
 from functools import cache, partial
 from typing import Any
 

@@ -2,15 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "binary_tree",
-    "chain",
-    "flat_tree",
-    "make_data",
-    "make_points",
-    "sizes",
-]
-
 import torch
 from torch import Tensor
 

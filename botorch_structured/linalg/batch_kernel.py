@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["BatchKernel", "same_points", "take_batch"]
-
 from copy import deepcopy
 from typing import Any, Self, TypeVar
 

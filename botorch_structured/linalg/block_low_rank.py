@@ -15,18 +15,6 @@ number of weights is ever factorised.
 
 from __future__ import annotations
 
-__all__ = [
-    "Bucket",
-    "Factorisation",
-    "LeafLayout",
-    "WeightedBlock",
-    "factorise",
-    "group_rows",
-    "pad_groups",
-    "pad_rows",
-    "positions",
-]
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

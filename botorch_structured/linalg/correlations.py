@@ -19,19 +19,6 @@ faster for small matrices: ``array_*`` are the same functions of arrays.
 
 from __future__ import annotations
 
-__all__ = [
-    "ARRAY_SLOPES",
-    "ARRAY_VALUES",
-    "CORRELATIONS",
-    "MATERN52",
-    "RBF",
-    "Correlation",
-    "StationaryForm",
-    "computes_as",
-    "squared_distance",
-    "stationary_form",
-]
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

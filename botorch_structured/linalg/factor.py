@@ -7,8 +7,6 @@ of LAPACK: whoever replays it reads them (``unread_flags``).
 
 from __future__ import annotations
 
-__all__ = ["cholesky", "failed", "given_last", "inverse_factors", "unread_flags"]
-
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

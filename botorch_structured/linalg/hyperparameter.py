@@ -8,15 +8,6 @@ size by the same factor.
 
 from __future__ import annotations
 
-__all__ = [
-    "Hyperparameter",
-    "LogInterval",
-    "QuickLogNormalPrior",
-    "log_gaussian_prior",
-    "read_value",
-    "reads",
-]
-
 import inspect
 import math
 from collections.abc import Callable

@@ -7,22 +7,6 @@ Errors are instances both of BoTorch's classes, which BoTorch catches, and of
 
 from __future__ import annotations
 
-__all__ = [
-    "DataError",
-    "ShapeError",
-    "check_finite_points",
-    "check_modules",
-    "check_new_data",
-    "check_points",
-    "check_spread",
-    "check_tensor",
-    "check_training_data",
-    "columns_of",
-    "extremes",
-    "is_constant",
-    "raw_inputs",
-]
-
 import math
 from copy import deepcopy
 

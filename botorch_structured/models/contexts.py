@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["few_threads", "progress_bar", "quiet", "seeded"]
-
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

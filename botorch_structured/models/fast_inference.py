@@ -73,6 +73,7 @@ from botorch_structured.models.outcome_scale import (
     some_outputs,
     with_least_variance,
 )
+from botorch_structured.models.parameters import TorchPriors
 
 
 class FastInference(ExactGP):
@@ -90,6 +91,8 @@ class FastInference(ExactGP):
 
     _data_caches: ClassVar[tuple[str, ...]] = ()
     _fit_caches: ClassVar[tuple[str, ...]] = ()
+    # of the priors that the model has since it entered training
+    _priors_cache: Any = None
     #: Methods that a class outside of this package defines anew.
     redefined: ClassVar[frozenset[str]] = frozenset()
 
@@ -106,11 +109,12 @@ class FastInference(ExactGP):
 
     def _drop_caches(self) -> None:
         # a module takes ten times as long to set an attribute
-        self.__dict__.update(dict.fromkeys((*self._data_caches, *self._fit_caches)))
+        names = (*self._data_caches, *self._fit_caches, "_priors_cache")
+        self.__dict__.update(dict.fromkeys(names))
 
     def _clear_cache(self) -> None:
         super()._clear_cache()
-        self.__dict__.update(dict.fromkeys(self._fit_caches))
+        self.__dict__.update(dict.fromkeys((*self._fit_caches, "_priors_cache")))
 
     def set_train_data(
         self, inputs: Any = None, targets: Tensor | None = None, strict: bool = True
@@ -148,8 +152,8 @@ class FastInference(ExactGP):
 
     def __getstate__(self) -> dict[str, Any]:
         # caches are cheap to rebuild and large to store
-        caches = dict.fromkeys((*self._data_caches, *self._fit_caches))
-        return {**self.__dict__, **caches}
+        names = (*self._data_caches, *self._fit_caches, "_priors_cache")
+        return {**self.__dict__, **dict.fromkeys(names)}
 
     # -- evidence -----------------------------------------------------------------
 
@@ -182,8 +186,13 @@ class FastInference(ExactGP):
         # a subclass or a leave-one-out likelihood is another objective
         if type(mll) is ExactMarginalLogLikelihood:
             value = self._fast_evidence(mll, kwargs)
-            if value is not None:
+            if value is not None and value.ndim:  # of a batch
                 return -mll._add_other_terms(value, ()) / self._num_observed
+            if value is not None:
+                value = sum((t.loss() for t in self.added_loss_terms()), value)
+                if self._priors_cache is None:
+                    self.__dict__["_priors_cache"] = TorchPriors(self)
+                return -(value + self._priors_cache()) / self._num_observed
         output = self(*self.train_inputs)
         transformed = (self.transform_inputs(t) for t in self.train_inputs)
         return -mll(output, self.train_targets, *transformed, **kwargs)

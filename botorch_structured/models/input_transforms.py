@@ -2,15 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "dataset_task",
-    "in_evaluation",
-    "leaves_alone",
-    "protect_decisions",
-    "refuse_categories",
-    "refuse_dependencies",
-]
-
 from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
 

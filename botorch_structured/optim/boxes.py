@@ -506,31 +506,33 @@ def _with_replacements(
 
 def _polytope(boxes: Boxes, b: int, n: int, rng: np.random.Generator) -> Sample:
     """Points of a box in a thin feasible set, by hit and run."""
-    problem = boxes.problem
-    lower = boxes.lower[b]
-    columns = boxes.free[b].nonzero()[0]
-    place = {int(c): i for i, c in enumerate(columns)}
-    constraints = []
-    for c in problem.constraints:
-        moving = [i for i, col in enumerate(c.columns) if col in place]
-        if not moving or not boxes.active[b, c.columns].all():
-            continue
-        rest = [i for i in range(len(c.columns)) if i not in moving]
-        level = sum(float(c.coefficients[i] * lower[c.columns[i]]) for i in rest)
-        index = torch.tensor([place[c.columns[i]] for i in moving])
-        constraints.append((index, c.coefficients[moving], c.rhs - level))
-    nothing = Sample.spread(boxes.lower[:0], np.zeros(0, dtype=np.int64))
-    if not constraints:
-        return nothing
-    bounds = torch.from_numpy(np.stack([lower, boxes.upper[b]])[:, columns])
+    free = boxes.free[b]
+    lower = torch.from_numpy(boxes.lower[b])
+    upper = torch.from_numpy(boxes.upper[b])
+    constraints = [
+        (torch.tensor(c.columns), c.coefficients, c.rhs)
+        for c in boxes.problem.constraints
+        if boxes.active[b, c.columns].all()
+    ]
+    still = torch.from_numpy(~free)
+    one = torch.ones(1).to(lower)
+    columns = still.nonzero()
+    # a column that does not move is held by an equation, inside of its bounds
+    equations = [(column, one, float(lower[column])) for column in columns]
+    bounds = torch.stack([lower - still.to(lower), upper + still.to(lower)])
     seed = int(rng.integers(1 << 31))
     try:
         draws = get_polytope_samples(
-            n, bounds, constraints, seed=seed, n_burnin=200, n_thinning=8
+            n,
+            bounds,
+            constraints,
+            equations,
+            seed=seed,
+            n_burnin=200,
+            n_thinning=8,
         )
     except (ValueError, InfeasibilityError):  # an empty polytope
-        return nothing
-    X = np.tile(lower, (n, 1))
-    X[:, columns] = draws.numpy()
-    X = problem.snap(X, boxes.free[b])
+        return Sample.spread(boxes.lower[:0], np.zeros(0, dtype=np.int64))
+    X = np.where(free, draws.numpy(), boxes.lower[b])
+    X = boxes.problem.snap(X, free)
     return _admissible(boxes, Sample.spread(X, np.full(n, b)))

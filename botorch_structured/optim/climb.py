@@ -12,6 +12,7 @@ import torch
 from botorch.acquisition import AcquisitionFunction
 from botorch.exceptions.errors import OptimizationGradientError
 from botorch.generation import gen_candidates_scipy
+from botorch.optim.batched_lbfgs_b import fmin_l_bfgs_b_batched
 from torch import Tensor
 
 from botorch_structured.optim.boxes import Boxes
@@ -31,10 +32,6 @@ _OPTIMISM = 10.0
 # ratio of 0.1 needs 1.4 times as many calls of the acquisition function as this one;
 # 0.5 needs 0.9 times as many, with 1.7 times the rows in each.
 _SHRINK = 0.25
-# Lengths of steps in the unit box that are tried where there is no scale yet, and
-# shares of a step that was too long. Optima of expected improvement next to a
-# noise-free point are as narrow as 1e-5 of the box.
-_SHORTER = np.array([0.3, 0.05, 8e-3, 1e-3, 1e-4, 5e-6])
 
 
 class Evaluator:
@@ -135,20 +132,17 @@ class Evaluator:
 Answer = tuple[Array, Array, Array | None]
 
 
-@np.errstate(invalid="ignore", over="ignore")  # values may be -inf, or 1e300
 def maximize_in_unit_box(
     evaluate: Callable[[Array, Array], Answer],
     U: Array,
     valid: Array,
     patience: float = math.inf,
 ) -> tuple[Array, Array]:
-    """Climb from every start to a local maximum in ``[0, 1]^k``: BFGS in lockstep.
+    """Climb from every start to a local maximum in ``[0, 1]^k``, all of them together.
 
-    An evaluation takes nearly as long for 10 points as for one, so all starts take a
-    step in each call: Newton's in the columns that no bound blocks, and if that is no
-    better, several shorter ones at once. A climb crosses regions that are not
-    admissible, but does not end there: the best admissible point that was met is
-    returned.
+    BoTorch's batched L-BFGS-B: an evaluation takes nearly as long for 10 points as for
+    one. A climb crosses regions that are not admissible, but does not end there: the
+    best admissible point that was met is returned.
 
     Args:
         evaluate: Maps ``n x k`` points and the ``n`` numbers of the starts they came
@@ -156,106 +150,51 @@ def maximize_in_unit_box(
             admissible.
         U: ``S x k`` starts.
         valid: ``S x k`` booleans; coordinates that are not valid do not move.
-        patience: After so many steps starts end that will not become the best.
+        patience: After so many calls starts end that will not become the best.
 
     Returns:
         ``S x k`` points and ``S`` values; -inf where none is admissible.
     """
-    num, k = U.shape
     best_U = U.copy()
-    best = np.full(num, -np.inf)
+    best = np.full(len(U), -np.inf)
+    low = np.zeros(len(U))
+    calls = np.zeros(len(U))
 
-    def at(x: Array, start: Array, is_single: bool) -> tuple[Array, Array, Array]:
-        """Values and gradients, and the best row of each start, which is kept."""
+    @np.errstate(invalid="ignore")  # of two infinities
+    def negated(x: Array, batch_indices: list[int]) -> tuple[Array, Array]:
+        start = np.array(batch_indices)
         value, slope, admissible = evaluate(x, start)
-        finite = np.isfinite(value)
-        if not finite.all():
-            value = np.where(finite, value, -np.inf)
-            slope = np.where(finite[:, None], slope, 0.0)
-        top = np.arange(len(x)) if is_single else best_of_each(start, value)
-        kept = top
+        gain = value - best[start]
+        better = gain > 0.0
         if admissible is not None:
-            allowed = np.where(admissible, value, -np.inf)
-            kept = top if is_single else best_of_each(start, allowed)
-            kept = kept[admissible[kept]]
-        kept = kept[value[kept] > best[start[kept]]]
-        best[start[kept]] = value[kept]
-        best_U[start[kept]] = x[kept]
-        return value, slope, top
+            better &= admissible
+        best[start[better]] = value[better]
+        best_U[start[better]] = x[better]
+        calls[start] += 1
+        late = better & (calls[start] > patience)
+        done = late & (best.max() - value > _OPTIMISM * gain)
+        # a step to where there is no number was too long
+        finite = np.isfinite(value)
+        low[start[finite]] = value[finite]
+        if not finite.all():
+            value = np.where(finite, value, low[start] - 1.0 - np.abs(low[start]))
+        moves = valid[start] & ~done[:, None]  # where no slope is left, a climb ends
+        return -value, -np.where(moves, slope, 0.0)
 
-    # The starts that are evaluated, ascending, and their state, row by row.
-    start: Array = np.arange(num)
-    x = U
-    f, g, _ = at(x, start, True)
-    eye = np.eye(k)
-    hessian: Array = np.tile(eye, (num, 1, 1))  # of -f
-    informed = np.zeros(num, dtype=bool)  # by a step
-    searching = np.ones(num, dtype=bool)  # for the length of a step
-    going = np.isfinite(f)
-    for sweep in range(_MAX_CLIMB):
-        blocked = ((x <= 0.0) & (g <= 0.0)) | ((x >= 1.0) & (g >= 0.0)) | ~valid[start]
-        slope = np.where(blocked, 0.0, g)
-        steepness = np.abs(slope).max(-1)
-        free = ~(blocked[:, :, None] | blocked[:, None, :])
-        system = np.where(free, hessian, eye)
-        newton = np.linalg.solve(system, slope[:, :, None])[:, :, 0]
-        # Half the rise along the step is the gain that the curvature promises.
-        promised = 0.5 * (slope * newton).sum(-1)
-        worth = promised > 1e-10 * np.maximum(np.abs(f), 1.0)
-        if sweep > patience:
-            worth &= best.max() - f <= _OPTIMISM * promised
-        going &= (steepness > 1e-8) & (worth | ~informed)
-        count = np.count_nonzero(going)
-        if not count:
-            break
-        if 2 * count <= len(going):  # those that have ended are no longer evaluated
-            state = start, x, f, g, hessian, informed, searching
-            start, x, f, g, hessian, informed, searching = (s[going] for s in state)
-            slope = slope[going]
-            steepness = steepness[going]
-            newton = newton[going]
-            going = going[going]
-        steepest = slope / np.where(going, steepness, 1.0)[:, None]
-        direction = np.where(informed[:, None], newton, steepest)
-        direction[~going] = 0.0
-        wide = searching & going
-        is_single = not wide.any()
-        row = np.arange(len(x))
-        length = np.ones(len(x))
-        if not is_single:
-            row = row.repeat(np.where(wide, len(_SHORTER), 1))
-            length = np.ones(len(row))
-            length[wide[row]] = np.tile(_SHORTER, np.count_nonzero(wide))
-        points = (x[row] + length[:, None] * direction[row]).clip(0.0, 1.0)
-        values, slopes, top = at(points, start[row], is_single)
-        gain = values[top] - f
-        better = going & (gain > 0.0)
-        s = points[top] - x
-        y = np.where(valid[start], g - slopes[top], 0.0)
-        # Curvature along the step: the first one is the scale of the Hessian.
-        sy = (s * y).sum(-1)
-        curved = better & (sy > 1e-10 * np.sqrt((s * s).sum(-1) * (y * y).sum(-1)))
-        first = curved & ~informed
-        if first.any():
-            scale = (y[first] ** 2).sum(-1) / sy[first]
-            hessian[first] = scale[:, None, None] * eye
-        hessian[curved] = _updated(hessian[curved], s[curved], y[curved], sy[curved])
-        x = np.where(better[:, None], points[top], x)
-        f = np.where(better, values[top], f)
-        g = np.where(better[:, None], slopes[top], g)
-        going &= ~better | (gain > 1e-7 * np.maximum(np.abs(f), 1.0))
-        going &= better | ~searching | informed
-        informed = (informed | curved) & (better | ~searching)
-        searching = ~better | ~informed
+    # A climb ends where an iteration gains less, relative to the larger of the value
+    # and one, or where no slope in the unit box exceeds the other limit: expected
+    # improvement itself, without the logarithm, may be small everywhere.
+    fmin_l_bfgs_b_batched(
+        negated,
+        U,
+        bounds=[(0.0, 1.0)] * U.shape[-1],
+        factr=None,
+        ftol=1e-7,
+        pgtol=1e-8,
+        maxiter=_MAX_CLIMB,
+        pass_batch_indices=True,
+    )
     return best_U, best
-
-
-def _updated(hessian: Array, s: Array, y: Array, sy: Array) -> Array:
-    """The BFGS update of ``n x k x k`` Hessians after steps s."""
-    by = (hessian @ s[:, :, None])[:, :, 0]
-    along = (s * by).sum(-1)[:, None, None]
-    fall = by[:, :, None] * by[:, None, :] / along
-    return hessian - fall + y[:, :, None] * y[:, None, :] / sy[:, None, None]
 
 
 class Neighbourhood:
@@ -441,7 +380,8 @@ def refine(
             new = evaluator.values(X_new, box)
         X = np.where((new > values)[:, None], X_new, X)
         values = np.maximum(values, new)
-    moves = _moves(starts, bordered)
+    # Beside a border real columns take steps along it, too.
+    moves = slots_of(starts, steps_between(0.2, 1e-5) if bordered else [], True, 64)
     if not moves:
         return X, values
     hood = Neighbourhood(starts, moves, row=box)
@@ -493,44 +433,44 @@ def _relaxed(starts: Boxes) -> Array:
     return steps & (last - first >= 8)
 
 
-def _moves(starts: Boxes, bordered: bool) -> list[tuple[int, float, float]]:
-    """The slots of discrete columns: all other values, or distances 1, 2, 4, ...
-
-    Beside a border, steps of real columns, too.
-    """
-    first, last = starts.positions
-    moves: list[tuple[int, float, float]] = []
-    if bordered:
-        real = np.flatnonzero(starts.continuous.any(0)).tolist()
-        moves = real_moves(real, steps_between(0.2, 1e-5))
-    for col in starts.problem.discrete:
-        free = starts.free[:, col]
-        widest = int((last - first)[free, col].max(initial=0))
-        if starts.problem.values.ordered[col]:
-            sizes = [1 << k for k in range(widest.bit_length())]
-        else:
-            sizes = list(range(1, min(widest, 64) + 1))
-        moves += [(col, way * s, way * (s - 1)) for s in sizes for way in (-1, 1)]
-    return moves
-
-
 def steps_between(largest: float, smallest: float) -> list[float]:
     """Steps of real columns, in widths of the box, the largest first."""
     count = 1 + int(math.log(smallest / largest) / math.log(_SHRINK) + 1e-9)
     return [largest * _SHRINK**k for k in range(count)]
 
 
-def real_moves(
-    columns: Sequence[int], steps: Sequence[float]
+def slots_of(
+    boxes: Boxes, steps: Sequence[float], far: bool, most: float = math.inf
 ) -> list[tuple[int, float, float]]:
-    """The slots of real columns: each step down and up."""
-    pairs = list(zip(steps, [*steps[1:], 0.0], strict=True))
-    return [
-        (c, way * s, way * inner)
-        for s, inner in pairs
-        for way in (-1, 1)
-        for c in columns
-    ]
+    """The slots of a neighbourhood.
+
+    Args:
+        boxes: The boxes.
+        steps: Steps of real columns, in widths of the box, the largest first.
+        far: Whether ordered discrete columns move by 1, 2, 4, ..., or by 1 alone.
+        most: Most other values of a category, in each direction.
+    """
+    first, last = boxes.positions
+    moves: list[tuple[int, float, float]] = []
+    for step, inner in zip(steps, [*steps[1:], 0.0], strict=False):
+        for way in (-1, 1):
+            for column in np.flatnonzero(boxes.continuous.any(0)).tolist():
+                moves.append((column, way * step, way * inner))
+    values = boxes.problem.values
+    discrete = boxes.free & values.discrete
+    for column in np.flatnonzero(discrete.any(0)).tolist():
+        moving = discrete[:, column]
+        widest = int((last - first)[moving, column].max())
+        if not values.ordered[column]:
+            sizes = list(range(1, int(min(widest, most)) + 1))
+        elif far:
+            sizes = [1 << k for k in range(widest.bit_length())]
+        else:
+            sizes = [1]
+        for size in sizes:
+            moves.append((column, -size, 1 - size))
+            moves.append((column, size, size - 1))
+    return moves
 
 
 def _climb(
@@ -564,10 +504,9 @@ def _climb(
     values = values.copy()
     rows = np.flatnonzero(~bound & moving.any(-1))
     if len(rows):
-        climb = _Climb(
+        ends, new = _climb_together(
             evaluator, X[rows], starts.take(rows), row[rows], moving[rows], avoid
         )
-        ends, new = climb.run()
         better = new > values[rows]
         X[rows[better]] = ends[better]
         values[rows[better]] = new[better]
@@ -578,86 +517,71 @@ def _climb(
     return X, values
 
 
-class _Climb:
+def _climb_together(
+    evaluator: Evaluator,
+    X: Array,
+    starts: Boxes,
+    row: Array,
+    moving: Array,
+    avoid: KnownPoints,
+) -> tuple[Array, Array]:
     """The climbs of all starts in the unit box of the columns that move.
 
     See `_climb` for the arguments.
+
+    Returns:
+        ``S x d`` points and their values, -inf where no admissible one was met.
     """
+    problem = starts.problem
+    bordered = _has_border(starts, avoid)
+    # Columns that move side by side, ``S x k``; a start that has fewer than others is
+    # given real ones that do not move, which models without codes of categories know.
+    order = np.where(moving, 0, 1 + problem.values.listed).argsort(-1, kind="stable")
+    columns = order[:, : int(moving.sum(-1).max())]
+    start = np.arange(len(X))
+    at = start[:, None], columns
+    valid = moving[at]
+    lower = starts.lower[at]
+    upper = starts.upper[at]
+    logs = valid & problem.values.logarithmic[columns]
 
-    def __init__(
-        self,
-        evaluator: Evaluator,
-        X: Array,
-        starts: Boxes,
-        row: Array,
-        moving: Array,
-        avoid: KnownPoints,
-    ) -> None:
-        self._evaluator = evaluator
-        self._X = X
-        self._starts = starts
-        self._row = row
-        self._avoid = avoid
-        self._bordered = _has_border(starts, avoid)
-        # Columns that move side by side, ``S x k``; a start that has fewer than others
-        # is given real ones that do not move, which models without codes of categories
-        # know.
-        values = starts.problem.values
-        order = np.where(moving, 0, 1 + values.listed).argsort(-1, kind="stable")
-        self._columns = order[:, : int(moving.sum(-1).max())]
-        at = np.arange(len(X))[:, None], self._columns
-        self._valid = moving[at]
-        self._start = X[at]
-        self._lower = starts.lower[at]
-        self._upper = starts.upper[at]
-        self._logs = self._valid & values.logarithmic[self._columns]
-        self._least = self._logarithms(self._lower)
-        self._most = self._logarithms(self._upper)
-        self._width = np.where(self._valid, self._most - self._least, 1.0)
+    def logarithms(x: Array) -> Array:
+        return np.log(x, out=x.copy(), where=logs)
 
-    def _logarithms(self, x: Array) -> Array:
-        """``S x k`` values, logarithms where a column has such a scale."""
-        return np.log(x, out=x.copy(), where=self._logs)
+    least = logarithms(lower)
+    most = logarithms(upper)
+    width = np.where(valid, most - least, 1.0)
 
-    def run(self) -> tuple[Array, Array]:
-        """``S x d`` points and values, -inf where no admissible one was met."""
-        place = (self._logarithms(self._start) - self._least) / self._width
-        U = np.where(self._valid, place, 0.5).clip(0.0, 1.0)
-        best, values = maximize_in_unit_box(self._evaluate, U, self._valid, 1)
-        start = np.arange(len(U))
-        return self._points(self._values(best, start), start), values
-
-    def _values(self, U: Array, start: Array) -> Array:
-        """``n x k`` values of the columns."""
-        width = self._width[start]
-        below = self._least[start] + U * width
+    def points(U: Array, start: Array) -> tuple[Array, Array]:
+        """``n x d`` points, and the values of the columns that move, ``n x k``."""
+        span = width[start]
+        below = least[start] + U * span
         # exact at both bounds
-        x = np.where(U < 0.5, below, self._most[start] - (1.0 - U) * width)
-        logs = self._logs[start]
-        np.exp(x, out=x, where=logs)
-        x = x.clip(self._lower[start], self._upper[start])
-        return np.where(self._valid[start], x, self._start[start])
+        x = np.where(U < 0.5, below, most[start] - (1.0 - U) * span)
+        np.exp(x, out=x, where=logs[start])
+        x = x.clip(lower[start], upper[start])
+        near = X[start]
+        at = np.arange(len(near))[:, None], columns[start]
+        x = np.where(valid[start], x, near[at])
+        near[at] = x
+        return near, x
 
-    def _points(self, x: Array, start: Array) -> Array:
-        """``n x d`` points with these values of the columns."""
-        X = self._X[start]
-        X[np.arange(len(X))[:, None], self._columns[start]] = x
-        return X
-
-    def _evaluate(self, U: Array, start: Array) -> Answer:
-        x = self._values(U, start)
-        X = self._points(x, start)
-        value, slope = self._evaluator.value_and_gradient(X, self._row[start])
-        slope = slope[np.arange(len(X))[:, None], self._columns[start]]
-        # dx / d log x = x
-        slope = slope * self._width[start] * np.where(self._logs[start], x, 1.0)
-        if not self._bordered:
+    def evaluate(U: Array, start: Array) -> Answer:
+        near, x = points(U, start)
+        value, slope = evaluator.value_and_gradient(near, row[start])
+        slope = slope[np.arange(len(near))[:, None], columns[start]] * width[start]
+        slope = slope * np.where(logs[start], x, 1.0)  # dx / d log x = x
+        if not bordered:
             return value, slope, None
-        problem = self._starts.problem
-        new = problem.admissible(X, self._starts.active[start])
+        new = problem.admissible(near, starts.active[start])
         if problem.min_distance:
-            new &= ~self._avoid.contains(X)
+            new &= ~avoid.contains(near)
         return value, slope, new
+
+    place = (logarithms(X[at]) - least) / width
+    U = np.where(valid, place, 0.5).clip(0.0, 1.0)
+    best, values = maximize_in_unit_box(evaluate, U, valid, _PATIENCE)
+    return points(best, start)[0], values
 
 
 def _climb_constrained(

@@ -19,18 +19,12 @@ from torch import Tensor
 from botorch_structured.optim.boxes import Boxes, project, whole_box
 from botorch_structured.optim.climb import (
     Neighbourhood,
-    real_moves,
+    slots_of,
     steps_between,
     walk,
 )
-from botorch_structured.optim.problem import (
-    MAX_PATHS,
-    Array,
-    Feasible,
-    KnownPoints,
-    make_problem,
-    read_region,
-)
+from botorch_structured.optim.problem import Array, Feasible, KnownPoints
+from botorch_structured.optim.regions import MAX_PATHS, make_problem, read_region
 from botorch_structured.optim.search import Search
 from botorch_structured.spaces import ParameterTree, SearchSpace
 from botorch_structured.spaces.arguments import check_count, check_number
@@ -278,17 +272,7 @@ def one_exchange(
         steps: Steps of real columns, in widths of the bounds, the largest first.
         rng: Draws parameters that are switched on.
     """
-    values = space.problem.values
-    first, last = space.positions
-    moves = real_moves(space.continuous[0].nonzero()[0].tolist(), steps)
-    discrete = (space.free & values.discrete)[0]
-    ordered = (discrete & values.ordered).nonzero()[0].tolist()
-    moves += [(c, way, 0) for way in (-1, 1) for c in ordered]
-    for c in (discrete & ~values.ordered).nonzero()[0].tolist():
-        n = int(last[0, c] - first[0, c])
-        moves += [(c, -k, 1 - k) for k in range(n, 0, -1)]
-        moves += [(c, k, k - 1) for k in range(1, n + 1)]
-    return Neighbourhood(space, moves, rng)
+    return Neighbourhood(space, slots_of(space, steps, far=False), rng)
 
 
 def _steps(step: float, min_step: float) -> list[float]:

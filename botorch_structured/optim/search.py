@@ -33,13 +33,15 @@ from botorch_structured.optim.boxes import (
 )
 from botorch_structured.optim.climb import Evaluator, best_of_each, refine
 from botorch_structured.optim.problem import (
-    MAX_PATHS,
     Array,
     Feasible,
     KnownPoints,
     Problem,
-    check_acquisition,
     first_of_each,
+)
+from botorch_structured.optim.regions import (
+    MAX_PATHS,
+    check_acquisition,
     make_problem,
     read_region,
 )

@@ -23,10 +23,8 @@ from botorch.acquisition import AcquisitionFunction
 from botorch.utils.sampling import draw_sobol_samples
 from torch import Tensor
 
-from botorch_structured.optim.problem import (
-    Array,
-    Feasible,
-    KnownPoints,
+from botorch_structured.optim.problem import Array, Feasible, KnownPoints
+from botorch_structured.optim.regions import (
     check_bounds,
     check_points,
     make_problem,
@@ -167,8 +165,8 @@ def optimize_acqf_sobol(
         around=best_X is None,
         min_distance=min_distance,
     )
-    if problem.discrete or problem.tree.decision_columns:
-        odd = sorted({*problem.discrete, *problem.tree.decision_columns})
+    odd = np.flatnonzero(problem.values.discrete).tolist()
+    if odd := sorted({*odd, *problem.tree.decision_columns}):
         raise ValueError(
             "space: expected real parameters without decisions, got columns "
             f"{odd} of another kind: use optimize_acqf_local_search."

@@ -129,7 +129,7 @@ def _interior(prior: InteriorPrior, rows: Tensor) -> View:
     width = prior.width.numpy()
 
     def evaluate(X: Array, row: Array, gradient: bool) -> tuple[Array, Array | None]:
-        # Of one dimension: several times as fast where few columns are active.
+        # In one dimension: several times as fast where few columns are active.
         point, column = counts[row].nonzero()
         span = width[column]
         u = np.clip((X[point, column] - lower[column]) / span, 0.0, 1.0)

@@ -143,9 +143,10 @@ def with_slack(bounds: tuple[float, float], whole: bool = False) -> Span:
     """
     lo, hi = bounds
     room = SLACK * max(hi - lo, abs(lo), abs(hi))
-    if not whole:
-        return lo - room, hi + room
-    below, above = (min(room, max(0.25, SLACK * abs(end))) for end in bounds)
+    below = above = room
+    if whole:
+        below = min(room, max(0.25, SLACK * abs(lo)))
+        above = min(room, max(0.25, SLACK * abs(hi)))
     return lo - below, hi + above
 
 
@@ -438,13 +439,14 @@ class CategoricalColumn(_Column):
         rounding.
         """
         value = native(value)
-        equal = [i for i, c in enumerate(self.choices) if is_equal(c, value)]
-        if equal:
-            of_type = (i for i in equal if type(self.choices[i]) is type(value))
-            return next(of_type, equal[0])
-        alike = [i for i, c in enumerate(self.choices) if self._is_alike(c, value)]
+        places = range(len(self.choices))
+        for test in (is_same, is_equal):
+            for i in places:
+                if test(self.choices[i], value):
+                    return i
+        alike = [i for i in places if self._is_alike(self.choices[i], value)]
         if not alike and (truth := _truth(value)) is not None:
-            alike = [i for i, c in enumerate(self.choices) if c is truth]
+            alike = [i for i in places if self.choices[i] is truth]
         return alike[0] if len(alike) == 1 else _refuse(self, value)
 
     def _is_alike(self, choice: Any, value: Any) -> bool:

@@ -221,19 +221,13 @@ class _DictionaryReader:
                     member[name] = self._find(dictionary[name])
                     parameters[member[name]].where.append(path)
             members.append(member)
-        names = {
-            p: name if len(numbers) == 1 else f"{name}@{i}"
-            for name, numbers in self.numbers.items()
-            for i, p in enumerate(numbers, 1)
-        }
-        constant = [
-            p
-            for p, parameter in enumerate(parameters)
-            if len(getattr(parameter.column, "choices", ())) == 1
-        ]
+        names: dict[int, str] = {}
+        for name, numbers in self.numbers.items():
+            for i, p in enumerate(numbers, 1):
+                names[p] = name if len(numbers) == 1 else f"{name}@{i}"
         position: dict[int, int] = {}
-        for p in range(len(parameters)):
-            if p not in constant:
+        for p, parameter in enumerate(parameters):
+            if len(getattr(parameter.column, "choices", ())) != 1:
                 position[p] = len(position)
         if not position:
             only = f"only constants, {list(self.numbers)}" if self.numbers else "none"
@@ -271,11 +265,13 @@ class _DictionaryReader:
 
     def _condition(self, parameter: _Parameter, position: dict[int, int]) -> Condition:
         """Where a parameter is active."""
-        encode = {p: self.parameters[p].column.encode for p in position}
-        clauses = [
-            And(tuple(In(position[p], [*map(encode[p], v)]) for p, v in path.items()))
-            for path in parameter.where
-        ]
+        clauses = []
+        for path in parameter.where:
+            parts = []
+            for p, values in path.items():
+                column = self.parameters[p].column
+                parts.append(In(position[p], [column.encode(v) for v in values]))
+            clauses.append(And(tuple(parts)))
         if And(()) in clauses or len(clauses) == len(self.paths):
             return And(())
         return Or(tuple(clauses))

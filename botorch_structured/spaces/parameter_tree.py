@@ -7,8 +7,6 @@ refer to; a *path* is one joint setting of the active decisions. Paths are liste
 
 from __future__ import annotations
 
-__all__ = ["HierarchicalDependencies", "ParameterTree", "Path", "translated"]
-
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -519,7 +517,7 @@ class ParameterTree:
         """
         active = self.active_mask(X)
         value = torch.as_tensor(fill, dtype=X.dtype, device=X.device)
-        if value.dim() > 1 or (value.dim() == 1 and value.shape[0] != self.dim):
+        if value.shape not in ((), (self.dim,)):
             raise ValueError(
                 f"fill: expected a number or {self.dim} numbers, got shape "
                 f"{tuple(value.shape)}."
@@ -595,8 +593,8 @@ class ParameterTree:
         arguments.check_count("n", n, least=0)
         X = torch.zeros(n, self.dim, dtype=torch.double)
         for o in self._decisions:
-            spans = o.spans() if bounds is None else o.spans(bounds[:, o.col].tolist())
-            low, high = X.new_tensor(spans).unbind(-1)
+            limits = () if bounds is None else (bounds[:, o.col].tolist(),)
+            low, high = X.new_tensor(o.spans(*limits)).unbind(-1)
             code = torch.randint(len(low), (n,), generator=generator)
             u = torch.rand(n, generator=generator, dtype=torch.double)
             x = low[code] + u * (high - low)[code]
@@ -625,8 +623,9 @@ class ParameterTree:
         self._check_points(X)
         located = self._lookup(X.device).at(X)
         if strict and (refused := located.refused) is not None:
-            k = int(refused.reshape(-1, refused.shape[-1]).any(0).nonzero()[0])
-            got = located.values[..., k][refused[..., k]].unique().tolist()
+            k = int(refused.flatten(0, -2).any(0).nonzero()[0])
+            values = located.values[..., k]
+            got = values[refused[..., k]].unique().tolist()
             decision = self._decisions[k]
             expected = "a number, as it decides which columns are active"
             if decision.strict:
@@ -710,7 +709,11 @@ def _read_conditions(
             )
         arguments.check_columns(name, sorted(condition.columns()), dim)
         parts.setdefault(child, []).append(condition)
-    return {c: p[0] if len(p) == 1 else Or(tuple(p)) for c, p in sorted(parts.items())}
+    joined = {}
+    for child in sorted(parts):
+        several = parts[child]
+        joined[child] = several[0] if len(several) == 1 else Or(tuple(several))
+    return joined
 
 
 def _read_values(

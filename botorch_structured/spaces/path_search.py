@@ -137,7 +137,8 @@ class PathSearch:
             successors = np.where(is_active, self.sizes[k], 1)
             row = np.repeat(np.arange(len(states)), successors)
             first = np.repeat(successors.cumsum() - successors, successors)
-            state = np.where(is_active[row], np.arange(len(row)) - first + 1, 0)
+            outcome = np.arange(len(row)) - first
+            state = np.where(is_active[row], outcome + 1, 0)
             if k in concerned:
                 truth = {}
                 for part in atoms(goal):
@@ -163,7 +164,8 @@ class PathSearch:
         if goal is False:
             states = states[:0]
         if wanted is not None and len(states):
-            states = states[[rng.choice(np.flatnonzero(score == score.max()))]]
+            best = np.flatnonzero(score == score.max())
+            states = states[[rng.choice(best)]]
         return states, is_complete
 
     @cached_property

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["SearchSpace"]
-
 import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
@@ -297,9 +295,8 @@ class SearchSpace:
         self.tree = tree.of_space(self)
         self._forbidden = tuple(forbidden)
         self.names = [c.name for c in columns]
-        self.bounds = torch.tensor(
-            [[c.bounds[i] for c in columns] for i in (0, 1)], dtype=torch.double
-        )
+        bounds = [c.bounds for c in columns]
+        self.bounds = torch.tensor(bounds, dtype=torch.double).mT.contiguous()
         self.fill = torch.tensor([c.fill for c in columns], dtype=torch.double)
         ends = [with_slack(c.bounds, c.discrete and c.ordered) for c in columns]
         self._ends = torch.tensor(ends, dtype=torch.double).mT  # with rounding
@@ -762,10 +759,11 @@ class SearchSpace:
         for c in self._rounded if columns is None else columns:
             column = self.columns[c]
             if isinstance(column, CategoricalColumn):
-                codes = torch.tensor(column.codes, dtype=X.dtype, device=X.device)
-                far = (X[..., c] < codes[0] - 0.5) | (X[..., c] > codes[-1] + 0.5)
-                near = codes[(X[..., c, None] - codes).abs().argmin(-1)]
-                X[..., c] = torch.where(far, X[..., c], near)
+                codes = X.new_tensor(column.codes)
+                x = X[..., c]
+                is_far = (x < codes[0] - 0.5) | (x > codes[-1] + 0.5)
+                nearest = (x.unsqueeze(-1) - codes).abs().argmin(-1)
+                X[..., c] = torch.where(is_far, x, codes[nearest])
             else:
                 X[..., c] = X[..., c].round()
         return X
@@ -774,8 +772,9 @@ class SearchSpace:
         outside = active & ~self._inside(X)
         if outside.any():
             i, c = outside.nonzero()[0].tolist()
-            column, (lo, hi) = self.columns[c], self.columns[c].bounds
-            log = isinstance(column, FloatColumn) and column.log
+            column = self.columns[c]
+            lo, hi = column.bounds
+            log = column.log and not column.discrete
             hint = ", decimal logarithms" if log else ""
             raise ValueError(
                 f"{argument}: expected numbers in [{lo}, {hi}] for {self.names[c]!r} "

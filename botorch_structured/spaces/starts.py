@@ -7,7 +7,7 @@ active columns of each.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,9 +18,6 @@ from botorch_structured.spaces.conditions import Atom, Between, Condition
 from botorch_structured.spaces.lookup import Expr, all_of, any_of, atom, negated
 from botorch_structured.spaces.parameter_tree import translated
 
-if TYPE_CHECKING:
-    from botorch_structured.spaces.search_space import SearchSpace
-
 # A forbidden start is replaced by one of 100 random points on its path; if none of them
 # is feasible, by one of 1,000, then of 10,000.
 _OTHERS = (100, 1_000, 10_000)
@@ -30,12 +27,12 @@ class Starts:
     """The starts of a space.
 
     Args:
-        space: The space.
+        space: The `SearchSpace`.
         kind: See `SearchSpace.starts`.
         seed: Decides everything, unless it is None.
     """
 
-    def __init__(self, space: SearchSpace, kind: str, seed: int | None) -> None:
+    def __init__(self, space: Any, kind: str, seed: int | None) -> None:
         self.space = space
         self.tree = space.tree
         self.kind = kind
@@ -50,18 +47,17 @@ class Starts:
             states = torch.from_numpy(paths).long()
             distinct = len({*map(tuple, paths.tolist())})
             first = len(states) if self.kind == "spread" else distinct
-            parts = [  # paths, then repetitions
-                self._points(states[:first], self.kind, generator),
-                self._points(states[first:], "random", generator),
-            ]
-            X, good = (torch.cat(part) for part in zip(*parts, strict=True))
+            X, good = self._points(states[:first], self.kind, generator)
+            again, good_again = self._points(states[first:], "random", generator)
+            X = torch.cat([X, again])
+            good = torch.cat([good, good_again])
             if good.all():
                 return X
-            empty += [
-                all_of([atom(k, 1 << state) for k, state in enumerate(path) if state])
-                for path in paths[~good.numpy()].tolist()
-            ]
-        return torch.cat([X[good], self.space.sample(int((~good).sum()), self.seed)])
+            for path in paths[~good.numpy()].tolist():
+                active = [(k, state) for k, state in enumerate(path) if state]
+                empty.append(all_of(atom(k, 1 << state) for k, state in active))
+        others = self.space.sample(len(X) - int(good.sum()), self.seed)
+        return torch.cat([X[good], others])
 
     def _choose_paths(
         self,
@@ -72,15 +68,16 @@ class Starts:
     ) -> np.ndarray:
         """``n x D`` states of the decisions; ``empty``: paths that are not chosen."""
         search = self.tree._search
-        edges = [
-            (k, code)
-            for k, decision in enumerate(self.tree._decisions)
-            for code in range(len(decision))
-        ]
-        outside = [atom(k, 2 << c) for k, c in edges if self._span(k, c) is None]
-        forbidden = [translated(c, self._certain) for c in self.space._forbidden]
-        where = negated(any_of([*outside, *forbidden, *empty]))
-        goals = [*(atom(k, 2 << c) for k, c in edges), *self.tree._exprs]
+        outcomes = []
+        excluded = list(empty)
+        for k, decision in enumerate(self.tree._decisions):
+            for code in range(len(decision)):
+                outcomes.append(atom(k, 2 << code))
+                if self._span(k, code) is None:
+                    excluded.append(outcomes[-1])
+        excluded += [translated(c, self._certain) for c in self.space._forbidden]
+        where = negated(any_of(excluded))
+        goals = [*outcomes, *self.tree._exprs]
         many = 0 if at_most is None else min(at_most, 10)
         some, is_complete = search.where(where, many + 1)
         if not len(some):
@@ -95,7 +92,8 @@ class Starts:
             x = [_draw(c, 1, self.kind, generator, c.bounds) for c in columns]
             X = torch.stack(x, -1)
             states = 1 + self.tree.decision_codes(X, strict=False).numpy()
-            if self.tree.is_declared(X).all() and search.holds(where, states).all():
+            is_path = bool(self.tree.is_declared(X))
+            if is_path and search.holds(where, states).all():
                 first = states
         seed = int(torch.randint(1 << 62, (), generator=generator))
         if at_most is not None and (not is_complete or len(some) > many):
@@ -138,13 +136,16 @@ class Starts:
         width = (upper - lower).clamp(min=1e-300)
         for i in (~good).nonzero().flatten().tolist():
             for size in _OTHERS:
-                others = self._place(states[i].expand(size, -1), "random", generator)
+                same_path = states[i].expand(size, -1)
+                others = self._place(same_path, "random", generator)
                 others = others[self.space.feasible(others)]
-                if len(others):
-                    distance = ((others - X[i]) / width).square().sum(-1)
-                    X[i] = others[0 if kind == "random" else distance.argmin()]
-                    good[i] = True
-                    break
+                if not len(others):
+                    continue
+                distance = ((others - X[i]) / width).square().sum(-1)
+                nearest = 0 if kind == "random" else distance.argmin()
+                X[i] = others[nearest]
+                good[i] = True
+                break
         return X, good
 
     def _place(self, states: Tensor, kind: str, generator: Source) -> Tensor:
@@ -153,16 +154,15 @@ class Starts:
         active = self.tree._active_states(states)
         for c in active.any(0).nonzero().flatten().tolist():
             column = self.space.columns[c]
-            groups: list[tuple[Tensor, Span | None]] = [(active[:, c], column.bounds)]
-            if (k := self.tree._position.get(c)) is not None:
-                state = states[:, k]
-                groups = [
-                    (state == s, self._span(k, s - 1))
-                    for s in state.unique().tolist()
-                    if s
-                ]
-            for rows, span in groups:
+            k = self.tree._position.get(c)
+            # without an outcome, or by outcomes
+            group = active[:, c].long() if k is None else states[:, k]
+            for state in group.unique().tolist():
+                if not state:
+                    continue
+                span = column.bounds if k is None else self._span(k, state - 1)
                 assert span is not None  # it is a path within the bounds
+                rows = group == state
                 X[rows, c] = _draw(column, int(rows.sum()), kind, generator, span)
         return X
 

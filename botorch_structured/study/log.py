@@ -19,8 +19,8 @@ except ImportError:  # Windows: without a lock
     fcntl = None  # type: ignore[assignment]
 
 # How lines begin, after the first one and before: a kill leaves no other beginnings.
-_FIRST = b'{"study": 1, "'
-_OTHERS = (b'{"asked": [', b'{"told": {')
+_HEADER = b'{"study": 1, "'
+_ENTRIES = (b'{"asked": [', b'{"told": {')
 # The logs that are open in this process, by device and number of the file.
 _OPEN: WeakValueDictionary[tuple[int, int], StudyLog] = WeakValueDictionary()
 
@@ -287,8 +287,8 @@ def _is_object(line: bytes) -> bool:
 def _is_beginning(line: bytes, is_first: bool) -> bool:
     """Whether it is a line of a log that a kill has cut."""
     if is_first:
-        return line.startswith(_FIRST)
-    return any(line.startswith(o) or o.startswith(line) for o in _OTHERS)
+        return line.startswith(_HEADER)
+    return any(line.startswith(o) or o.startswith(line) for o in _ENTRIES)
 
 
 def _parse(line: bytes, where: str) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from botorch_structured.spaces.arguments import (
 )
 from botorch_structured.spaces.search_space import KINDS
 from botorch_structured.study.earlier import read_earlier
-from botorch_structured.study.given import read_csv, read_fixed, read_space
+from botorch_structured.study.inputs import read_csv, read_fixed, read_space
 from botorch_structured.study.log import StudyLog, describe, writable
 from botorch_structured.study.points import (
     AcquisitionMaker,

@@ -90,8 +90,10 @@ class LearntSpace:
 
         Parameters that no trial has asked for are left out.
         """
-        found = self._columns(values)
-        return {self.names[i]: self.parameters[i].entry(v) for i, v in found.items()}
+        return {
+            self.names[i]: self.parameters[i].entry(value)
+            for i, value in self._columns(values).items()
+        }
 
     def _key(self, name: str, distribution: Any) -> tuple[str, Any]:
         return (name, None if name in self._united else distribution)
@@ -125,26 +127,25 @@ class LearntSpace:
                 )
         return row
 
-    def held(self, fixed: Mapping[str, Any]) -> dict[str, Any]:
+    def fixed_entries(self, fixed: Mapping[str, Any]) -> dict[str, Any]:
         """Names of columns and their entries, of ``{name: value}``.
 
         Values that are out of range are left out.
         """
-        found = {}
-        for name, value in fixed.items():
-            for i in self._columns_of.get(name, ()):
-                if self.parameters[i].contains(value):
-                    found[self.names[i]] = self.parameters[i].entry(value)
-        return found
+        return {
+            self.names[i]: self.parameters[i].entry(value)
+            for name, value in fixed.items()
+            for i in self._columns_of.get(name, ())
+            if self.parameters[i].contains(value)
+        }
 
     def values(self, config: Mapping[str, Any]) -> Values:
         """``{name: (distribution, value)}`` of a configuration of the space."""
-        found: Values = {}
-        for i, column in enumerate(self.names):
-            if column in config:
-                p = self.parameters[i]
-                found[p.name] = (p.distribution, p.value(config[column]))
-        return found
+        return {
+            p.name: (p.distribution, p.value(config[name]))
+            for p, name in zip(self.parameters, self.names, strict=True)
+            if name in config
+        }
 
     def has_seen(self, config: Mapping[str, Any]) -> bool:
         """Whether some trial has each decision of a configuration of the space."""
@@ -198,14 +199,14 @@ class LearntSpace:
 
     def _many_ranges(self) -> set[str]:
         """Names of which most trials have a range of their own."""
-        found = set()
+        names = set()
         for name, columns in self._columns_of.items():
             sizes = [self._asked[i].bit_count() for i in columns]
             # five ranges that one trial each has are no branches, but depend on
             # something else: another parameter's value, or the data
             if 2 * sizes.count(1) >= max(sum(sizes), 10):
-                found.add(name)
-        return found
+                names.add(name)
+        return names
 
     def _is_few(self, i: int) -> bool:
         """Whether its values are tried one by one although nothing depends on them."""
@@ -215,15 +216,13 @@ class LearntSpace:
 
     def _learn(self) -> list[list[_Where]]:
         """For each parameter the settings of decisions under which it is active."""
-        known: dict[int, list[_Where]] = {}
-        ways = []
+        explained: dict[int, list[_Where]] = {}
         for i, with_it in enumerate(self._asked):
             # the rest of a trial that ended early is not known
             without = self._complete & ~with_it
-            if with_it not in known:
-                known[with_it] = self._explain(i, with_it, without)
-            ways.append(known[with_it])
-        return ways
+            if with_it not in explained:
+                explained[with_it] = self._explain(i, with_it, without)
+        return [explained[with_it] for with_it in self._asked]
 
     def _explain(self, i: int, with_it: int, without: int) -> list[_Where]:
         if not without:
@@ -385,7 +384,7 @@ class LearntSpace:
 
     # -- what nobody has tried ---------------------------------------------------------
 
-    def untried(self, held: Mapping[str, Any] | None = None) -> Values | None:
+    def untried(self, fixed_entries: Mapping[str, Any] | None = None) -> Values | None:
         """Decisions of a trial that sees something new; None if nothing is left.
 
         A value that no trial has is tried, as something may depend on it: each value of
@@ -394,13 +393,13 @@ class LearntSpace:
         as many as go together. Then decisions are told apart that explain the same.
 
         Args:
-            held: Entries that the trial has in any case, see `held`.
+            fixed_entries: Entries that the trial has in any case.
 
         Returns:
             ``{name: (distribution, value)}``: the new ones, and those that lead there.
         """
         fixed = {}
-        for name, entry in (held or {}).items():
+        for name, entry in (fixed_entries or {}).items():
             parameter = self.parameters[i := self.names.index(name)]
             fixed[i] = parameter.number(parameter.value(entry))
         chosen: dict[int, float] = {}
@@ -476,8 +475,8 @@ class LearntSpace:
                 if not self._is_few(rival.decision) or not self._is_few(best.decision):
                     continue
                 for one, other in ((best, rival), (rival, best)):
-                    if found := self._disagreement(i, one, other):
-                        return found
+                    if values := self._disagreement(i, one, other):
+                        return values
         return {}
 
     def _disagreement(

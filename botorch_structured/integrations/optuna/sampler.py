@@ -38,7 +38,7 @@ from botorch_structured.integrations.optuna.trial_space import (
     TrialParameter,
     Values,
     check_declared,
-    held_where_possible,
+    possible_together,
     with_one_nan,
 )
 from botorch_structured.models import OldStudiesMean
@@ -346,7 +346,7 @@ class StructuredSampler(BaseSampler):
     # -- suggestions -------------------------------------------------------------------
 
     def _values(self, trial: FrozenTrial) -> Values:
-        """What a trial has asked for: ``{name: (distribution, value)}``.
+        """The parameters that a trial has asked for: ``{name: (distribution, value)}``.
 
         A distribution of a single value teaches nothing, unless the space was declared
         with more.
@@ -468,7 +468,7 @@ class StructuredSampler(BaseSampler):
             return SuggestedPath()
         # from the 20th trial on only every second one tries what nobody has tried
         if isinstance(space, LearntSpace) and (number < 20 or number % 2):
-            if untried := space.untried(space.held(fixed)):
+            if untried := space.untried(space.fixed_entries(fixed)):
                 return SuggestedPath(untried)
         configs = told.configs(space, others, paths)
         pending = []
@@ -482,7 +482,7 @@ class StructuredSampler(BaseSampler):
         try:
             (config,) = inner.ask(
                 pending=pending,
-                fixed=held_where_possible(space.space, space.held(fixed)),
+                fixed=possible_together(space.space, space.fixed_entries(fixed)),
             )
         except CandidateGenerationError:
             key = study.study_name, ""
@@ -560,15 +560,11 @@ def _in_words_of(space: TrialSpace, old: Any) -> OldStudy:
     """An old study with entries of columns, where parameters are those of a space."""
     configs: list[Mapping[str, Any]] = []
     for config in old.configs:
-        held = {name: space.held({name: value}) for name, value in config.items()}
         # what is out of range stays, and is left out
-        configs.append(
-            {
-                k: v
-                for name, value in config.items()
-                for k, v in (held[name] or {name: value}).items()
-            }
-        )
+        entries: dict[str, Any] = {}
+        for name, value in config.items():
+            entries |= space.fixed_entries({name: value}) or {name: value}
+        configs.append(entries)
     return OldStudy(configs, old.values)
 
 

@@ -24,11 +24,11 @@ from botorch_structured.integrations.optuna.trial_space import (
 from botorch_structured.study import Study
 
 TrialSpace = DeclaredSpace | LearntSpace
-_Config = Mapping[str, Any]
+Config = Mapping[str, Any]
 
 
 class ToldStudy:
-    """What is known of the trials of a study.
+    """The trials of a study, read once.
 
     Args:
         read: The parameters that a trial has asked for.
@@ -38,7 +38,7 @@ class ToldStudy:
         self._read = read
         # by number, with the very trial: another study may have the name of this one
         self._asked: dict[int, tuple[FrozenTrial, Asked]] = {}
-        self._configs: dict[int, tuple[FrozenTrial, _Config | None]] = {}
+        self._configs: dict[int, tuple[FrozenTrial, Config | None]] = {}
         self._objects: dict[Any, Any] = {}  # one distribution for all equal ones
         self._space: TrialSpace | None = None
         self._arguments: dict[str, Any] = {}
@@ -63,7 +63,7 @@ class ToldStudy:
         space: TrialSpace,
         trials: Sequence[FrozenTrial],
         paths: Mapping[int, Values],
-    ) -> list[_Config | None]:
+    ) -> list[Config | None]:
         """The configurations of trials; None for those that are outside of a space.
 
         Args:
@@ -98,7 +98,7 @@ class ToldStudy:
         self,
         study: optuna.Study,
         trials: Sequence[FrozenTrial],
-        configs: Sequence[_Config | None],
+        configs: Sequence[Config | None],
         make: Callable[..., Study],
     ) -> Study:
         """A `Study` with the values of the trials that have ended and a configuration.

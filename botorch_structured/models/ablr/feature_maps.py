@@ -180,14 +180,22 @@ class TanhNetwork(Module):
 class _Entry:
     """A parameter of a list by its place: closures of priors that can be pickled."""
 
-    def __init__(self, kind: str, place: int) -> None:
+    def __init__(
+        self,
+        kind: str,
+        place: int,
+    ) -> None:
         self.kind, self.place = kind, place
         self.reads = f"{kind}.{place}", 1.0
 
     def __call__(self, module: TanhNetwork) -> Tensor:
         return getattr(module, self.kind)[self.place]
 
-    def set(self, module: TanhNetwork, value: Tensor) -> None:
+    def set(
+        self,
+        module: TanhNetwork,
+        value: Tensor,
+    ) -> None:
         with torch.no_grad():
             self(module).copy_(torch.as_tensor(value).expand_as(self(module)))
 
@@ -200,7 +208,11 @@ class KernelFeatures(Module):
         method: The method's name.
     """
 
-    def __init__(self, kernel: nn.Module, method: str = "features") -> None:
+    def __init__(
+        self,
+        kernel: nn.Module,
+        method: str = "features",
+    ) -> None:
         super().__init__()
         self.kernel = kernel
         self.method = method
@@ -266,7 +278,11 @@ def as_feature_map(
     return feature_map
 
 
-def default_network(X: Tensor, seed: int, processes: Processes) -> TanhNetwork:
+def default_network(
+    X: Tensor,
+    seed: int,
+    processes: Processes,
+) -> TanhNetwork:
     """The network of the paper, with a prior that is narrower below 300 rows.
 
     300 rows are 10 evaluations of each of 29 old tasks.
@@ -300,7 +316,10 @@ def default_network(X: Tensor, seed: int, processes: Processes) -> TanhNetwork:
     return TanhNetwork(d, bounds=bounds, prior_scale=scale, seed=seed)
 
 
-def published_network(d: int, seed: int) -> TanhNetwork:
+def published_network(
+    d: int,
+    seed: int,
+) -> TanhNetwork:
     """The network of [Perrone2017multiple]_, section 2.2, see ``TanhNetwork``.
 
     Args:
@@ -312,7 +331,11 @@ def published_network(d: int, seed: int) -> TanhNetwork:
 
 
 @torch.no_grad()
-def weight_level(feature_map: nn.Module, X: Tensor, processes: Processes) -> float:
+def weight_level(
+    feature_map: nn.Module,
+    X: Tensor,
+    processes: Processes,
+) -> float:
     """The weight precision under which functions have a variance of one.
 
     Args:

@@ -29,7 +29,7 @@ from torch.distributions import constraints
 
 from botorch_structured.linalg.batch_kernel import BatchKernel
 from botorch_structured.linalg.hyperparameter import Hyperparameter, LogInterval
-from botorch_structured.models.ablr.tasks import Tasks
+from botorch_structured.models.ablr.tasks import Signals, TaskColumn
 from botorch_structured.models.fast_inference import noise_is_known
 
 
@@ -55,7 +55,12 @@ class ExchangeableLogNormalPrior(Prior):
     support = constraints.positive
     _shape = torch.Size()
 
-    def __init__(self, level: float, spread: float, task_spread: float = 1.0) -> None:
+    def __init__(
+        self,
+        level: float,
+        spread: float,
+        task_spread: float = 1.0,
+    ) -> None:
         if min(level, spread, task_spread) <= 0:
             raise ValueError(
                 "level, spread, task_spread: expected positive numbers, got "
@@ -107,7 +112,9 @@ class ExchangeableLogNormalPrior(Prior):
         return (self.loc + self.spread * level + self.task_spread * deviations).exp()
 
     def expand(
-        self, batch_shape: torch.Size, _instance: Any = None
+        self,
+        batch_shape: torch.Size,
+        _instance: Any = None,
     ) -> ExchangeableLogNormalPrior:
         """A prior whose samples have this shape: what BoTorch's retries ask for."""
         new = copy(self)
@@ -125,7 +132,12 @@ class WeightPrecision(Hyperparameter):
         prior: Whether they have an exchangeable prior, around that level.
     """
 
-    def __init__(self, num_tasks: int, level: float, prior: bool = True) -> None:
+    def __init__(
+        self,
+        num_tasks: int,
+        level: float,
+        prior: bool = True,
+    ) -> None:
         bounds = (1e-6 * level, 1e6 * level)
         super().__init__((num_tasks,), level, 1.0, bounds)
         _, read, write = self._priors.pop("value_prior")
@@ -147,7 +159,10 @@ class TaskFeatureKernel(BatchKernel):
     """
 
     def __init__(
-        self, feature_map: nn.Module, weight_precision: WeightPrecision, tasks: Tasks
+        self,
+        feature_map: nn.Module,
+        weight_precision: WeightPrecision,
+        tasks: Signals | TaskColumn,
     ) -> None:
         batch = torch.Size([len(tasks)] if tasks.share_rows else [])
         super().__init__(batch_shape=batch)
@@ -155,7 +170,13 @@ class TaskFeatureKernel(BatchKernel):
         self.weight_precision = weight_precision
         self.tasks = tasks
 
-    def _covariance(self, x1: Tensor, x2: Tensor, diag: bool, **params: Any) -> Tensor:
+    def _covariance(
+        self,
+        x1: Tensor,
+        x2: Tensor,
+        diag: bool,
+        **params: Any,
+    ) -> Tensor:
         left = self.feature_map(self.tasks.without(x1))
         right = self.feature_map(self.tasks.without(x2))
         products = (left * right).sum(-1) if diag else left @ right.mT
@@ -187,7 +208,11 @@ class TaskLikelihood(HadamardGaussianLikelihood):
         prior: Whether the variances have an exchangeable prior.
     """
 
-    def __init__(self, tasks: Tasks, prior: bool = True) -> None:
+    def __init__(
+        self,
+        tasks: Signals | TaskColumn,
+        prior: bool = True,
+    ) -> None:
         super().__init__(
             num_tasks=len(tasks),
             noise_prior=ExchangeableLogNormalPrior(1e-3, spread=2.5) if prior else None,
@@ -197,7 +222,10 @@ class TaskLikelihood(HadamardGaussianLikelihood):
         self.tasks = tasks
 
     def _shaped_noise_covar(
-        self, base_shape: torch.Size, *params: Any, **kwargs: Any
+        self,
+        base_shape: torch.Size,
+        *params: Any,
+        **kwargs: Any,
     ) -> DiagLinearOperator:
         if kwargs.get("noise") is not None:
             return DiagLinearOperator(kwargs["noise"].expand(base_shape))
@@ -215,7 +243,10 @@ class TaskLikelihood(HadamardGaussianLikelihood):
         return DiagLinearOperator(each.expand(base_shape))
 
     def marginal(
-        self, function_dist: MultivariateNormal, *params: Any, **kwargs: Any
+        self,
+        function_dist: MultivariateNormal,
+        *params: Any,
+        **kwargs: Any,
     ) -> MultivariateNormal:
         """The distribution of outcomes.
 
@@ -239,7 +270,7 @@ def noise_model(
     likelihood: Likelihood | None,
     targets: Tensor,
     noise: Tensor | None,
-    tasks: Tasks,
+    tasks: Signals | TaskColumn,
     priors: bool,
 ) -> Likelihood:
     """The likelihood: the user's, known variances, or one to be learnt for each task.
@@ -284,7 +315,11 @@ def noise_model(
     return likelihood
 
 
-def fill_without_rows(module: Any, name: str, empty: Tensor) -> None:
+def fill_without_rows(
+    module: Any,
+    name: str,
+    empty: Tensor,
+) -> None:
     """Give tasks without rows the value that the other tasks make most probable.
 
     Without a prior that is the geometric mean.

@@ -417,7 +417,11 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         X = self.train_inputs[0]
         return X if self._has_transformed_inputs else self.transform_inputs(X)
 
-    def _features_of_rows(self, X: Tensor, row: Tensor) -> Tensor:
+    def _features_of_rows(
+        self,
+        X: Tensor,
+        row: Tensor,
+    ) -> Tensor:
         """Inputs of the features: the rows, or one row for each outcome."""
         plain = self.tasks.without(X)
         if self.tasks.share_rows or len(row) == len(plain):
@@ -430,16 +434,7 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
 
     @torch.no_grad()
     def _training_data(self) -> TaskData:
-        """Everything that does not change with the hyperparameters, made once.
-
-        Raises:
-            UnsupportedError: For a batch of conditioned models.
-        """
-        if self._conditioned is not None:
-            raise UnsupportedError(
-                "A batch of conditioned models has no evidence of its own, and cannot "
-                "be fitted. Condition on one set of outcomes instead."
-            )
+        """Everything that does not change with the hyperparameters, made once."""
         if self._data is None:
             inputs = self._transformed_rows()
             observed = ~self.train_targets.isnan()
@@ -488,7 +483,15 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
 
         Args:
             Y: Outcomes in place of the observed ones, ``m``.
+
+        Raises:
+            UnsupportedError: For a batch of conditioned models.
         """
+        if self._conditioned is not None:
+            raise UnsupportedError(
+                "A batch of conditioned models has no evidence of its own, and cannot "
+                "be fitted. Condition on one set of outcomes instead."
+            )
         data = self._training_data()
         row = self._observed_rows
         X = data.X
@@ -530,7 +533,9 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         return self._regressions(value[observed]).log_evidence()
 
     def _fast_evidence(
-        self, mll: ExactMarginalLogLikelihood, kwargs: dict[str, Any]
+        self,
+        mll: ExactMarginalLogLikelihood,
+        kwargs: dict[str, Any],
     ) -> Tensor:
         check_own_objective(self, mll, kwargs)
         return self.log_evidence().clone()
@@ -548,7 +553,11 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         prior.rows = x  # a likelihood that gets the prior alone reads their tasks here
         return prior
 
-    def __call__(self, *args: Tensor, **kwargs: Any) -> MultivariateNormal:
+    def __call__(
+        self,
+        *args: Tensor,
+        **kwargs: Any,
+    ) -> MultivariateNormal:
         """Prior of the training rows in training mode, else the posterior."""
         result = super().__call__(*args, **kwargs)
         if self.training and settings.prior_mode.off():
@@ -601,7 +610,10 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
             bar = progress if self._group.rank == 0 else False
             with progress_bar(None, bar, "ABLR fit", "step") as advance:
 
-                def step(parameters: dict[str, Any], result: Any) -> None:
+                def step(
+                    parameters: dict[str, Any],
+                    result: Any,
+                ) -> None:
                     advance()
                     last.update((n, p.detach().clone()) for n, p in parameters.items())
                     if callback is not None:
@@ -666,12 +678,9 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         if self._conditioned is not None:
             return self._conditioned
         if self._weights is None:
-            mean, root = self._regressions().weights()
-            mean = mean.to(self.train_targets)
-            root = root.to(self.train_targets)
-            self._weights = [
-                WeightPosterior(*pair) for pair in zip(mean, root, strict=True)
-            ]
+            posterior = self._regressions().weights()
+            mean, root = (t.to(self.train_targets) for t in posterior)
+            self._weights = list(map(WeightPosterior, mean, root))
         return self._weights
 
     def _stacked_weights(self, outputs: Sequence[int]) -> WeightPosterior:
@@ -826,7 +835,11 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         return posterior
 
     def _noise_at(
-        self, noise: bool | Tensor, X: Tensor, place: Tensor, with_task: bool
+        self,
+        noise: bool | Tensor,
+        X: Tensor,
+        place: Tensor,
+        with_task: bool,
     ) -> Tensor | None:
         """Noise variances on the standardised scale, of the shape of means."""
         if not torch.is_tensor(noise):
@@ -870,7 +883,11 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
             root = torch.where((task == t).unsqueeze(-1), root_of_task, root)
         return prior + mean, root, task
 
-    def _features_at(self, X: Tensor, outputs: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def _features_at(
+        self,
+        X: Tensor,
+        outputs: Sequence[int],
+    ) -> tuple[Tensor, Tensor]:
         """Features and prior means of some outputs at inputs without a task column.
 
         Args:
@@ -903,12 +920,12 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         Raises:
             ValueError: If no row says what it is.
         """
-        given_noise = self._given_noise()
-        if given_noise is None:
+        if self._given_noise() is None:
             return self.likelihood.noise.expand(self.num_tasks)
-        observed = ~self.train_targets.isnan()
-        noise = given_noise.expand_as(observed)[observed]
-        task, _ = self.tasks.locate(observed, self._transformed_rows())
+        data = self._training_data()
+        noise = data.noise_variance
+        task = data.task
+        assert noise is not None
         zeros = noise.new_zeros(self.num_tasks)
         total = self._group.total(zeros.index_add(0, task, noise))
         count = self._group.total(zeros.index_add(0, task, torch.ones_like(noise)))
@@ -921,7 +938,10 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         return torch.where(count > 0, total / count, usual)
 
     def _scales(
-        self, X: Tensor, place: Tensor, outputs: list[int] | None
+        self,
+        X: Tensor,
+        place: Tensor,
+        outputs: list[int] | None,
     ) -> tuple[Tensor, Tensor] | None:
         """Shift and scale of outcomes, broadcastable to means.
 
@@ -955,7 +975,9 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         return values[0], values[1] - values[0]
 
     def _transform_at(
-        self, X: Tensor, outputs: list[int] | None
+        self,
+        X: Tensor,
+        outputs: list[int] | None,
     ) -> tuple[OutcomeTransform, Tensor | None]:
         """The outcome transform of some outputs, and the inputs that it may look at.
 
@@ -979,7 +1001,11 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
     # -- conditioning -----------------------------------------------------------------
 
     def condition_on_observations(
-        self, X: Tensor, Y: Tensor, noise: Tensor | None = None, **kwargs: Any
+        self,
+        X: Tensor,
+        Y: Tensor,
+        noise: Tensor | None = None,
+        **kwargs: Any,
     ) -> Any:
         r"""A model with more data and the same hyperparameters.
 
@@ -1025,8 +1051,13 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
                 new._condition(rows, Y[..., column], variances)
         return new
 
-    def get_fantasy_model(self, inputs: Any, targets: Tensor, **kwargs: Any) -> Any:
-        """What ``ModelListGP.condition_on_observations`` calls.
+    def get_fantasy_model(
+        self,
+        inputs: Any,
+        targets: Tensor,
+        **kwargs: Any,
+    ) -> Any:
+        """Condition on transformed outcomes: ``ModelListGP`` calls this.
 
         Use ``condition_on_observations`` otherwise.
 
@@ -1072,21 +1103,32 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
                 ``1 x m`` or ``q x m``. Default: the noise of each task.
             kwargs: See ``condition_on_observations``.
         """
-        with fantasize_flag():
-            with_task = self._has_task(X)
         if observation_noise is None and self._given_noise() is not None:
-            indices = [self.tasks.index_of(t) for t in self._output_tasks]
-            place = torch.tensor(indices, device=X.device)
-            if with_task:
-                assert isinstance(self.tasks, TaskColumn)
-                place = self.tasks.index(X).unsqueeze(-1)
-            levels = self._noise_levels()[place]
+            with fantasize_flag():
+                with_task = self._has_task(X)
+            levels = self._noise_levels()[self._places(X, with_task)]
             observation_noise = levels.expand(*X.shape[:-1], levels.shape[-1])
         return super().fantasize(
             X, sampler, observation_noise=observation_noise, **kwargs
         )
 
-    def _condition(self, X: Tensor, Y: Tensor, noise: Tensor | None) -> None:
+    def _places(
+        self,
+        X: Tensor,
+        with_task: bool,
+    ) -> Tensor:
+        """The task of each outcome at some inputs, ``batch_shape x q x m`` or ``m``."""
+        if with_task and isinstance(self.tasks, TaskColumn):
+            return self.tasks.index(X).unsqueeze(-1)
+        indices = [self.tasks.index_of(t) for t in self._output_tasks]
+        return torch.tensor(indices, device=X.device)
+
+    def _condition(
+        self,
+        X: Tensor,
+        Y: Tensor,
+        noise: Tensor | None,
+    ) -> None:
         """Take in ``batch_shape x q`` rows, of one task each or of all signals."""
         transformed = self.transform_inputs(X)
         expected = (*X.shape[:-1], self._num_columns)
@@ -1103,30 +1145,28 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
             Y, _ = transform(Y=Y, Yvar=None, X=rows)
         phi = self.feature_map(self.tasks.without(transformed))
         prior = self._prior_means(transformed)
-        # the task of each update, its column of Y and its rows
-        updates: list[tuple[int, int, Tensor | None]]
-        if isinstance(self.tasks, TaskColumn):
-            task = self.tasks.index(transformed)
-            place = task.unsqueeze(-1)
-            updates = [(t, 0, task == t) for t in task.unique().tolist()]
-        else:
-            indices = [self.tasks.index_of(t) for t in self._output_tasks]
-            place = torch.tensor(indices, device=X.device)
-            updates = [(t, i, None) for i, t in enumerate(indices)]
+        place = self._places(transformed, self.tasks.column is not None)
         variance = self._noise_levels()[place] if noise is None else noise
         variance = variance.expand_as(Y)
         weights = list(self._all_weights())
-        for t, i, is_of_task in updates:
+        for t in place.unique().tolist():
+            is_there = place == t
+            if self.tasks.column is None:
+                (i,) = is_there.nonzero()[0].tolist()
+                of_task = None
+            else:
+                i = 0
+                of_task = is_there.squeeze(-1)
             y = Y[..., i] - prior[..., t]
-            weights[t] = _updated(weights[t], phi, y, variance[..., i], is_of_task)
+            weights[t] = _updated(weights[t], phi, y, variance[..., i], of_task)
         if self.tasks.share_rows:
             all_signals = (*Y.shape[:-1], self.num_tasks)
-            every_Y = Y.new_full(all_signals, torch.nan)
-            every_Y[..., indices] = Y.detach()
-            every_variance = torch.ones_like(every_Y)
-            every_variance[..., indices] = variance.detach()
-            Y = every_Y
-            variance = every_variance
+            observed = Y.detach()
+            levels = variance.detach()
+            Y = observed.new_full(all_signals, torch.nan)
+            Y[..., place] = observed
+            variance = torch.ones_like(Y)
+            variance[..., place] = levels
         batch = torch.broadcast_shapes(
             self._conditioned_batch, Y.shape[:-2], X.shape[:-2]
         )
@@ -1142,7 +1182,11 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
             self._weights = weights
 
     def _append(
-        self, X: Tensor, transformed: Tensor, Y: Tensor, variance: Tensor
+        self,
+        X: Tensor,
+        transformed: Tensor,
+        Y: Tensor,
+        variance: Tensor,
     ) -> None:
         """Add rows to the training data, ``q x ...``."""
         # in the first process only: the sum over processes has them from there
@@ -1163,15 +1207,8 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
 
     def _sharing_rows(self) -> Any:
         """A copy that has the same training data, not a copy of them."""
-        shared = [
-            *(self.train_inputs or ()),
-            self.train_targets,
-            self._original_train_inputs,
-        ]
-        memo = {id(t): t for t in shared if t is not None}
-        if self._conditioned is not None:
-            memo[id(self._conditioned)] = self._conditioned
-        new = deepcopy(self, memo)
+        data = [*self.train_inputs, self.train_targets, self._original_train_inputs]
+        new = deepcopy(self, {id(t): t for t in [*data, self._conditioned]})
         new._weights = self._weights
         return new
 
@@ -1186,7 +1223,11 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
             self._conditioned = None
             self._conditioned_batch = torch.Size()
 
-    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+    def load_state_dict(
+        self,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
         """Load a state, see ``GPyTorchModel.load_state_dict``.
 
         Raises:
@@ -1225,7 +1266,10 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         return Y, None if noise is None else self.tasks.to_outcomes(noise)
 
     def _restore_targets_and_noise(
-        self, Y: Tensor, Yvar: Tensor | None, strict: bool
+        self,
+        Y: Tensor,
+        Yvar: Tensor | None,
+        strict: bool,
     ) -> None:
         if Yvar is not None:
             self.likelihood.noise_covar.noise = self.tasks.to_targets(Yvar)
@@ -1268,7 +1312,10 @@ def _updated(
 # -- normal distributions, whose covariances come as roots, and functions drawn -------
 
 
-def _normal(mean: Tensor, covariance: LinearOperator) -> MultivariateNormal:
+def _normal(
+    mean: Tensor,
+    covariance: LinearOperator,
+) -> MultivariateNormal:
     """A distribution whose covariance may lack dimensions of the mean.
 
     Fantasies at the same points differ in their means only.
@@ -1314,7 +1361,10 @@ def _covariance(
     return to_linear_operator(covariance)
 
 
-def _joint(mean: Tensor, covariance: LinearOperator) -> GPyTorchPosterior:
+def _joint(
+    mean: Tensor,
+    covariance: LinearOperator,
+) -> GPyTorchPosterior:
     """One posterior of independent outputs.
 
     Args:
@@ -1345,7 +1395,11 @@ class WeightPath(SamplePath):
 
     weights: Tensor
 
-    def __init__(self, model: Any, weights: Tensor) -> None:
+    def __init__(
+        self,
+        model: Any,
+        weights: Tensor,
+    ) -> None:
         super().__init__()
         self.model = model
         self.register_buffer("weights", weights)
@@ -1393,7 +1447,12 @@ class WeightPath(SamplePath):
         values = self._untransformed(values, outputs, x)
         return values.squeeze(-2) if one else values
 
-    def _untransformed(self, values: Tensor, outputs: list[int], x: Tensor) -> Tensor:
+    def _untransformed(
+        self,
+        values: Tensor,
+        outputs: list[int],
+        x: Tensor,
+    ) -> Tensor:
         """From ``... x m x n`` standardised values at ``... x n x d`` inputs."""
         model = self.model
         if not hasattr(model, "outcome_transform"):
@@ -1411,7 +1470,9 @@ class WeightPath(SamplePath):
 @DrawMatheronPaths.register(MultiTaskABLR)  # exact, whatever strategies BoTorch has
 @torch.no_grad()
 def draw_path(
-    model: MultiTaskABLR, sample_shape: torch.Size, **strategies: Any
+    model: MultiTaskABLR,
+    sample_shape: torch.Size,
+    **strategies: Any,
 ) -> WeightPath:
     """Functions drawn from the posterior of a ``MultiTaskABLR``.
 

@@ -79,7 +79,9 @@ class Processes:
         return self._together(tensors, lambda parts: parts[0])
 
     def _together(
-        self, tensors: Sequence[Tensor], combine: Callable[[list[Tensor]], Any]
+        self,
+        tensors: Sequence[Tensor],
+        combine: Callable[[list[Tensor]], Any],
     ) -> list[Tensor]:
         if self.alone or not tensors:
             return list(tensors)
@@ -99,7 +101,11 @@ class Processes:
         """The elementwise minimum of a tensor over the processes."""
         return torch.stack(self.gather(value)).amin(0)
 
-    def check_same(self, values: dict[str, float], device: torch.device) -> None:
+    def check_same(
+        self,
+        values: dict[str, float],
+        device: torch.device,
+    ) -> None:
         """Compare numbers that have to agree, up to rounding.
 
         Args:

@@ -118,10 +118,6 @@ class TaskData:
         counts: Number of observations of each task, a list of T.
         num_features: D.
         total: Number of rows of all processes, for those who set it.
-
-    Raises:
-        ValueError: If processes differ in their numbers of tasks or features.
-        RuntimeError: If another process has ended or does not answer.
     """
 
     total = 0
@@ -151,15 +147,12 @@ class TaskData:
         self.chunks = self._cut(step, num_tasks)
         self.keeps_activations = len(X) <= kept_rows
         self.num_features = self._count_features()
-        self.processes.check_same(
-            {
-                "log_beta (number of tasks)": float(num_tasks),
-                "features (number of them)": float(self.num_features),
-            },
-            X.device,
-        )
 
-    def _cut(self, step: int, num_tasks: int) -> list[Chunk]:
+    def _cut(
+        self,
+        step: int,
+        num_tasks: int,
+    ) -> list[Chunk]:
         by_task = torch.argsort(self.task, stable=True)
         first = torch.tensor(self.counts).cumsum(0) - torch.tensor(self.counts)
         place = torch.arange(len(by_task), device=by_task.device)
@@ -178,7 +171,11 @@ class TaskData:
             chunks.append(Chunk(rows, entries, row - start, task, at))
         return chunks
 
-    def with_values(self, X: Tensor, Y: Tensor) -> TaskData:
+    def with_values(
+        self,
+        X: Tensor,
+        Y: Tensor,
+    ) -> TaskData:
         """The same rows and tasks with other numbers, of the same shapes."""
         new = copy(self)
         new.X = X
@@ -195,7 +192,11 @@ class TaskData:
         row = X[:1] if len(X) else X.new_zeros(1, X.shape[-1])
         return self.features(row).shape[-1]
 
-    def observed(self, chunk: Chunk, phi: Tensor) -> tuple[Tensor, Tensor]:
+    def observed(
+        self,
+        chunk: Chunk,
+        phi: Tensor,
+    ) -> tuple[Tensor, Tensor]:
         """Features ``m x D`` and outcomes ``m`` of each observation, in float64.
 
         Args:
@@ -206,7 +207,12 @@ class TaskData:
         y = self.Y.detach()[chunk.entries].double()
         return self.scaled(chunk, phi, y)
 
-    def scaled(self, chunk: Chunk, phi: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def scaled(
+        self,
+        chunk: Chunk,
+        phi: Tensor,
+        y: Tensor,
+    ) -> tuple[Tensor, Tensor]:
         """Features and outcomes, or slopes in them, divided by known deviations."""
         if self.noise_variance is None:
             return phi, y
@@ -254,7 +260,12 @@ class Factors:
             place = place + self._before[chunk.task]
         return chunk.task, place
 
-    def add(self, chunk: Chunk, phi: Tensor, y: Tensor) -> None:
+    def add(
+        self,
+        chunk: Chunk,
+        phi: Tensor,
+        y: Tensor,
+    ) -> None:
         """Take in one more chunk.
 
         Args:
@@ -274,7 +285,11 @@ class Factors:
             self._replace(tasks, rows)
         self._started = True
 
-    def _replace(self, tasks: Tensor, rows: Tensor) -> None:
+    def _replace(
+        self,
+        tasks: Tensor,
+        rows: Tensor,
+    ) -> None:
         """Reduce rows of tasks, ``B x N x (D + 1)``, to their new factors."""
         if rows.shape[-2] >= self.rows.shape[-1]:
             rows = torch.linalg.qr(rows, mode="r").R
@@ -327,7 +342,10 @@ class WeightPosterior(NamedTuple):
         return WeightPosterior(torch.stack(means, dim=-2), torch.stack(roots, dim=-3))
 
     def update(
-        self, features: Tensor, Y: Tensor, noise_variance: Tensor
+        self,
+        features: Tensor,
+        Y: Tensor,
+        noise_variance: Tensor,
     ) -> WeightPosterior:
         r"""Condition on q more observations, one after the other, O(D^2) each.
 
@@ -374,7 +392,10 @@ class Regressions:
     """
 
     def __init__(
-        self, data: TaskData, log_alpha: Tensor | None, log_beta: Tensor
+        self,
+        data: TaskData,
+        log_alpha: Tensor | None,
+        log_beta: Tensor,
     ) -> None:
         if log_alpha is None:
             log_alpha = torch.zeros_like(log_beta, requires_grad=False)
@@ -513,14 +534,21 @@ class Regressions:
 
 class _SummedEvidence(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, regressions: Regressions, *learnt: Tensor) -> Tensor:
+    def forward(
+        ctx: Any,
+        regressions: Regressions,
+        *learnt: Tensor,
+    ) -> Tensor:
         value, ctx.gradients = regressions.value_and_gradients()
         ctx.dtypes = [t.dtype for t in learnt]
         return value
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(
+        ctx: Any,
+        *grad_outputs: Tensor,
+    ) -> tuple[Tensor | None, ...]:
         (grad,) = grad_outputs
         return None, *(
             None if g is None else (grad * g).to(dtype)
@@ -555,7 +583,12 @@ class Solution:
     slope: Tensor
     residual: Tensor
 
-    def slopes(self, chunk: Chunk, phi: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def slopes(
+        self,
+        chunk: Chunk,
+        phi: Tensor,
+        y: Tensor,
+    ) -> tuple[Tensor, Tensor]:
         """Derivatives of the evidences with respect to features and outcomes.
 
         Args:
@@ -587,7 +620,11 @@ class Solution:
 
 
 @torch.no_grad()
-def solve(factors: Factors, log_alpha: Tensor, log_beta: Tensor) -> Solution:
+def solve(
+    factors: Factors,
+    log_alpha: Tensor,
+    log_beta: Tensor,
+) -> Solution:
     """Regressions of all tasks, on the CPU: a GPU is slower at small factorisations.
 
     Args:
@@ -645,7 +682,10 @@ def solve(factors: Factors, log_alpha: Tensor, log_beta: Tensor) -> Solution:
     return Solution(factors, *precisions, *numbers, *parts)
 
 
-def _check_finite(value: Tensor, rows: Tensor) -> None:
+def _check_finite(
+    value: Tensor,
+    rows: Tensor,
+) -> None:
     """Raise a ``NanError`` if an evidence is not finite."""
     bad = (~value.isfinite()).nonzero()[:, 0].tolist()
     if bad:

@@ -48,50 +48,13 @@ class Tasks(nn.Module):
         """Rows without the task column, ``batch_shape x n x d``."""
         return X
 
-    def insert(self, X: Tensor, value: int) -> Tensor:
+    def insert(
+        self,
+        X: Tensor,
+        value: int,
+    ) -> Tensor:
         """Rows with a task column that says ``value`` throughout, if there is one."""
         return X
-
-    def index_of(self, value: int) -> int:
-        """The index of a task value or a signal.
-
-        Raises:
-            ValueError: If there is none.
-        """
-        raise NotImplementedError
-
-    def locate(self, observed: Tensor, X: Tensor) -> tuple[Tensor, Tensor]:
-        """The task and the row of each observed outcome, ``m``.
-
-        Args:
-            observed: Which outcomes are observed, of the shape of targets.
-            X: Their rows, ``n x d``.
-        """
-        raise NotImplementedError
-
-    def select(self, values: Tensor, X: Tensor) -> Tensor:
-        """One value for each target, of ``batch_shape x n x T`` for all tasks.
-
-        Args:
-            values: One for each row and task.
-            X: The rows, ``batch_shape x n x d``.
-        """
-        raise NotImplementedError
-
-    def covariance(
-        self, products: Tensor, beta: Tensor, x1: Tensor, x2: Tensor, diag: bool
-    ) -> Tensor:
-        """The covariance from products of features, see ``TaskFeatureKernel``."""
-        raise NotImplementedError
-
-    def places(self, Y: Tensor, X: Tensor | None) -> Tensor:
-        """The task of each outcome, broadcastable to ``batch_shape x n x m``.
-
-        Args:
-            Y: Outcomes, ``batch_shape x n x m``.
-            X: Their rows.
-        """
-        raise NotImplementedError
 
     def to_targets(self, Y: Tensor) -> Tensor:
         """Outcomes ``... x n x m`` as GPyTorch has them, ``... x n`` or ``m x n``."""
@@ -114,31 +77,67 @@ class Signals(Tasks):
         self.share_rows = count > 1
 
     def index_of(self, value: int) -> int:
-        """See ``Tasks``; negative ones count from the end."""
+        """The index of a signal; negative ones count from the end.
+
+        Raises:
+            ValueError: If there is none.
+        """
         if not -len(self) <= value < len(self):
             raise ValueError(
                 f"output_indices: expected signals below {len(self)}, got {value}."
             )
         return value % len(self)
 
-    def locate(self, observed: Tensor, X: Tensor) -> tuple[Tensor, Tensor]:
-        """See ``Tasks``."""
+    def locate(
+        self,
+        observed: Tensor,
+        X: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """The task and the row of each observed outcome, ``m``.
+
+        Args:
+            observed: Which outcomes are observed, of the shape of targets.
+            X: Their rows, ``n x d``.
+        """
         task, row = observed.reshape(len(self), -1).nonzero(as_tuple=True)
         return task, row
 
-    def select(self, values: Tensor, X: Tensor) -> Tensor:
-        """See ``Tasks``."""
+    def select(
+        self,
+        values: Tensor,
+        X: Tensor,
+    ) -> Tensor:
+        """One value for each target, of ``batch_shape x n x T`` for all tasks.
+
+        Args:
+            values: One for each row and task.
+            X: The rows, ``batch_shape x n x d``.
+        """
         return self.to_targets(values)
 
     def covariance(
-        self, products: Tensor, beta: Tensor, x1: Tensor, x2: Tensor, diag: bool
+        self,
+        products: Tensor,
+        beta: Tensor,
+        x1: Tensor,
+        x2: Tensor,
+        diag: bool,
     ) -> Tensor:
-        """See ``Tasks``."""
+        """The covariance from products of features, see ``TaskFeatureKernel``."""
         batch = beta.shape if self.share_rows else ()
         return products / beta.reshape(*batch, *[1] * (2 - diag))
 
-    def places(self, Y: Tensor, X: Tensor | None) -> Tensor:
-        """See ``Tasks``."""
+    def places(
+        self,
+        Y: Tensor,
+        X: Tensor | None,
+    ) -> Tensor:
+        """The task of each outcome, broadcastable to ``batch_shape x n x m``.
+
+        Args:
+            Y: Outcomes, ``batch_shape x n x m``.
+            X: Their rows.
+        """
         if self.share_rows and Y.shape[-1] != len(self):
             raise ValueError(
                 f"Y: expected {len(self)} columns, one for each signal, got shape "
@@ -201,7 +200,11 @@ class TaskColumn(Tasks):
         )
 
     def index_of(self, value: int) -> int:
-        """See ``Tasks``; there is no default here."""
+        """The index of a task value; there is no default here.
+
+        Raises:
+            ValueError: If no task has it.
+        """
         if value not in self._index_of:
             raise ValueError(self._message([value]))
         return self._index_of[value]
@@ -212,24 +215,41 @@ class TaskColumn(Tasks):
         after = X[..., self.column + 1 :]
         return torch.cat([before, after], dim=-1) if after.shape[-1] else before
 
-    def insert(self, X: Tensor, value: int) -> Tensor:
+    def insert(
+        self,
+        X: Tensor,
+        value: int,
+    ) -> Tensor:
         """See ``Tasks``."""
         task = X.new_full((*X.shape[:-1], 1), value)
         return torch.cat([X[..., : self.column], task, X[..., self.column :]], dim=-1)
 
-    def locate(self, observed: Tensor, X: Tensor) -> tuple[Tensor, Tensor]:
-        """See ``Tasks``."""
+    def locate(
+        self,
+        observed: Tensor,
+        X: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """See ``Signals``."""
         (row,) = observed.nonzero(as_tuple=True)
         return self.index(X[row]), row
 
-    def select(self, values: Tensor, X: Tensor) -> Tensor:
-        """See ``Tasks``."""
+    def select(
+        self,
+        values: Tensor,
+        X: Tensor,
+    ) -> Tensor:
+        """See ``Signals``."""
         return values.gather(-1, self.index(X).unsqueeze(-1)).squeeze(-1)
 
     def covariance(
-        self, products: Tensor, beta: Tensor, x1: Tensor, x2: Tensor, diag: bool
+        self,
+        products: Tensor,
+        beta: Tensor,
+        x1: Tensor,
+        x2: Tensor,
+        diag: bool,
     ) -> Tensor:
-        """See ``Tasks``."""
+        """See ``Signals``."""
         task = self.index(x1)
         other = self.index(x2)
         if not diag:
@@ -237,8 +257,12 @@ class TaskColumn(Tasks):
             other = other.unsqueeze(-2)
         return torch.where(task == other, products / beta[task], 0.0)
 
-    def places(self, Y: Tensor, X: Tensor | None) -> Tensor:
-        """See ``Tasks``."""
+    def places(
+        self,
+        Y: Tensor,
+        X: Tensor | None,
+    ) -> Tensor:
+        """See ``Signals``."""
         if X is None or X.shape[-1] != self.num_columns:
             raise ValueError(
                 "X: expected inputs with their task column, got "
@@ -255,7 +279,10 @@ def _is_task(value: float) -> bool:
     return abs(value) <= 2.0**53 and value == int(value)
 
 
-def _check_task_list(name: str, values: object) -> None:
+def _check_task_list(
+    name: str,
+    values: object,
+) -> None:
     """Raise a ``ValueError`` unless a user's task values are a list of integers."""
     if values is None:
         return
@@ -274,7 +301,7 @@ def find_tasks(
     output_tasks: list[int] | None,
     all_tasks: list[int] | None,
     processes: Processes,
-) -> tuple[Tasks, list[int]]:
+) -> tuple[Signals | TaskColumn, list[int]]:
     """The task column, or the signals, that a user means, and what to answer for.
 
     Args:
@@ -377,7 +404,11 @@ class StandardizeTasks(OutcomeTransform):
     means: Tensor
     stdvs: Tensor
 
-    def __init__(self, tasks: Tasks, processes: Processes | None = None) -> None:
+    def __init__(
+        self,
+        tasks: Signals | TaskColumn,
+        processes: Processes | None = None,
+    ) -> None:
         super().__init__()
         self.tasks = tasks
         self._processes = processes or Processes()
@@ -394,13 +425,20 @@ class StandardizeTasks(OutcomeTransform):
         """Whether the scale of an outcome depends on its row, by the task column."""
         return self.tasks.column is not None
 
-    def _scales_of(self, Y: Tensor, X: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _scales_of(
+        self,
+        Y: Tensor,
+        X: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
         """Mean and deviation for each outcome, broadcastable to ``Y``."""
         places = self.tasks.places(Y, X)
         return self.means[places], self.stdvs[places]
 
     def forward(
-        self, Y: Tensor, Yvar: Tensor | None = None, X: Tensor | None = None
+        self,
+        Y: Tensor,
+        Yvar: Tensor | None = None,
+        X: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Standardise; in training mode, first learn the means and deviations.
 
@@ -417,7 +455,11 @@ class StandardizeTasks(OutcomeTransform):
         mean, stdv = self._scales_of(Y, X)
         return (Y - mean) / stdv, None if Yvar is None else Yvar / stdv**2
 
-    def _learn(self, Y: Tensor, places: Tensor) -> None:
+    def _learn(
+        self,
+        Y: Tensor,
+        places: Tensor,
+    ) -> None:
         observed = ~Y.isnan()
         y = Y[observed]
         task = places[observed]
@@ -448,14 +490,19 @@ class StandardizeTasks(OutcomeTransform):
         self._is_trained = torch.tensor(True)
 
     def untransform(
-        self, Y: Tensor, Yvar: Tensor | None = None, X: Tensor | None = None
+        self,
+        Y: Tensor,
+        Yvar: Tensor | None = None,
+        X: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """The inverse of ``forward``, of the same shapes."""
         mean, stdv = self._scales_of(Y, X)
         return mean + stdv * Y, None if Yvar is None else Yvar * stdv**2
 
     def untransform_posterior(
-        self, posterior: Posterior, X: Tensor | None = None
+        self,
+        posterior: Posterior,
+        X: Tensor | None = None,
     ) -> TransformedPosterior:
         """A posterior on the scale of the outcomes.
 

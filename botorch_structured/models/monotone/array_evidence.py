@@ -205,7 +205,11 @@ class EvidenceObjective:
         return value, gradient[self._parameters.free] / -n
 
     def _evidence(
-        self, length: Array, variance: float, noise: Array, constant: float
+        self,
+        length: Array,
+        variance: float,
+        noise: Array,
+        constant: float,
     ) -> tuple[float, Array, Array, Array, Array]:
         """And its gradients in these four."""
         n = len(self.gp.X)
@@ -259,7 +263,9 @@ class EvidenceObjective:
         )
 
     def _signed_covariances(
-        self, length: Array, variance: float
+        self,
+        length: Array,
+        variance: float,
     ) -> tuple[Array, Array, Callable[[Array, Array], tuple[Array, float]]]:
         """C, S, and their gradients in lengthscales and variance from those in them."""
         assert self.points is not None
@@ -272,7 +278,10 @@ class EvidenceObjective:
             C = form.cross(torch.from_numpy(self.gp.X), points, self.places) * signs
             S = form.gram(points, self.places) * signs * signs.unsqueeze(-1)
 
-        def pull(in_C: Array, in_S: Array) -> tuple[Array, float]:
+        def pull(
+            in_C: Array,
+            in_S: Array,
+        ) -> tuple[Array, float]:
             d_length, d_scale = torch.autograd.grad(
                 [C, S],
                 [lengthscale, scale],

@@ -267,7 +267,10 @@ class DecomposedGP(ModelListGP):
         return self._with_models(models)
 
     def get_fantasy_model(
-        self, inputs: Sequence[Any], targets: Sequence[Tensor], **kwargs: Any
+        self,
+        inputs: Sequence[Any],
+        targets: Sequence[Tensor],
+        **kwargs: Any,
     ) -> DecomposedGP:
         """The model with more data, known components as they are.
 
@@ -345,7 +348,10 @@ class DecomposedGP(ModelListGP):
         return self
 
     def load_state_dict(
-        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+        self,
+        state_dict: Mapping[str, Any],
+        strict: bool = True,
+        assign: bool = False,
     ) -> None:
         """Load all components; those that override this method have it called."""
         super().load_state_dict(state_dict, strict=strict, assign=assign)
@@ -362,7 +368,9 @@ class DecomposedGP(ModelListGP):
         return list(self.models)
 
     def _learned(
-        self, X: Tensor, observation_noise: bool | Tensor
+        self,
+        X: Tensor,
+        observation_noise: bool | Tensor,
     ) -> list[MultivariateNormal]:
         """The posterior of each component with data, of one batch shape."""
         self._check_points(X)
@@ -377,7 +385,11 @@ class DecomposedGP(ModelListGP):
             ]
         return self._broadcast_mvns([p.distribution for p in posteriors])
 
-    def _known_values(self, X: Tensor, like: Tensor) -> list[Tensor]:
+    def _known_values(
+        self,
+        X: Tensor,
+        like: Tensor,
+    ) -> list[Tensor]:
         """Each known component, of the shape of ``like``, ``batch_shape x q``."""
         models: list[Any] = list(self.known_models)
         values = [model.posterior(X).mean.squeeze(-1) for model in models]
@@ -395,7 +407,9 @@ class DecomposedGP(ModelListGP):
         return smallest
 
     def _as_posterior(
-        self, mvn: MultivariateNormal, least: Tensor | float = 0.0
+        self,
+        mvn: MultivariateNormal,
+        least: Tensor | float = 0.0,
     ) -> Posterior:
         kind = GaussianMixturePosterior if is_ensemble(self) else GPyTorchPosterior
         return with_least_variance(kind(distribution=mvn), least)
@@ -404,7 +418,11 @@ class DecomposedGP(ModelListGP):
         """The same known components with other ones that have data."""
         return type(self)(*self._in_order(models, self.known_models))
 
-    def _in_order(self, learned: Iterable[Any], certain: Iterable[Any]) -> list[Any]:
+    def _in_order(
+        self,
+        learned: Iterable[Any],
+        certain: Iterable[Any],
+    ) -> list[Any]:
         """Values for all components, in the order of the constructor.
 
         Args:
@@ -416,7 +434,10 @@ class DecomposedGP(ModelListGP):
         return [next(without if k else with_data) for k in self._is_known]
 
     def _draw(
-        self, X: Tensor, sampler: MCSampler, noises: list[Tensor | None]
+        self,
+        X: Tensor,
+        sampler: MCSampler,
+        noises: list[Tensor | None],
     ) -> Tensor:
         """``sample_shape x batch_shape x n' x m`` noisy observations of components."""
         if X.shape[-2] == 0:
@@ -439,7 +460,11 @@ class DecomposedGP(ModelListGP):
         else:
             checks.check_points(X, self._columns, dtype)
 
-    def _check_columns(self, name: str, value: Tensor) -> None:
+    def _check_columns(
+        self,
+        name: str,
+        value: Tensor,
+    ) -> None:
         checks.check_tensor(name, value)
         m = len(self.models)
         if value.dim() < 2 or value.shape[-1] != m:
@@ -546,7 +571,11 @@ class _KnownPath(SamplePath):
         super().__init__()
         self.model = model
 
-    def forward(self, x: Tensor, **kwargs: Any) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        **kwargs: Any,
+    ) -> Tensor:
         return self.model.posterior(x).mean.squeeze(-1)
 
     def set_ensemble_as_batch(self, ensemble_as_batch: bool) -> None:
@@ -557,7 +586,9 @@ class _KnownPath(SamplePath):
 # paths, one for each component, where one path of the sum is expected.
 @DrawMatheronPaths.register(DecomposedGP)
 def _draw_paths_of_sum(
-    model: DecomposedGP, sample_shape: torch.Size, **kwargs: Any
+    model: DecomposedGP,
+    sample_shape: torch.Size,
+    **kwargs: Any,
 ) -> PathList:
     paths = [
         _KnownPath(part)

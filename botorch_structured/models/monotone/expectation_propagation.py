@@ -96,7 +96,10 @@ class SiteSystem(NamedTuple):
         return self.whitened - (self.root @ mean.unsqueeze(-1)).squeeze(-1)
 
 
-def site_system(covariance: Tensor, sites: GaussianSites) -> SiteSystem:
+def site_system(
+    covariance: Tensor,
+    sites: GaussianSites,
+) -> SiteSystem:
     """Factorise S + P^-1; differentiable in S, with the sites held.
 
     Args:
@@ -118,7 +121,11 @@ def site_system(covariance: Tensor, sites: GaussianSites) -> SiteSystem:
     )
 
 
-def log_site_evidence(system: SiteSystem, mean: Tensor, sites: GaussianSites) -> Tensor:
+def log_site_evidence(
+    system: SiteSystem,
+    mean: Tensor,
+    sites: GaussianSites,
+) -> Tensor:
     """Log-probability of the sites under N(mean, covariance), ``batch_shape``.
 
     With the ``log_scale`` of EP this is log Z_EP ([Riihimaki2010monotonicity]_, after
@@ -214,11 +221,16 @@ def expectation_propagation(
 
 
 def ep_result(
-    runs: Sequence[EPRun], batch_shape: torch.Size, tolerance: float = TOLERANCE
+    runs: Sequence[EPRun],
+    batch_shape: torch.Size,
+    tolerance: float = TOLERANCE,
 ) -> EPResult:
     """Runs on the elements of a batch, in order, as tensors on the CPU."""
 
-    def tensor(values: object, *shape: int) -> Tensor:
+    def tensor(
+        values: object,
+        *shape: int,
+    ) -> Tensor:
         return torch.from_numpy(np.asarray(values).reshape((*batch_shape, *shape)))
 
     end = tensor([run.sites for run in runs], 2, len(runs[0].sites) // 2)
@@ -247,7 +259,12 @@ def warn_unless_converged(result: EPResult | None) -> None:
         )
 
 
-def _run(problem: _Problem, x: Array, tolerance: float, max_sweeps: int) -> EPRun:
+def _run(
+    problem: _Problem,
+    x: Array,
+    tolerance: float,
+    max_sweeps: int,
+) -> EPRun:
     """EP from some sites (precisions, then shifts)."""
     m = len(x) // 2
     if m == 0:
@@ -294,13 +311,22 @@ class _Marginals(NamedTuple):
 class _Problem:
     """Probit sites on N(mean, covariance)."""
 
-    def __init__(self, mean: Array, covariance: Array, nu: float) -> None:
+    def __init__(
+        self,
+        mean: Array,
+        covariance: Array,
+        nu: float,
+    ) -> None:
         self.mean = mean
         self.nu = nu
         self.covariance = 0.5 * (covariance + covariance.T)
         self.prior = self.covariance.diagonal()
 
-    def marginals(self, precision: Array, shift: Array) -> _Marginals:
+    def marginals(
+        self,
+        precision: Array,
+        shift: Array,
+    ) -> _Marginals:
         """From the Cholesky factor of B = I + P^1/2 S P^1/2, without cancellation.
 
         With P the precisions, P_i V_i = 1 - (B^-1)_ii for the posterior variances V, so
@@ -332,7 +358,12 @@ class _Problem:
             variance, cavity_mean, cavity_variance, inverse, white, weight
         )
 
-    def log_scale(self, now: _Marginals, precision: Array, shift: Array) -> float:
+    def log_scale(
+        self,
+        now: _Marginals,
+        precision: Array,
+        shift: Array,
+    ) -> float:
         """Log-scale of the sites that gives each the mass of its probit site.
 
         The three sums in log Z_EP ([Riihimaki2010monotonicity]_, after (10)), written
@@ -386,7 +417,9 @@ def truncated_moments(z: Array) -> tuple[Array, Array, Array]:
 
 
 def probit_site(
-    cavity_mean: Array, cavity_variance: Array, nu: float
+    cavity_mean: Array,
+    cavity_variance: Array,
+    nu: float,
 ) -> tuple[Array, Array]:
     """The Gaussian site that, times the cavity, has the moments of the probit site.
 
@@ -413,7 +446,11 @@ def probit_site(
     return r * excess / kept, r * slack * root / kept
 
 
-def probit_log_mass(cavity_mean: Array, cavity_variance: Array, nu: float) -> Array:
+def probit_log_mass(
+    cavity_mean: Array,
+    cavity_variance: Array,
+    nu: float,
+) -> Array:
     """Log-probability log Z^ of the probit site under the cavity, ``m``."""
     return log_ndtr(cavity_mean / np.sqrt(nu * nu + cavity_variance))
 

@@ -329,7 +329,7 @@ class MonotoneGP(FastSingleTaskGP):
         if signs_in_fit:
             self.register_added_loss_term("log_probability_of_sites")
         per_column = torch.tensor([signs[j] * places[j][1] for j in signs])
-        order = self._order_of_outcomes(train_Y)
+        order = self._order_of_outcomes()
         self.register_buffer("_column_signs", order * per_column.to(order))
         if hasattr(self, "_subset_batch_dict"):
             self._subset_batch_dict = {
@@ -431,7 +431,11 @@ class MonotoneGP(FastSingleTaskGP):
 
     # -- derivatives ----------------------------------------------------------------
 
-    def derivative_posterior(self, X: Tensor, column: int) -> GPyTorchPosterior:
+    def derivative_posterior(
+        self,
+        X: Tensor,
+        column: int,
+    ) -> GPyTorchPosterior:
         r"""Joint posterior of the partial derivative along a column.
 
         Of raw outcomes with respect to raw inputs: transforms are undone by the chain
@@ -472,7 +476,11 @@ class MonotoneGP(FastSingleTaskGP):
             mvn = MultitaskMultivariateNormal.from_batch_mvn(mvn, task_dim=-1)
         return with_least_variance(GPyTorchPosterior(mvn), 0.0)
 
-    def probability_monotone(self, X: Tensor, column: int) -> Tensor:
+    def probability_monotone(
+        self,
+        X: Tensor,
+        column: int,
+    ) -> Tensor:
         r"""Probability, point by point, that the derivative has its sign.
 
         Args:
@@ -488,16 +496,16 @@ class MonotoneGP(FastSingleTaskGP):
                 kernel without known derivatives.
         """
         mean, covariance, slope = self._derivative(X, column)
-        Y = self._in_columns(self.train_targets)
-        transform = getattr(self, "outcome_transform", None)
-        if transform is not None:
-            slope = slope * self._order_of_outcomes(transform.untransform(Y)[0])
-        sign = self.monotone.get(column, 1) * slope.sign()
+        sign = self.monotone.get(column, 1) * slope.sign() * self._order_of_outcomes()
         variance = covariance.diagonal(dim1=-2, dim2=-1)
         sd = variance.clamp_min(torch.finfo(variance.dtype).tiny).sqrt()
         return self._in_columns(torch.special.ndtr(sign * mean / sd))
 
-    def add_virtual_points(self, count: int = 20, probability: float = 0.9) -> int:
+    def add_virtual_points(
+        self,
+        count: int = 20,
+        probability: float = 0.9,
+    ) -> int:
         r"""Impose signs where they are least probable, one at a time.
 
         The sequential rule of Wang and Berger (2016, section 4): EP runs again after
@@ -530,7 +538,11 @@ class MonotoneGP(FastSingleTaskGP):
         return added
 
     @torch.no_grad()
-    def _add_points(self, count: int, probability: float) -> int:
+    def _add_points(
+        self,
+        count: int,
+        probability: float,
+    ) -> int:
         """The same without checks, and without sites."""
         before = self.virtual_points
         points, choices = self._choose(before, count, probability)
@@ -540,7 +552,10 @@ class MonotoneGP(FastSingleTaskGP):
         return len(places) - len(before)
 
     def _choose(
-        self, before: Tensor, count: int, probability: float
+        self,
+        before: Tensor,
+        count: int,
+        probability: float,
     ) -> tuple[Tensor, list[tuple[list[int], EPRun]]]:
         """Points to choose from, and ``choose_signs`` of them for each process.
 
@@ -561,7 +576,11 @@ class MonotoneGP(FastSingleTaskGP):
         ]
         return points, choices
 
-    def _derivative(self, X: Tensor, column: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _derivative(
+        self,
+        X: Tensor,
+        column: int,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Moments on the model's axes, and the slope of the input transform.
 
         Returns:
@@ -711,19 +730,19 @@ class MonotoneGP(FastSingleTaskGP):
         """``aug_batch_shape x n`` to ``batch_shape x n x m``."""
         return values.unsqueeze(-1) if self._num_outputs == 1 else values.mT
 
-    def _order_of_outcomes(self, Y: Tensor) -> Tensor:
-        """+1 where the targets rise with outcomes, else -1, ``aug_batch_shape x 1``.
-
-        Args:
-            Y: The outcomes that the targets are made of, ``batch_shape x n x m``.
-        """
-        transform = getattr(self, "outcome_transform", None)
-        order = signs_of(Y, self._in_columns(self.train_targets), transform)
+    def _order_of_outcomes(self) -> Tensor:
+        """+1 where the targets rise with outcomes, else -1, ``aug_batch_shape x 1``."""
+        targets = self._in_columns(self.train_targets.detach())
+        order = signs_of(targets, getattr(self, "outcome_transform", None))
         return order if self._num_outputs == 1 else order.unsqueeze(-1)
 
     # -- the prior given the sites --------------------------------------------------
 
-    def __call__(self, *args: Tensor, **kwargs: Any) -> MultivariateNormal:
+    def __call__(
+        self,
+        *args: Tensor,
+        **kwargs: Any,
+    ) -> MultivariateNormal:
         """Posterior given the sites; in training mode, the prior that is fitted."""
         self._is_called = True
         try:
@@ -760,7 +779,7 @@ class MonotoneGP(FastSingleTaskGP):
             self.update_added_loss_term(
                 "log_probability_of_sites", SiteEvidence(evidence.to(x))
             )
-            covariance = self.covar_module.given(x, x, False, system)
+            covariance = self.covar_module.conditioned(x, x, False, system)
             return MultivariateNormal(mean, to_linear_operator(covariance))
         return MultivariateNormal(self.mean_module(x), self.covar_module(x))
 
@@ -785,7 +804,9 @@ class MonotoneGP(FastSingleTaskGP):
     # -- BoTorch's life cycle -------------------------------------------------------
 
     def custom_fit(
-        self, mll: MarginalLogLikelihood, **kwargs: Any
+        self,
+        mll: MarginalLogLikelihood,
+        **kwargs: Any,
     ) -> MarginalLogLikelihood:
         r"""BoTorch's fit; with ``signs_in_fit`` a second one if signs were added.
 
@@ -798,7 +819,11 @@ class MonotoneGP(FastSingleTaskGP):
             mll = self._fit(mll, **kwargs)
         return mll
 
-    def _fit(self, mll: MarginalLogLikelihood, **kwargs: Any) -> MarginalLogLikelihood:
+    def _fit(
+        self,
+        mll: MarginalLogLikelihood,
+        **kwargs: Any,
+    ) -> MarginalLogLikelihood:
         self._is_fitting = True
         try:
             mll = fit_map(mll, None, objective=_array_objective(mll), **kwargs)
@@ -827,7 +852,10 @@ class MonotoneGP(FastSingleTaskGP):
                 self.update_sites()
 
     def _load_from_state_dict(
-        self, state_dict: Mapping[str, Tensor], prefix: str, *args: Any
+        self,
+        state_dict: Mapping[str, Tensor],
+        prefix: str,
+        *args: Any,
     ) -> None:
         if self.has_sites:
             signs = self._column_signs
@@ -843,13 +871,19 @@ class MonotoneGP(FastSingleTaskGP):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
-def _find_sites_of_state(model: MonotoneGP, incompatible_keys: Any) -> None:
+def _find_sites_of_state(
+    model: MonotoneGP,
+    incompatible_keys: Any,
+) -> None:
     """Hook for a state that is loaded, perhaps as a part of another module's."""
     if model.has_sites and not (model.training or model._is_fitting):
         model.update_sites()
 
 
-def _with_signs(run: EPRun, sign: Array) -> EPRun:
+def _with_signs(
+    run: EPRun,
+    sign: Array,
+) -> EPRun:
     """Sites on derivatives times their signs as sites on derivatives, or back."""
     return run._replace(sites=run.sites * np.append(np.ones_like(sign), sign))
 
@@ -889,7 +923,10 @@ def _array_objective(mll: MarginalLogLikelihood) -> EvidenceObjective | None:
 # -- virtual points: where they are, and signs under transforms ----------------------
 
 
-def default_virtual_points(box: Tensor, count: int | None = None) -> Tensor:
+def default_virtual_points(
+    box: Tensor,
+    count: int | None = None,
+) -> Tensor:
     """A grid up to three columns, ends included, else scrambled Sobol points.
 
     Args:
@@ -910,7 +947,10 @@ def default_virtual_points(box: Tensor, count: int | None = None) -> Tensor:
     return box[0] + unit.to(box) * (box[1] - box[0])
 
 
-def candidates(points: Tensor, box: Tensor) -> Tensor:
+def candidates(
+    points: Tensor,
+    box: Tensor,
+) -> Tensor:
     """Points, and 256 that fill a box without those among them already.
 
     Two points are the same if each column differs by at most 1e-6 of the box.
@@ -981,7 +1021,9 @@ def choose_signs(
 
 
 def transformed_box(
-    bounds: Tensor | None, X: Tensor, transform: InputTransform | None
+    bounds: Tensor | None,
+    X: Tensor,
+    transform: InputTransform | None,
 ) -> Tensor:
     """The box that virtual points fill, on the axes of the model, ``2 x d``.
 
@@ -1000,7 +1042,10 @@ def transformed_box(
     return torch.stack([low.where(~inside, 0.0), high.where(~inside, 1.0)])
 
 
-def _apply_transform(X: Tensor, transform: InputTransform | None) -> Tensor:
+def _apply_transform(
+    X: Tensor,
+    transform: InputTransform | None,
+) -> Tensor:
     """Transform inputs as training inputs are, without training the transform."""
     if transform is None:
         return X
@@ -1009,7 +1054,9 @@ def _apply_transform(X: Tensor, transform: InputTransform | None) -> Tensor:
 
 
 def transformed_points(
-    virtual_X: Tensor, X: Tensor, transform: InputTransform | None
+    virtual_X: Tensor,
+    X: Tensor,
+    transform: InputTransform | None,
 ) -> Tensor:
     """Virtual points on the axes of the model, ``v x d``.
 
@@ -1031,7 +1078,11 @@ def transformed_points(
     return points[0]
 
 
-def _moved(points: Tensor, X: Tensor, transform: InputTransform | None) -> Tensor:
+def _moved(
+    points: Tensor,
+    X: Tensor,
+    transform: InputTransform | None,
+) -> Tensor:
     """``v x d`` points in each element of the batch of ``X``, ``b x v x d``."""
     points = points.to(X).expand(*X.shape[:-2], *points.shape)
     points = _apply_transform(points, transform)
@@ -1039,7 +1090,9 @@ def _moved(points: Tensor, X: Tensor, transform: InputTransform | None) -> Tenso
 
 
 def transformed_columns(
-    monotone: Mapping[int, int], X: Tensor, transform: InputTransform | None
+    monotone: Mapping[int, int],
+    X: Tensor,
+    transform: InputTransform | None,
 ) -> dict[int, tuple[int, int]]:
     """The column of the model for each monotone column, and whether it is reversed.
 
@@ -1083,35 +1136,33 @@ def transformed_columns(
 
 
 def signs_of(
-    Y: Tensor, transformed: Tensor, transform: OutcomeTransform | None = None
+    targets: Tensor,
+    transform: OutcomeTransform | None = None,
 ) -> Tensor:
     """Whether an outcome transform keeps (+1) or reverses (-1) the order of outcomes.
 
-    Equal outcomes have no order; for them a small step of the transformed outcomes is
-    transformed back.
+    A small step from the first of the transformed outcomes is transformed back.
 
     Args:
-        Y: ``batch_shape x n x m``.
-        transformed: The same, transformed.
-        transform: The transform. Without it the order of equal outcomes is +1.
+        targets: ``batch_shape x n x m``, transformed.
+        transform: The transform.
 
     Returns:
         ``batch_shape x m``.
     """
-    first = Y.argmin(dim=-2, keepdim=True)
-    last = Y.argmax(dim=-2, keepdim=True)
-    rise = transformed.gather(-2, last) - transformed.gather(-2, first)
-    if transform is not None and bool((rise == 0.0).any()):
-        start = transformed.detach()
-        end = start + 1e-2 * (1.0 + start.abs())
+    start = targets[..., :1, :]
+    end = start + 1e-2 * (1.0 + start.abs())
+    step = torch.ones_like(start)
+    if transform is not None:
         step = transform.untransform(end)[0] - transform.untransform(start)[0]
-        step = step[..., :1, :]
-        rise = torch.where(rise == 0.0, step, rise)
-    return torch.where(rise < 0.0, -1.0, 1.0).to(Y).squeeze(-2)
+    return torch.where(step < 0.0, -1.0, 1.0).to(targets).squeeze(-2)
 
 
 def check_imposed(
-    nu: float, virtual_X: Tensor | str, bounds: Tensor | None, d: int
+    nu: float,
+    virtual_X: Tensor | str,
+    bounds: Tensor | None,
+    d: int,
 ) -> None:
     """Raise a ``ValueError`` for what says how, and where, signs cannot be imposed.
 
@@ -1151,13 +1202,19 @@ def check_imposed(
         )
 
 
-def check_probability(probability: float, name: str) -> None:
+def check_probability(
+    probability: float,
+    name: str,
+) -> None:
     """Raise a ``ValueError`` unless it is in (0, 1)."""
     if not (isinstance(probability, Real) and 0.0 < probability < 1.0):
         raise ValueError(f"{name}: expected a number in (0, 1), got {probability!r}.")
 
 
-def check_monotone(monotone: Mapping[int, int], d: int) -> dict[int, int]:
+def check_monotone(
+    monotone: Mapping[int, int],
+    d: int,
+) -> dict[int, int]:
     """Check columns and signs, and sort them by column.
 
     Raises:

@@ -117,12 +117,21 @@ class StationaryDerivatives:
         active = kernel.active_dims
         return cls(*form, None if active is None else tuple(active.tolist()))
 
-    def value(self, x: Tensor, y: Tensor) -> Tensor:
+    def value(
+        self,
+        x: Tensor,
+        y: Tensor,
+    ) -> Tensor:
         """cov(f(x), f(y)), ``batch_shape x n x m``."""
         squared = self._scaled(x, y).square().sum(-3)
         return self._times_variance(self.correlation.value(squared))
 
-    def cross(self, x: Tensor, points: Tensor, columns: Sequence[int]) -> Tensor:
+    def cross(
+        self,
+        x: Tensor,
+        points: Tensor,
+        columns: Sequence[int],
+    ) -> Tensor:
         """cov(f(x), d_j f(v)) for all columns j and points v, columns slowest.
 
         Args:
@@ -177,16 +186,6 @@ class StationaryDerivatives:
             rows.append(torch.cat(row, dim=-1))
         return torch.cat(rows, dim=-2)
 
-    def variances(self, columns: Sequence[int]) -> Tensor:
-        """The variances of derivatives, ``kernel_batch_shape x k``."""
-        zero = self.lengthscale.new_zeros(())
-        slope, _ = self.correlation.slope_and_curvature(zero)
-        parts = [
-            2.0 * slope * self.variance / self._length(self.place(j))[..., 0, 0] ** 2
-            for j in columns
-        ]
-        return torch.stack(parts, dim=-1)
-
     def place(self, column: int) -> int:
         """The index of a column of the inputs among those that the kernel sees."""
         if self.active is None:
@@ -198,7 +197,11 @@ class StationaryDerivatives:
             )
         return self.active.index(column)
 
-    def _scaled(self, x: Tensor, y: Tensor) -> Tensor:
+    def _scaled(
+        self,
+        x: Tensor,
+        y: Tensor,
+    ) -> Tensor:
         """(x_j - y_j) / l_j, ``batch_shape x e x n x m``: sums over e are faster."""
         if self.active is not None:
             x, y = x[..., self.active], y[..., self.active]
@@ -263,7 +266,11 @@ class DerivativeSites(Module):
         for name, value in sites._asdict().items():
             setattr(self, name, value.detach().to(self.points))
 
-    def take(self, batch_shape: torch.Size, where: Tensor) -> DerivativeSites:
+    def take(
+        self,
+        batch_shape: torch.Size,
+        where: Tensor,
+    ) -> DerivativeSites:
         """The sites of some elements of a batch.
 
         Args:
@@ -279,7 +286,10 @@ class DerivativeSites(Module):
         return result
 
     def _load_from_state_dict(
-        self, state_dict: dict[str, Tensor], prefix: str, *args: Any
+        self,
+        state_dict: dict[str, Tensor],
+        prefix: str,
+        *args: Any,
     ) -> None:
         points = state_dict.get(prefix + "points")
         if points is not None and points.shape[-2] != self.points.shape[-2]:
@@ -302,7 +312,11 @@ class SiteConditionedKernel(BatchKernel):
         ValueError: For another kernel.
     """
 
-    def __init__(self, base_kernel: Kernel, sites: DerivativeSites) -> None:
+    def __init__(
+        self,
+        base_kernel: Kernel,
+        sites: DerivativeSites,
+    ) -> None:
         derivatives = StationaryDerivatives.of(base_kernel)
         for column in sites.columns:
             derivatives.place(column)
@@ -333,7 +347,11 @@ class SiteConditionedKernel(BatchKernel):
             gram = self.derivatives.gram(self.sites.points, self.sites.columns)
             return site_system(gram.double(), self.sites.gaussian)
 
-    def explained(self, x: Tensor, system: SiteSystem) -> Tensor:
+    def explained(
+        self,
+        x: Tensor,
+        system: SiteSystem,
+    ) -> Tensor:
         """The factor c(x)' P^1/2 L^-T of the covariance that the sites explain.
 
         Returns:
@@ -342,11 +360,22 @@ class SiteConditionedKernel(BatchKernel):
         cross = self.derivatives.cross(x, self.sites.points, self.sites.columns)
         return cross.double() @ system.root.mT
 
-    def _covariance(self, x1: Tensor, x2: Tensor, diag: bool, **params: Any) -> Tensor:
-        return self.given(x1, x2, diag, self.system(), **params)
+    def _covariance(
+        self,
+        x1: Tensor,
+        x2: Tensor,
+        diag: bool,
+        **params: Any,
+    ) -> Tensor:
+        return self.conditioned(x1, x2, diag, self.system(), **params)
 
-    def given(
-        self, x1: Tensor, x2: Tensor, diag: bool, system: SiteSystem, **params: Any
+    def conditioned(
+        self,
+        x1: Tensor,
+        x2: Tensor,
+        diag: bool,
+        system: SiteSystem,
+        **params: Any,
     ) -> Tensor:
         """k~(x, x'), with the sites' system."""
         a = self.explained(x1, system)
@@ -371,7 +400,11 @@ class SiteConditionedMean(Mean):
             parameters are in a model only once.
     """
 
-    def __init__(self, base_mean: Mean, kernel: SiteConditionedKernel) -> None:
+    def __init__(
+        self,
+        base_mean: Mean,
+        kernel: SiteConditionedKernel,
+    ) -> None:
         super().__init__()
         self.base_mean = base_mean
         self._kernel = (kernel,)
@@ -385,7 +418,11 @@ class SiteConditionedMean(Mean):
         """m~(x), ``batch_shape x n``."""
         return self.evidence_and_mean(x, self.kernel.system())[1]
 
-    def evidence_and_mean(self, x: Tensor, system: SiteSystem) -> tuple[Tensor, Tensor]:
+    def evidence_and_mean(
+        self,
+        x: Tensor,
+        system: SiteSystem,
+    ) -> tuple[Tensor, Tensor]:
         """Log-probability of the sites under the prior, ``batch_shape``, and m~(x)."""
         slope = self.derivative()
         explained = self.kernel.explained(x, system)
@@ -401,7 +438,11 @@ class SiteConditionedMean(Mean):
         return slope.double().expand(*self.kernel.batch_shape, -1)
 
 
-def partial_of_mean(mean: Mean, points: Tensor, columns: Sequence[int]) -> Tensor:
+def partial_of_mean(
+    mean: Mean,
+    points: Tensor,
+    columns: Sequence[int],
+) -> Tensor:
     """Partial derivatives of a prior mean, differentiable in its parameters.
 
     The mean of a derivative is the derivative of the mean (section 2 of
@@ -491,7 +532,11 @@ class ConditionedProcess:
         covariance = (self.form.value(at, at) - features @ features.mT).to(x)
         return MultivariateNormal(mean, to_linear_operator(covariance))
 
-    def slopes(self, points: Tensor, columns: Sequence[int]) -> SlopeMoments:
+    def slopes(
+        self,
+        points: Tensor,
+        columns: Sequence[int],
+    ) -> SlopeMoments:
         """Moments of derivatives, ordered by column first.
 
         Args:
@@ -534,7 +579,8 @@ class SlopeMoments:
 
     def variance(self) -> Tensor:
         """Variances, ``batch_shape x (k v)``."""
-        prior = self.form.variances(self.columns)
+        one = self.points[..., :1, :]  # the process is stationary
+        prior = self.form.gram(one, self.columns).diagonal(dim1=-1, dim2=-2)
         prior = prior.repeat_interleave(self.points.shape[-2], dim=-1)
         return prior - self.features.square().sum(-1)
 
@@ -561,7 +607,10 @@ class _Reweighted(TensorTransform):
 
 @GenKernelFeatures.register(SiteConditionedKernel)
 def site_conditioned_features(
-    kernel: SiteConditionedKernel, *, num_inputs: int, num_outputs: int
+    kernel: SiteConditionedKernel,
+    *,
+    num_inputs: int,
+    num_outputs: int,
 ) -> KernelFeatureMap:
     """Features of the prior given the sites; BoTorch corrects sample paths by data.
 

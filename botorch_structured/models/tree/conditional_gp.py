@@ -14,8 +14,6 @@ References:
 
 from __future__ import annotations
 
-__all__ = ["ConditionalGP"]
-
 from collections.abc import Sequence
 from typing import Any
 

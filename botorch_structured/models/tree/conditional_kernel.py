@@ -9,8 +9,6 @@ References:
 
 from __future__ import annotations
 
-__all__ = ["ConditionalKernel"]
-
 from typing import Any, NamedTuple
 
 import torch

@@ -32,8 +32,6 @@ places in ``form.weights(which)`` that a path does not use.
 
 from __future__ import annotations
 
-__all__ = ["Factor", "Form", "PresentValues", "UnknownFormError", "correlation_of"]
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -14,8 +14,6 @@ features is therefore to be compared with the posterior variance: see
 
 from __future__ import annotations
 
-__all__ = ["conditional_features", "tree_structured_features"]
-
 from typing import Any
 
 import torch

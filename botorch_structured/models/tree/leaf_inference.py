@@ -384,6 +384,8 @@ class LeafPredictor:
         num_rows = len(rows.key)
         max_size = self.layout.max_size
         leaf = self.layout.find(rows.key)
+        if leaf.device.type != "cpu":
+            return self._predict_masked(kernel, rows, leaf)
         bucket = self.bucket_of_leaf[leaf]
         # rows on paths without data keep the prior
         mean = features.new_zeros(num_rows)
@@ -411,6 +413,39 @@ class LeafPredictor:
                 )
         h = features - shrunk[:, : self.num_weights]
         mean = mean + features @ self.weight_mean
+        return Prediction(mean, leaf, explained, h @ self.weight_root.mT)
+
+    def _predict_masked(
+        self, kernel: LeafKernel, rows: LeafRows, leaf: Tensor
+    ) -> Prediction:
+        """``__call__`` with every leaf for every row, all but the row's own masked.
+
+        This takes more arithmetic, but no shape depends on the values of a tensor. On a
+        GPU such shapes make the device wait for the host several times.
+        """
+        features = rows.features
+        num_rows = len(leaf)
+        max_size = self.layout.max_size
+        mean = features @ self.weight_mean
+        explained = features.new_zeros(num_rows, max_size)
+        shrunk = features.new_zeros(num_rows, self.num_weights + 1)
+        for i, block in enumerate(self.blocks):
+            leaves = block.bucket.leaves
+            places = torch.arange(len(leaves), device=leaf.device)
+            repeated = LeafRows(*[p.expand(len(places), *p.shape) for p in rows])
+            on_leaf = leaf == leaves.unsqueeze(-1)  # B x t
+            k = self._covariance(kernel, i, places, repeated)
+            k = k * on_leaf.unsqueeze(-1).to(features)
+            w = k @ self.inverse_chol[i].mT
+            both = w @ self.half[i]
+            mean = mean + both[..., 0].sum(0)
+            w = w.sum(0)[:, :max_size]  # zero except for the leaf that a row is on
+            explained = explained + pad(w, (0, max_size - w.shape[-1]))
+            weights = block.weights.unsqueeze(1).expand(-1, num_rows, -1)
+            index = weights.transpose(0, 1).flatten(1)
+            reduction = both[..., 1:].transpose(0, 1).flatten(1)
+            shrunk = shrunk.scatter_add(-1, index, reduction)
+        h = features - shrunk[:, : self.num_weights]
         return Prediction(mean, leaf, explained, h @ self.weight_root.mT)
 
     def _covariance(

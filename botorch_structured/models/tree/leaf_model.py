@@ -331,7 +331,9 @@ class LeafModel(FastSingleTaskGP):
 
     def _point_posterior(self, X: Tensor) -> GPyTorchPosterior | None:
         """See ``FastSingleTaskGP._point_posterior``."""
-        return None if "__call__" in self.redefined else point_posterior(self, X)
+        if "__call__" in self.redefined or self.train_targets.ndim > 1:
+            return None
+        return point_posterior(self, X)
 
     def moments_on(self, rows: Tensor, path: bool = False) -> ModelMoments | None:
         """Moments of ``posterior`` without autograd; None where they are not at hand.

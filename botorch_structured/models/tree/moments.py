@@ -19,9 +19,9 @@ A categorical column enters as one more column for each of its values, behind th
 the inputs, which has no derivative: half the squared distance of two codes is 1 if the
 values differ.
 
-``LeafMoments`` belongs to a model with its data. A search asks it once for the paths
-that are searched, ``LeafMoments.on``, and then evaluates points by the number of their
-path (``MomentsOnPaths``); ``PathMoments`` has the formulas.
+``LeafMoments`` belongs to a model with its data. For the paths that a search is on,
+``MomentsOnPaths`` puts its tables side by side, once, and evaluates points by the
+number of their path; ``PathMoments`` has the formulas.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ class PathMoments:
         back += weight
         back = back @ t["inverse_chol"]
         back *= -2.0
-        # Of the mean, then of the variance.
+        # Gradients of the mean, then of the variance.
         pull = np.zeros((len(x), 2 * w, x.shape[-1]), dtype=k.dtype)
         for (_, i), point, slope in zip(self._factors, points, slopes, strict=True):
             slope *= 2.0
@@ -420,19 +420,6 @@ class LeafMoments:
         code[:, last] = ~np.logical_or.reduceat(code, start, axis=1)
         return np.concatenate([x, code.astype(x.dtype)], axis=1)
 
-    def on(
-        self, rows: Tensor, path: bool = False, scales: ColumnScales | None = None
-    ) -> MomentsOnPaths:
-        """Moments of points on the paths of some rows.
-
-        Args:
-            rows: ``m x d``, of which only the decisions matter.
-            path: Whether the part of the weights alone is wanted.
-            scales: The input transform, which leaves decisions alone. For the columns
-                that a path sees it takes less time than for all.
-        """
-        return MomentsOnPaths(self, rows, path, scales)
-
     def __call__(self, X: Tensor, gradient: bool = False) -> PointMoments:
         """Moments at transformed inputs, as tensors.
 
@@ -444,7 +431,7 @@ class LeafMoments:
         decisions = len(x), x[:, self.kernel.tree.decision_columns].tobytes()
         before, paths = self._last
         if decisions != before:
-            paths = self.on(X.detach())
+            paths = MomentsOnPaths(self, X.detach())
             self._last = decisions, paths
         moments = paths(x, np.arange(len(x)), gradient)
         return PointMoments(*(p if p is None else torch.from_numpy(p) for p in moments))
@@ -571,14 +558,22 @@ class _Group(NamedTuple):
 
 
 class MomentsOnPaths:
-    """Moments of points on some paths; see ``LeafMoments.on`` for the arguments."""
+    """Moments of points on the paths of some rows.
+
+    Args:
+        moments: Those of a model.
+        rows: ``m x d``, of which only the decisions matter.
+        path: Whether the part of the weights alone is wanted.
+        scales: The input transform, which leaves decisions alone. For the columns that
+            a path sees it takes less time than for all.
+    """
 
     def __init__(
         self,
         moments: LeafMoments,
         rows: Tensor,
-        path: bool,
-        scales: ColumnScales | None,
+        path: bool = False,
+        scales: ColumnScales | None = None,
     ) -> None:
         self._moments = moments
         self._path = path

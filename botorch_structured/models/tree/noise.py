@@ -14,18 +14,6 @@ deviation, in MAP fits and in slice sampling, which samples the standard deviati
 
 from __future__ import annotations
 
-__all__ = [
-    "default_likelihood",
-    "has_steps",
-    "horseshoe_likelihood",
-    "read_amplitude",
-    "read_noise_std",
-    "register_amplitude_prior",
-    "register_noise_std_prior",
-    "set_noise_floor",
-    "set_noise_prior",
-]
-
 import math
 from functools import partial
 

@@ -34,8 +34,6 @@ delta_t / sqrt(T), and the rest has the kernel k times what these leave of tau_d
 
 from __future__ import annotations
 
-__all__ = ["OldStudiesMean", "check_studies", "normal_scores"]
-
 import math
 from collections.abc import Sequence
 from typing import Any, Self

@@ -26,6 +26,7 @@ from botorch_structured.models.tree.moments import (
     Array,
     ColumnScales,
     LeafMoments,
+    MomentsOnPaths,
     PointMoments,
     differentiable_moments,
 )
@@ -118,7 +119,7 @@ class ModelMoments:
         scale: float,
         shift: float,
     ) -> None:
-        self._moments = moments.on(rows, path, scales)
+        self._moments = MomentsOnPaths(moments, rows, path, scales)
         self._model = model
         self._scale = scale
         self._shift = shift

@@ -36,8 +36,6 @@ References:
 
 from __future__ import annotations
 
-__all__ = ["TransferGP"]
-
 import copy
 import math
 from typing import Any, NamedTuple

@@ -15,8 +15,6 @@ References:
 
 from __future__ import annotations
 
-__all__ = ["PathMean", "TreeStructuredGP"]
-
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Literal, Self

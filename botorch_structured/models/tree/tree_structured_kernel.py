@@ -15,15 +15,6 @@ References:
 
 from __future__ import annotations
 
-__all__ = [
-    "LeafHyperparameters",
-    "PathMean",
-    "TreeStructuredKernel",
-    "WeightFeatures",
-    "check_choices",
-    "one_hot_code",
-]
-
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
