@@ -591,7 +591,8 @@ class MonotoneGP(FastSingleTaskGP):
         self.eval()
         checks.check_points(X, raw.shape[-1], self.train_targets.dtype)
         transform = getattr(self, "input_transform", None)
-        place, slope = column, torch.ones_like(X[..., 0])
+        place = column
+        slope = torch.ones_like(X[..., 0])
         x = self.transform_inputs(X)
         if transform is not None:
             place = transformed_columns({column: 1}, raw, transform)[column][0]

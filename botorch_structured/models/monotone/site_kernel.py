@@ -204,7 +204,8 @@ class StationaryDerivatives:
     ) -> Tensor:
         """(x_j - y_j) / l_j, ``batch_shape x e x n x m``: sums over e are faster."""
         if self.active is not None:
-            x, y = x[..., self.active], y[..., self.active]
+            x = x[..., self.active]
+            y = y[..., self.active]
         apart = x.mT.unsqueeze(-1) - y.mT.unsqueeze(-2)
         return apart / self.lengthscale.mT.unsqueeze(-1)
 
