@@ -22,16 +22,6 @@ runs, than others with the same seed, so that problems are independent of each o
 
 from __future__ import annotations
 
-__all__ = [
-    "Method",
-    "ProblemFactory",
-    "RunKey",
-    "StatefulMethod",
-    "read_records",
-    "run",
-    "step_seed",
-]
-
 import dataclasses
 import json
 import multiprocessing
@@ -42,7 +32,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import IO, Any, Literal, Protocol, cast
@@ -112,20 +102,7 @@ def run(
 
     Returns:
         The runs that ended with an exception, and the exceptions.
-
-    Raises:
-        ValueError: For names that cannot be file names, or a budget without any room.
     """
-    for name in (*methods, *problems):
-        if not name or any(c in name for c in '/\\:*?"<>|'):
-            raise ValueError(
-                f"methods, problems: expected names of possible files, got {name!r}."
-            )
-    if budget < 1 or processes < 0:
-        raise ValueError(
-            "budget, processes: expected at least 1 and at least 0, got "
-            f"{budget} and {processes}."
-        )
     out = Path(out)
     # Seeds outermost: unfinished results have the same seeds of all methods.
     keys = [RunKey(p, m, s) for s in seeds for p in problems for m in methods]
@@ -154,11 +131,10 @@ def run(
             for key in keys
             if len(read_records(key.path(out))) < budget
         )
-        if processes == 0:
-            for task in todo:
-                _attempt(task, tell)
-        else:
+        if processes:
             _run_parallel(todo, processes, tell)
+        for task in todo:
+            _attempt(task, tell)
     return failures
 
 
@@ -309,10 +285,9 @@ def _branch(problem: Any, x: Tensor) -> int | None:
 
 def _known(problem: Any, name: str) -> float | None:
     """A number that a problem may have."""
-    try:
+    with suppress(AttributeError, NotImplementedError):
         return float(getattr(problem, name))
-    except (AttributeError, NotImplementedError):
-        return None
+    return None
 
 
 def _suggest(
@@ -396,10 +371,8 @@ def _repair(file: IO[bytes]) -> list[dict[str, Any]]:
 def _locked(path: Path) -> Iterator[IO[bytes]]:
     """Lock a file: a process whose parent was killed may still write to it."""
     with open(path, "a+b") as file:
-        try:
+        if sys.platform != "win32":
             import fcntl
-        except ImportError:  # not on Windows
-            yield file
-            return
-        fcntl.flock(file, fcntl.LOCK_EX)
+
+            fcntl.flock(file, fcntl.LOCK_EX)
         yield file  # closing releases

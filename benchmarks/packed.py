@@ -9,8 +9,6 @@ unpack them first (`unpack`).
 
 from __future__ import annotations
 
-__all__ = ["groups", "main", "pack", "unpack"]
-
 import argparse
 import json
 import lzma

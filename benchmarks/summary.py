@@ -1,6 +1,6 @@
-"""Summaries of runs: tables, ranks, paired tests, and plots with bands.
+"""Summaries of runs: tables, ranks and paired tests.
 
-    python -m benchmarks.summary OUT --at 20 40 --reference default --plot traces.png
+    python -m benchmarks.summary OUT --at 20 40 --reference default
 
 Values are minimised. Where a problem's optimum is known, tables show the base-10
 logarithm of the gap to it, otherwise the best value itself.
@@ -8,22 +8,8 @@ logarithm of the gap to it, otherwise the best value itself.
 
 from __future__ import annotations
 
-__all__ = [
-    "Run",
-    "gap_table",
-    "holm",
-    "load",
-    "markdown_table",
-    "mean_ranks",
-    "paired_test",
-    "paired_tests",
-    "plot_traces",
-    "report",
-]
-
 import argparse
 import dataclasses
-import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -218,6 +204,82 @@ def paired_tests(
     return header, rows
 
 
+# Runs paired by problem and seed, as all methods have the same starts there. Tests are
+# about new problems, not new seeds: seeds are averaged, a problem is one pair.
+
+
+@dataclasses.dataclass(frozen=True)
+class Paired:
+    """Best values so far where all the methods have a run.
+
+    Attributes:
+        methods: The ``M`` names.
+        problems: ``R``, the problem of each pair.
+        traces: ``R x M x budget``, to be minimised.
+        optima: ``R``.
+    """
+
+    methods: list[str]
+    problems: list[str]
+    traces: np.ndarray
+    optima: np.ndarray
+
+    def by_problem(self, values: np.ndarray) -> np.ndarray:
+        """Means over the seeds of each problem: ``R x ...`` -> ``P x ...``."""
+        problems = np.array(self.problems)
+        return np.stack(
+            [values[problems == name].mean(0) for name in dict.fromkeys(self.problems)]
+        )
+
+
+def pair(runs: Sequence[Run], methods: Sequence[str], budget: int) -> Paired:
+    """The runs that are complete for all methods.
+
+    Raises:
+        ValueError: There are none.
+    """
+    found: dict[tuple[str, int], dict[str, Run]] = {}
+    for run in runs:
+        if run.method in methods and len(run.values) >= budget:
+            found.setdefault((run.problem, run.seed), {})[run.method] = run
+    whole = {k: v for k, v in sorted(found.items()) if len(v) == len(methods)}
+    if not whole:
+        raise ValueError(
+            f"runs: expected some of {list(methods)} with {budget} values, got none."
+        )
+    traces = [[by[m].trace()[:budget] for m in methods] for by in whole.values()]
+    optima = [next(iter(by.values())).optimum for by in whole.values()]
+    return Paired(
+        methods=list(methods),
+        problems=[problem for problem, _ in whole],
+        traces=np.array(traces),
+        optima=np.array([np.nan if v is None else v for v in optima], dtype=float),
+    )
+
+
+def evaluations_to(gaps: np.ndarray, gap: float) -> np.ndarray:
+    """How many evaluations until a gap: ``... x budget`` -> ``...``.
+
+    If the gap was not reached, one more than the budget, a lower bound.
+    """
+    reached = gaps <= gap
+    return np.where(reached.any(-1), reached.argmax(-1) + 1, gaps.shape[-1] + 1)
+
+
+def ranks_of(traces: np.ndarray) -> np.ndarray:
+    """Ranks in each run at each budget, ties shared: ``R x M x budget``."""
+    # rounding must not decide which of two equal accuracies is better
+    return rankdata(np.round(traces, 12), axis=1)
+
+
+def one_sided(ours: np.ndarray, theirs: np.ndarray) -> float:
+    """P of a paired Wilcoxon signed-rank test that ``ours`` is smaller; 1 if equal."""
+    difference = np.round(ours - theirs, 12)
+    if not (difference != 0).any():
+        return 1.0
+    return float(wilcoxon(difference, alternative="less").pvalue)
+
+
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A markdown table with padded columns."""
     table = [list(header), *(list(row) for row in rows)]
@@ -228,46 +290,6 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     ]
     lines.insert(1, "|" + "|".join("-" * (w + 2) for w in widths))
     return "\n".join(line + (" |" if "--" not in line else "|") for line in lines)
-
-
-def plot_traces(runs: Sequence[Run], path: str | Path) -> None:
-    """The median best-so-far of each method with its quartiles, a panel a problem.
-
-    Raises:
-        ImportError: Without matplotlib.
-    """
-    from botorch_structured.plots.style import (
-        COLOURS,
-        legend_below,
-        new_figure,
-        step_curve,
-        tidy,
-    )
-
-    problems = sorted({run.problem for run in runs})
-    colours = dict(zip(_methods(runs), itertools.cycle(COLOURS), strict=False))
-    figure = new_figure(4.2 * len(problems), 3.8)
-    axes = figure.subplots(1, len(problems), squeeze=False)[0]
-    for ax, problem in zip(axes, problems, strict=True):
-        here = [run for run in runs if run.problem == problem]
-        known = all(run.optimum is not None for run in here)
-        for method in _methods(here):
-            traces = [run.trace() for run in here if run.method == method]
-            length = min(map(len, traces))
-            values = np.stack([trace[:length] for trace in traces])
-            if known:
-                optimum = next(run.optimum for run in here if run.optimum is not None)
-                values = np.log10(np.maximum(values - optimum, _SMALLEST_GAP))
-            low, middle, high = np.quantile(values, [0.25, 0.5, 0.75], axis=0)
-            steps = np.arange(1, length + 1)
-            colour = colours[method]
-            step_curve(ax, steps, middle, (low, high), color=colour, label=method)
-        ax.set_title(problem)
-        ax.set_xlabel("evaluations")
-        ax.set_ylabel("log10 gap to the optimum" if known else "best value")
-        tidy(ax)
-    legend_below(figure, list(axes))
-    figure.savefig(path, dpi=120)
 
 
 def report(
@@ -299,14 +321,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--at", type=int, nargs="+", help="evaluations (default: all)")
     parser.add_argument("--above", type=float, default=1e-4, help="gap of failed runs")
     parser.add_argument("--reference", help="method to test against the others")
-    parser.add_argument("--plot", type=Path, help="write the traces to this picture")
     options = parser.parse_args(arguments)
     runs = load(options.out)
     if not runs:
         parser.error(f"expected runs in {options.out}; there are none")
     print(report(runs, options.at or (None,), options.reference, options.above))
-    if options.plot:
-        plot_traces(runs, options.plot)
 
 
 if __name__ == "__main__":

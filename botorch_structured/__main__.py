@@ -1,8 +1,7 @@
 """``python -m botorch_structured``: choose and tune a classifier, and show the result.
 
 Nine scikit-learn learners, each with hyperparameters of its own, on a real data set:
-one evaluation of each, then as many as the budget says, chosen by a ``Study``; and
-random search from the same starts with the same budget beside it.
+one evaluation of each, then as many as the budget says, chosen by a ``Study``.
 """
 
 from __future__ import annotations
@@ -10,23 +9,21 @@ from __future__ import annotations
 __all__ = ["main"]
 
 import argparse
-import itertools
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from botorch_structured import demo
-from botorch_structured.demo import DemoComparison, Settings
+from botorch_structured.study import Study
 from botorch_structured.test_functions import ScikitLearnCASH
 
-_DATASETS = ("breast_cancer", "digits", "iris", "moons", "wine")
-_FOLDER = Path("botorch_structured_runs")
-_SETTINGS = "settings.json"
+
+class FailedEvaluation(Exception):
+    """A learner raised an exception, or took too long."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -35,23 +32,26 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m botorch_structured",
         description=(__doc__ or "").partition("\n\n")[2].strip(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="It takes about a minute. Stop it at any time: --resume "
-        "goes on where it was.",
+        epilog="It takes about a minute. Stop it at any time: the same command with "
+        "--resume goes on where it was.",
     )
     options.add_argument(
         "--dataset",
-        choices=_DATASETS,
+        choices=("breast_cancer", "digits", "iris", "moons", "wine"),
+        default="breast_cancer",
         help="the data, bundled with scikit-learn (default: breast_cancer)",
     )
     options.add_argument(
         "--budget",
         type=int,
+        default=50,
         metavar="N",
-        help="evaluations that each method chooses after the nine starts (default: 50)",
+        help="evaluations that are chosen after the nine starts (default: 50)",
     )
     options.add_argument(
         "--seed",
         type=int,
+        default=0,
         metavar="S",
         help="decides folds, starts and random choices (default: 0)",
     )
@@ -59,14 +59,14 @@ def parser() -> argparse.ArgumentParser:
         "--out",
         type=Path,
         metavar="DIR",
-        help="the folder for the logs, the code and the picture (default: a new one in "
-        f"{_FOLDER})",
+        help="the folder for the log, the code and the picture (default: a new one in "
+        "botorch_structured_runs)",
     )
     options.add_argument(
         "--resume",
         action="store_true",
-        help="go on with the study in DIR, or with the latest one, without losing or "
-        "repeating an evaluation; a larger --budget extends it",
+        help="go on with the log in DIR, or with the latest one of this data set and "
+        "seed, without losing or repeating an evaluation; a larger --budget extends it",
     )
     options.add_argument(
         "--timeout",
@@ -89,12 +89,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit status.
     """
     started = time.perf_counter()
+    torch.set_num_threads(1)  # many small matrices: threads would only wait
     options = parser()
     chosen = options.parse_args(arguments)
-    for name, least in (("budget", 1), ("seed", 0), ("timeout", 1e-3)):
-        value = getattr(chosen, name)
-        if value is not None and not value >= least:
-            options.error(f"--{name}: expected at least {least}, got {value}")
     missing = [m for m in ("sklearn", "matplotlib") if find_spec(m) is None]
     if missing:
         options.exit(
@@ -102,96 +99,132 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"The demonstration needs {' and '.join(missing)}: "
             'python -m pip install "botorch-structured[demo]"\n',
         )
-    try:
-        folder, settings = _open(chosen)
-        problem = ScikitLearnCASH(
-            settings.dataset, seed=settings.seed, timeout=chosen.timeout
+    if chosen.budget < 1:
+        options.error(f"--budget: expected at least 1, got {chosen.budget}")
+    folder = chosen.out or new_folder(chosen)
+    log = folder / "evaluations.jsonl"
+    if log.exists() and not chosen.resume:
+        options.error(
+            f"{folder} holds a study already: add --resume to go on with it, or name "
+            "another folder with --out"
         )
-        comparison = DemoComparison(problem, settings.budget, settings.seed, folder)
+    if chosen.resume and not log.exists():
+        options.error(f"--resume: expected {log}, got no such file")
+    try:
+        problem = ScikitLearnCASH(
+            chosen.dataset, seed=chosen.seed, timeout=chosen.timeout
+        )
+        folder.mkdir(parents=True, exist_ok=True)
+        study = Study(
+            problem.space,
+            # a log of another data set is refused by this name
+            {f"{chosen.dataset} error": "minimize"},
+            log=log,
+            seed=10_000 * chosen.seed,
+            starts=problem.space.decode(problem.starts(chosen.seed)),
+        )
     except (OSError, ValueError) as error:
         options.error(str(error))
+    print(
+        "Which of nine classifiers, with which hyperparameters, for "
+        f"{chosen.dataset}? Seed {chosen.seed},\nnine starts and {chosen.budget} "
+        f"choices, error by 5-fold cross-validation.\nThe log: {log}"
+    )
     try:
-        _run(comparison, settings, folder)
+        run(study, problem, len(problem.starts(chosen.seed)) + chosen.budget)
+        report(study, problem, chosen.dataset, folder)
     except KeyboardInterrupt:
         print(
             "\nStopped. Nothing that finished is lost; to go on:\n"
-            f"    python -m botorch_structured --resume --out {folder}",
+            f"    python -m botorch_structured --resume --out {folder} "
+            f"--dataset {chosen.dataset} --seed {chosen.seed}",
             file=sys.stderr,
         )
         return 130
+    finally:
+        problem.close()
     print(f"\n{time.perf_counter() - started:.0f} seconds")
     return 0
 
 
-def _open(chosen: argparse.Namespace) -> tuple[Path, Settings]:
-    """The folder to go on with and its settings, or a new one."""
-    asked = {k: getattr(chosen, k) for k in ("dataset", "seed", "budget")}
-    asked = {k: v for k, v in asked.items() if v is not None}
-    if not chosen.resume:
-        settings = Settings(**asked)
-        folder = chosen.out or _new_folder(settings)
-        if (folder / _SETTINGS).exists():
-            raise ValueError(
-                f"{folder} holds a study already: add --resume to go on with it, or "
-                "name another folder with --out"
-            )
-        settings.write(folder / _SETTINGS)
-        return folder, settings
-    found = [chosen.out / _SETTINGS] if chosen.out else _FOLDER.glob(f"*/{_SETTINGS}")
-    path = max(
-        (path for path in found if path.exists()),
-        key=lambda path: max(p.stat().st_mtime for p in path.parent.iterdir()),
-        default=None,
-    )
-    if path is None:
-        where = chosen.out or f"the folders of {_FOLDER}"
-        raise ValueError(f"--resume: expected {_SETTINGS} in {where}, got none")
-    settings = Settings.read(path)
-    for key in ("dataset", "seed"):
-        if asked.get(key, stored := getattr(settings, key)) != stored:
-            raise ValueError(
-                f"the study in {path.parent} has {key} {stored}, not {asked[key]}: "
-                f"leave out --{key}, or name another folder with --out"
-            )
-    return path.parent, replace(settings, **asked)
+def new_folder(chosen: argparse.Namespace) -> Path:
+    """A new folder for this data set and seed; with ``--resume`` the latest one."""
+    runs = Path("botorch_structured_runs")
+    name = f"{chosen.dataset}-seed{chosen.seed}"
+    made = len(list(runs.glob(f"{name}-*")))
+    return runs / f"{name}-{made if chosen.resume else made + 1}"
 
 
-def _new_folder(settings: Settings) -> Path:
-    name = f"{settings.dataset}-seed{settings.seed}"
-    names = itertools.chain([name], (f"{name}-{k}" for k in itertools.count(2)))
-    return next(_FOLDER / one for one in names if not (_FOLDER / one).exists())
+def run(study: Study, problem: ScikitLearnCASH, length: int) -> None:
+    """Make the missing evaluations, under a progress bar."""
 
+    def evaluate(config: Mapping[str, Any]) -> float:
+        result = problem.evaluate(config)
+        if result.error is not None:
+            raise FailedEvaluation(result.error)
+        # two errors that differ by the order of a sum are the same
+        return round(result.value, 12)
 
-def _run(comparison: DemoComparison, settings: Settings, folder: Path) -> None:
-    torch.set_num_threads(1)  # many small matrices: threads would only wait
-    print(
-        f"Which of nine classifiers, with which hyperparameters, for "
-        f"{settings.dataset}? Seed {settings.seed},\n{len(comparison.starts)} starts "
-        f"and {settings.budget} choices of each method, error by 5-fold "
-        f"cross-validation.\nLogs: {folder}"
-    )
-    if done := len(comparison.evaluated):
+    done = len(study.trials)
+    if done:
         print(f"Going on after {done} evaluations.")
-    longest = max(len(comparison.trials(method)) for method in demo.METHODS)
-    if longest > comparison.length:
+    study.optimize(evaluate, max(0, length - done), catch=FailedEvaluation)
+
+
+def report(study: Study, problem: ScikitLearnCASH, dataset: str, folder: Path) -> None:
+    """Print the table and the best model as code, and draw the study."""
+    failed = [trial for trial in study.trials if trial.value is None]
+    if failed:
         print(
-            f"{longest - len(comparison.starts)} choices of one method are there, more "
-            "than --budget: all are kept and shown."
+            f"\n{len(failed)} of {len(study.trials)} evaluations failed, the last "
+            f"with: {failed[-1].error}"
         )
-    try:
-        for method in demo.METHODS:
-            comparison.run(method)
-        print(f"\n{demo.learner_table(comparison)}\n\n{demo.summary(comparison)}")
-        if demo.best_trial(comparison.trials(demo.MODEL)) is not None:
-            path = folder / "best_model.py"
-            script = demo.code(comparison, settings.dataset)
-            path.write_text(script, encoding="utf-8")
-            print(f"\nThe best model, to paste ({path}):\n\n{script}")
-        demo.picture([comparison], folder / "result.png")
-        print(f"The picture: {folder / 'result.png'}")
-        print("One seed says little about a method: the picture in README has twenty.")
-    finally:
-        comparison.problem.close()
+    if len(failed) < len(study.trials):
+        config, best = study.best
+        print(f"\n{learner_table(study, config)}\n")
+        code = script(problem, dataset, config)
+        path = folder / "best_model.py"
+        path.write_text(code, encoding="utf-8")
+        print(f"The best model, of error {best:.4f}, to paste ({path}):\n\n{code}")
+    study.plot().savefig(folder / "result.png", dpi=150)
+    print(f"The picture: {folder / 'result.png'}")
+
+
+def learner_table(study: Study, best: Mapping[str, Any]) -> str:
+    """A row for each learner: its evaluations, and what the model expects of it."""
+    lines = ["learner    evaluations  best error   predicted    next"]
+    lines.append("-" * len(lines[0]))
+    for row in study.explain(best)["paths"]:
+        learner = row["path"].removeprefix("learner=")
+        error = "failed" if row["best"] is None else f"{row['best']:.4f}"
+        lines.append(
+            f"{learner:10}{row['trials']:>12}{error:>12}{row['mean']:>12.4f}"
+            f"{row['share']:>8.0%}"
+            + ("   <- best" if learner == best["learner"] else "")
+        )
+    lines.append(
+        "predicted: the least error that the model expects of the learner; next: its "
+        "share of the\ncriterion by which the next evaluation would be chosen."
+    )
+    return "\n".join(lines)
+
+
+def script(problem: ScikitLearnCASH, dataset: str, config: Mapping[str, Any]) -> str:
+    """A configuration as code that loads the data and prints its error."""
+    load = f"""\
+from sklearn.datasets import load_{dataset}
+
+X, y = load_{dataset}(return_X_y=True)"""
+    if dataset == "moons":
+        load = f"""\
+import numpy as np
+from sklearn.datasets import make_moons
+
+X, y = make_moons(500, noise=0.3, random_state={problem.seed})
+noise = np.random.default_rng({problem.seed}).standard_normal((500, 4))
+X = np.hstack([X, noise])"""
+    body = problem.to_sklearn_code(config)
+    return f'{load}\n\n{body}print(f"error {{error:.4f}}")\n'
 
 
 if __name__ == "__main__":

@@ -8,11 +8,13 @@ import inspect
 from importlib.resources import files
 from typing import Any
 
-_TEXT = files(__package__).joinpath("papers.bib").read_text(encoding="utf-8")
 # ``@article{key,`` begins an entry.
 BIBTEX: dict[str, str] = {
     entry[entry.index("{") + 1 : entry.index(",")]: f"{entry.strip()}\n"
-    for entry in _TEXT.split("\n\n")
+    for entry in files(__package__)
+    .joinpath("papers.bib")
+    .read_text(encoding="utf-8")
+    .split("\n\n")
 }
 
 # By name, so that this module imports nothing: a class here also covers classes

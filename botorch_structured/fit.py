@@ -51,14 +51,10 @@ from botorch_structured.models.sampled.density import ModelDensity, StationaryDe
 from botorch_structured.models.sampled.sampled_gp import SampledGP
 from botorch_structured.spaces.arguments import check_count
 
-# Sweeps before the first kept one, of new chains and of those that go on. With few data
-# posteriors have several modes (more signal, or more noise), and a chain must have time
-# to find the largest. With the defaults two chains take 768 sweeps in all; BoTorch's
-# NUTS takes 768 iterations.
-_WARMUP, _SHORT_WARMUP = 128, 8
-# One sweep over the 5,350 weights of a network took a minute.
-_MOST_VALUES = 1000
-_MAX_R_HAT = 1.05
+# With few data posteriors have several modes (more signal, or more noise), and a chain
+# must have time to find the largest. With the defaults two chains take 768 sweeps in
+# all; BoTorch's NUTS takes 768 iterations.
+_WARMUP = 128
 
 
 def fit_slice_sampling(
@@ -81,11 +77,12 @@ def fit_slice_sampling(
     maximise, priors included. For plain GPs (RBF, Matern or Laplace kernels, also in a
     ``ConditionalKernel``) an evaluation is ten to seventy times faster than BoTorch's.
 
-    Parameters without a settable prior, such as the mean of a ``SingleTaskGP``, are set
-    to their MAP estimate and held, with a warning; with ``start_from``, to the MAP
-    estimate given the most probable previous draw, without a warning. Parameters that
-    do not require a gradient stay as they are. A prior without a setting closure, or
-    with one that sets several parameters, enters the density and is not sampled.
+    Parameters without a prior, such as the mean of a ``SingleTaskGP``, are set to their
+    MAP estimate and held, with a warning; with ``start_from``, to the MAP estimate
+    given the most probable previous draw, without a warning. So are those whose only
+    prior is on a quantity derived from them (the lengthscales of the SAAS prior, which
+    is on ``tau / l^2``); such a prior enters the density. Priors on the square root of
+    a parameter are sampled. Parameters that do not require a gradient stay as they are.
 
     In a loop, pass the previous result as ``start_from``: its chains go on from their
     last draws with the widths they had, and a short warmup is enough::
@@ -144,9 +141,10 @@ def fit_slice_sampling(
     if seed is not None:
         check_count("seed", seed, 0)
     root = np.random.SeedSequence(seed)
-    members: list[Any] = [mll_or_model]
-    starts, seeds = [start_from], [root]
     several = isinstance(mll_or_model, SumMarginalLogLikelihood | ModelListGP)
+    members: list[Any] = [mll_or_model]
+    seeds = [root]
+    starts = [start_from]
     if several:
         members = list(getattr(mll_or_model, "mlls", None) or mll_or_model.models)
         # not seed + i, which is also a seed of member i - 1
@@ -163,27 +161,26 @@ def fit_slice_sampling(
     tasks = [_prepare(*member) for member in zip(members, starts, strict=True)]
     draws = -(-num_samples // num_chains) * thinning
     results = []
-    for (mll, coordinates, previous), own_seed in zip(tasks, seeds, strict=True):
-        streams = own_seed.spawn(num_chains + 1)
+    for (mll, coordinates, previous), member_seed in zip(tasks, seeds, strict=True):
+        *streams, fit_stream = member_seed.spawn(num_chains + 1)
         if coordinates.held:
-            fit_seed = int(streams[-1].generate_state(1)[0])
+            fit_seed = int(fit_stream.generate_state(1)[0])
             _fit_held(mll, coordinates, previous, fit_seed)
             # a fit may leave graphs, which cannot be copied: better refused now
             models_at(mll.model, coordinates, coordinates.read_values()[None])
-        default = _WARMUP if previous is None else _SHORT_WARMUP
-        sweeps = default if warmup is None else warmup
-        total = num_chains * (sweeps + draws)
-        rows = mll.model.train_targets.numel()
+        sweeps = warmup
+        if sweeps is None:
+            sweeps = _WARMUP if previous is None else 8
         with (
             contexts.quiet(),
-            contexts.few_threads(rows),
-            contexts.progress_bar(total, progress) as advance,
+            contexts.few_threads(mll.model.train_targets.numel()),
+            contexts.progress_bar(num_chains * (sweeps + draws), progress) as advance,
         ):
             target: Target = StationaryDensity.of(mll, coordinates) or ModelDensity(
                 mll, coordinates
             )
             chains = run_chains(
-                target, coordinates, previous, streams[:-1], sweeps, draws, advance
+                target, coordinates, previous, streams, sweeps, draws, advance
             )
         _warn_of(chains)
         kept = chains.samples[:, thinning - 1 :: thinning].transpose(1, 0, 2)
@@ -223,9 +220,9 @@ def _prepare(
     # used, and may hold graphs, which cannot be copied.
     mll = deepcopy(mll, {id(strategy): None})
     coordinates = PriorCoordinates(mll.model)
-    if len(coordinates) > _MOST_VALUES:
+    if len(coordinates) > 1000:  # one sweep over 5,350 weights took a minute
         raise ValueError(
-            f"mll_or_model: expected at most {_MOST_VALUES} values with priors, "
+            "mll_or_model: expected at most 1000 values with priors, "
             "which are sampled one after the other, got "
             f"{len(coordinates)} in a {type(mll.model).__name__}: use "
             "fit_gpytorch_mll, or a model with fewer, such as MultiTaskABLR with "
@@ -265,8 +262,8 @@ def _fit_held(
     if previous is None:
         warnings.warn(
             f"No prior that can be sampled from on {', '.join(coordinates.held)}: set "
-            "to the MAP estimate and held. Give them priors with setting closures to "
-            "sample them, or requires_grad_(False) to hold them where they are.",
+            "to the MAP estimate and held. Give them priors of their own to sample "
+            "them, or requires_grad_(False) to hold them where they are.",
             ChainsWarning,
             stacklevel=3,
         )
@@ -293,14 +290,14 @@ def _fit_held(
 def _warn_of(chains: Chains) -> None:
     worst = int(np.argmax(chains.r_hat))
     r_hat = chains.r_hat[worst]
-    if r_hat <= _MAX_R_HAT:
+    if r_hat <= 1.05:
         return
     if np.isinf(r_hat):
         finding = f"{chains.num_draws} draws of each chain are too few to tell"
     else:
         finding = f"split R-hat is {r_hat:.2f} for {chains.names[worst]}"
     warnings.warn(
-        f"Chains may not have converged: {finding} (expected at most {_MAX_R_HAT}). "
+        f"Chains may not have converged: {finding} (expected at most 1.05). "
         "Raise warmup or thinning, or go on with start_from=model; print model.chains "
         "for all parameters.",
         ChainsWarning,

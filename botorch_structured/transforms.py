@@ -92,13 +92,15 @@ class ClipTail(OutcomeTransform):
             ValueError: ``outputs`` is no list of integers, or an unknown ``tail``.
         """
         super().__init__()
-        whole = isinstance(outputs, list) and None not in map(as_integer, outputs)
-        if outputs is not None and not whole:
+        listed = isinstance(outputs, list) and None not in map(as_integer, outputs)
+        if outputs is not None and not listed:
             raise ValueError(f"outputs: expected a list of integers, got {outputs!r}.")
         if tail not in ("flat", "log"):
             raise ValueError(f'tail: expected "flat" or "log", got {tail!r}.')
-        self.maximize, self.tail = maximize, tail
+        self.maximize = maximize
+        self.tail = tail
         self._outputs = outputs
+        self._sign = 1.0 if maximize else -1.0  # larger is better with it
         # ``batch_shape x 1 x m`` once learned
         for name in self._learned():
             self.register_buffer(name, torch.zeros(0))
@@ -134,21 +136,21 @@ class ClipTail(OutcomeTransform):
         cut = self.cut.to(Y)
         clipped = torch.maximum(Y, cut) if self.maximize else torch.minimum(Y, cut)
         if self.tail == "log":
-            sign, scale = (1.0 if self.maximize else -1.0), self.scale.to(Y)
+            scale = self.scale.to(Y)
             # a failed evaluation is as bad as the worst of the others
-            known = torch.where(Y.isfinite(), Y, self.worst.to(Y))
-            depth = (sign * (cut - known)).clamp_min(0.0)
-            clipped = clipped - sign * scale * (depth / scale).log1p()
+            finite = torch.where(Y.isfinite(), Y, self.worst.to(Y))
+            depth = (self._sign * (cut - finite)).clamp_min(0.0)
+            clipped = clipped - self._sign * scale * (depth / scale).log1p()
         return clipped, Yvar
 
     @torch.no_grad()
     def _learn(self, Y: Tensor) -> Tensor:
         """The cut, ``batch_shape x 1 x m``, of ``batch_shape x n x m`` outcomes."""
-        failed = -torch.inf if self.maximize else torch.inf
+        failed = -self._sign * torch.inf
         outputs = normalize_indices(self._outputs, d=Y.shape[-1])
-        own = torch.zeros(Y.shape[-1], dtype=torch.bool, device=Y.device)
-        own[slice(None) if outputs is None else outputs] = True
-        bad = (Y.isnan() | (Y == -failed)) & own
+        clips = torch.zeros(Y.shape[-1], dtype=torch.bool, device=Y.device)
+        clips[slice(None) if outputs is None else outputs] = True
+        bad = (Y.isnan() | (Y == -failed)) & clips
         if bad.any():
             raise ValueError(
                 "Y: expected outcomes that are finite, or infinitely bad "
@@ -156,9 +158,8 @@ class ClipTail(OutcomeTransform):
                 f"got {int(bad.sum())} of {Y.numel()} that are NaN or {-failed}."
             )
         # From here on larger is better, and failed outcomes are NaN.
-        Z = Y if self.maximize else -Y
-        finite = Z.isfinite()
-        Z = Z.masked_fill(~finite, torch.nan)
+        finite = Y.isfinite()
+        Z = (self._sign * Y).masked_fill(~finite, torch.nan)
         best = Z.nan_to_num(nan=-torch.inf).amax(dim=-2, keepdim=True)
         # Repeats, up to rounding, count once: NaN sorts last and is left out.
         tie = 8 * torch.finfo(Y.dtype).eps * best.abs()
@@ -167,17 +168,15 @@ class ClipTail(OutcomeTransform):
         distinct[..., 1:, :] = distinct[..., 1:, :].masked_fill(same, torch.nan)
         median = distinct.nanquantile(0.5, dim=-2, keepdim=True)
         spread = best - median
-        cut = torch.where(spread > tie, median - spread, torch.nan)
-        cut = torch.where(cut.isnan(), best - best.abs().clamp_min(1.0), cut)
+        several = spread > tie  # false where no outcome is finite
+        cut = torch.where(several, median - spread, best - best.abs().clamp_min(1.0))
         cut = torch.where(finite.any(dim=-2, keepdim=True), cut, 0.0)
         if self.tail == "log":
             worst = Z.nan_to_num(nan=torch.inf).amin(dim=-2, keepdim=True)
             worst = torch.where(worst < cut, worst, cut)
-            self.worst = torch.where(own, worst, 0.0) * (1.0 if self.maximize else -1.0)
-            positive = own & (spread > tie)
-            self.scale = torch.where(positive, spread, 1.0)
-        cut = cut if self.maximize else -cut
-        return torch.where(own, cut, torch.full_like(cut, failed))
+            self.worst = self._sign * torch.where(clips, worst, 0.0)
+            self.scale = torch.where(clips & several, spread, 1.0)
+        return torch.where(clips, self._sign * cut, failed)
 
     def subset_output(self, idcs: list[int]) -> ClipTail:
         r"""The same transform, cut included, for the outputs ``idcs`` only."""
@@ -189,9 +188,10 @@ class ClipTail(OutcomeTransform):
                     "idcs: expected indices that are not negative before a cut is "
                     f"learned, got {idcs} for outputs={outputs}."
                 )
-            kept = idcs if m is None else normalize_indices(idcs, d=m)
-            own = outputs if m is None else normalize_indices(outputs, d=m)
-            outputs = [i for i, k in enumerate(kept or []) if k in (own or [])]
+            if m is not None:
+                idcs = normalize_indices(idcs, d=m) or []
+                outputs = normalize_indices(outputs, d=m) or []
+            outputs = [i for i, k in enumerate(idcs) if k in outputs]
         subset = self.__class__(self.maximize, outputs, self.tail)
         if m is not None:
             for name in self._learned():
@@ -221,9 +221,9 @@ class ClipTail(OutcomeTransform):
     ) -> None:
         # Before training the cut has no shape: it takes that of the loaded one.
         for name in self._learned():
-            loaded, own = state_dict.get(prefix + name), getattr(self, name)
-            if loaded is not None and loaded.shape != own.shape:
-                setattr(self, name, own.new_zeros(loaded.shape, dtype=loaded.dtype))
+            loaded = state_dict.get(prefix + name)
+            if loaded is not None and loaded.shape != getattr(self, name).shape:
+                setattr(self, name, torch.empty_like(loaded, device=self.cut.device))
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
 
@@ -267,17 +267,16 @@ class Impute(InputTransform):
             raise ValueError(
                 f"tree: expected a ParameterTree, got {type(tree).__name__}."
             )
-        d = tree.dim
         if bounds is None:
-            fill = torch.full((d,), 0.5, dtype=torch.float64)
+            fill = torch.full((tree.dim,), 0.5, dtype=torch.float64)
         else:
-            fill = _numbers("bounds", bounds, (2, d)).mean(dim=0)
+            fill = _numbers("bounds", bounds, (2, tree.dim)).mean(dim=0)
         if isinstance(defaults, Mapping):
             for column, value in defaults.items():
-                column = check_column("defaults", column, d)
+                column = check_column("defaults", column, tree.dim)
                 fill[column] = check_number(f"defaults[{column}]", value)
         elif defaults is not None:
-            fill = _numbers("defaults", defaults, (d,)).clone()
+            fill = _numbers("defaults", defaults, (tree.dim,)).clone()
         if not fill.isfinite().all():
             raise ValueError(
                 f"defaults: expected finite values, got {fill.tolist()} (from bounds "
@@ -315,9 +314,9 @@ class Impute(InputTransform):
 
 
 def _numbers(name: str, value: object, shape: tuple[int, ...]) -> Tensor:
-    expected = " x ".join(map(str, shape))
     if not isinstance(value, Tensor) or value.shape != shape:
         got = tuple(value.shape) if isinstance(value, Tensor) else value
+        expected = " x ".join(map(str, shape))
         raise ValueError(f"{name}: expected {expected} numbers (a tensor), got {got}.")
     value = value.detach()
     return value if value.is_floating_point() else value.double()

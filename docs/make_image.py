@@ -10,17 +10,24 @@ on held-out problems (``benchmarks/results/suite/own_starts.jsonl.xz``). Runs no
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+
+import numpy as np
+import torch
 
 from benchmarks.packed import groups
 from benchmarks.suite.ranks import plot_ranks
 from benchmarks.summary import load
-from botorch_structured.demo import MODEL, RANDOM, DemoComparison, picture
+from botorch_structured.plots import plot_traces, plot_tree
+from botorch_structured.plots.style import new_figure
+from botorch_structured.plots.traces import best_so_far
 from botorch_structured.test_functions import ScikitLearnCASH
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+MODEL, RANDOM = "botorch-structured", "random search"
 _METHODS = {"default": MODEL, "random": RANDOM}
 # Both pictures give a method the same colour.
 _RANKED = {
@@ -31,25 +38,44 @@ _RANKED = {
 }
 
 
-def stored_comparison(seed: int) -> DemoComparison:
-    """The comparison of a seed, as the harness has stored it.
+def picture(seeds: Sequence[int], path: Path) -> None:
+    """Traces of both methods, and where the evaluations of the first seed went.
 
     Args:
-        seed: The seed of a run.
+        seeds: The seeds of the runs.
+        path: Where to save it.
     """
-    problem = ScikitLearnCASH(seed=seed)
     runs = {
-        _METHODS[records[0]["method"]]: records
+        (_METHODS[records[0]["method"]], records[0]["seed"]): records
         for records in groups(RESULTS / "cash.jsonl.xz")
-        if records[0]["seed"] == seed
+        if records[0]["method"] in _METHODS
     }
-    starts = sum(bool(record.get("start")) for record in runs[MODEL])
-    comparison = DemoComparison(problem, len(runs[MODEL]) - starts, seed)
-    for name, records in runs.items():
-        X = problem.space.fill.new_tensor([record["x"] for record in records])
-        values = [None if r["value"] == 1.0 else r["value"] for r in records]
-        comparison.studies[name].tell_many(problem.space.decode(X), values)
-    return comparison
+    figure = new_figure(12.5, 4.5)
+    left, right = figure.subplots(1, 2, width_ratios=[1, 1.2])
+    traces = {
+        method: np.array([[r["value"] for r in runs[method, s]] for s in seeds])
+        for method in (MODEL, RANDOM)
+    }
+    first = runs[MODEL, seeds[0]]
+    starts = sum(bool(record.get("start")) for record in first)
+    plot_traces(traces, left, num_starts=starts, ylabel="cross-validation error")
+    # The best error among the first few starts depends on their order only.
+    best = np.concatenate([best_so_far(values) for values in traces.values()])
+    low, high = best.min(), np.median(best[:, starts - 1])
+    room = max(0.15 * (high - low), 0.02 * high, 1e-4)
+    left.set_ylim(max(low - room, 0.0), high + 3 * room)
+    left.set_title("Best error so far", loc="left", fontsize="medium")
+    X = torch.tensor([record["x"] for record in first], dtype=torch.double)
+    errors = torch.tensor([record["value"] for record in first])
+    plot_tree(
+        ScikitLearnCASH().space,
+        ax=right,
+        X=X,
+        Y=errors.masked_fill(errors == 1.0, torch.nan),  # 1 is a failure
+        value_format=".4f",
+    )
+    right.set_title(f"Where {MODEL} went", loc="left", fontsize="medium")
+    figure.savefig(path, dpi=150)
 
 
 def main() -> None:
@@ -60,7 +86,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "images")
     options = parser.parse_args()
     seeds = range(options.first_seed, options.first_seed + options.seeds)
-    picture([stored_comparison(s) for s in seeds], options.out / "demo.png")
+    picture(seeds, options.out / "demo.png")
     runs = load(RESULTS / "suite" / "own_starts.jsonl.xz")
     shown = [replace(r, method=_RANKED[r.method]) for r in runs if r.method in _RANKED]
     plot_ranks(shown, options.out / "ranks.png", order=[*_RANKED.values()])

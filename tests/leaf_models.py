@@ -12,6 +12,7 @@ from strategies import random_points, random_tree
 from torch import Tensor
 
 from botorch_structured.models import ConditionalGP, TreeStructuredGP
+from botorch_structured.models.tree.moments import PointMoments
 
 OPTIONS: list[dict[str, Any]] = [
     {},
@@ -101,3 +102,14 @@ def check_objective(model: Any, seed: int, tolerance: float = 1e-10) -> None:
         assert value == pytest.approx(known, rel=tolerance, abs=tolerance)
         scale = max(1.0, float(np.abs(slope).max()))
         np.testing.assert_allclose(gradient, slope, rtol=0, atol=tolerance * scale)
+
+
+def point_moments(
+    model: Any, X: Tensor, gradient: bool = False, path: bool = False
+) -> PointMoments | None:
+    """Moments that an optimiser gets of points one by one, as tensors."""
+    moments = model.moments_on(X, path)
+    if moments is None:
+        return None
+    parts = moments(X.detach().numpy(), np.arange(len(X)), gradient)
+    return PointMoments(*(p if p is None else torch.from_numpy(p) for p in parts))

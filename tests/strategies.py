@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import ConfigSpace as CS
+import pytest
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
@@ -119,6 +120,14 @@ def random_configspace(
             # NotEquals leaves a child active under an inactive parent.
             last = error
     raise RuntimeError(f"Expected a legal space for seed {seed}.") from last
+
+
+def up_to_last_digits(config: dict[str, Any]) -> dict[str, Any]:
+    """A configuration to compare with: numbers on a logarithmic scale are rounded."""
+    return {
+        name: pytest.approx(value, rel=1e-13) if type(value) is float else value
+        for name, value in config.items()
+    }
 
 
 def as_read(

@@ -5,12 +5,10 @@ An `Item` is a figure or a table of a paper. Its ``check`` reads the runs in
 and `Claim` s, each with a test. The verdict follows from them by one rule:
 "reproduces" if all claims hold, "partly" if at least half of them do, otherwise "does
 not". ``stated`` is what docs/papers.md says; a script fails if its results say
-otherwise. An item is "not run" where claims have no runs, whatever the others say.
+otherwise.
 """
 
 from __future__ import annotations
-
-__all__ = ["RESULTS", "Claim", "Item", "lower", "main", "verdict"]
 
 import argparse
 import dataclasses
@@ -21,8 +19,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.papers.pictures import save
-from benchmarks.summary import holm
-from benchmarks.transfer_report import one_sided
+from benchmarks.summary import holm, one_sided
 
 RESULTS = Path(__file__).parents[1] / "results"
 _LEVEL = 0.05
@@ -30,7 +27,7 @@ _LEVEL = 0.05
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """What the paper says, what was found, and whether the test is passed."""
+    """A sentence of the paper, the result, and whether the test is passed."""
 
     text: str
     found: str
@@ -44,34 +41,29 @@ class Item:
     Attributes:
         name: In the paper.
         stated: The verdict on docs/papers.md.
-        check: Numbers to print, and the claims; None if nothing was run.
-        missing: The reason of "not run".
+        check: Numbers to print, and the claims.
         picture: A file in docs/images/papers, and a function that draws it.
     """
 
     name: str
     stated: str
-    check: Callable[[], tuple[str, list[Claim]]] | None = None
-    missing: str = ""
+    check: Callable[[], tuple[str, list[Claim]]]
     picture: tuple[str, Callable[[], Any]] | None = None
 
     def judged(self) -> tuple[str, str]:
         """The verdict by the results, and what to print."""
-        text, claims = self.check() if self.check is not None else ("", [])
-        found = "not run" if self.missing else verdict(claims)
+        text, claims = self.check()
+        judged = verdict(claims)
         lines = [
             f"- {'yes' if c.holds else 'NO '}  {c.text}: {c.found}" for c in claims
         ]
-        end = f"Verdict: {found}" + (f" ({self.missing})" if self.missing else "")
-        parts = [f"## {self.name}", text, "\n".join(lines), end]
-        return found, "\n\n".join(part for part in parts if part)
+        parts = [f"## {self.name}", text, "\n".join(lines), f"Verdict: {judged}"]
+        return judged, "\n\n".join(part for part in parts if part)
 
 
 def verdict(claims: Sequence[Claim]) -> str:
     """All hold: "reproduces"; at least half: "partly"; otherwise "does not"."""
     holding = sum(claim.holds for claim in claims)
-    if not claims:
-        raise ValueError("claims: expected at least one, got none.")
     if holding == len(claims):
         return "reproduces"
     return "partly" if 2 * holding >= len(claims) else "does not"

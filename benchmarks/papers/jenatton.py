@@ -9,8 +9,6 @@ pair a function and seed, or a data set (means over its seeds).
 
 from __future__ import annotations
 
-__all__ = ["ITEMS"]
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, partial
@@ -20,12 +18,10 @@ import numpy as np
 import torch
 from scipy.stats import rankdata
 
-from benchmarks import jenatton_methods
 from benchmarks.papers.items import RESULTS, Claim, Item, lower, main
 from benchmarks.papers.pictures import curves, finished, lines, panels
-from benchmarks.papers.runs import BUDGETS
-from benchmarks.summary import Run, gap_table, load, markdown_table
-from benchmarks.transfer_report import pair
+from benchmarks.papers.runs import BUDGETS, FIGURE_2, LINEAR, QUADRATIC, UNBALANCED
+from benchmarks.summary import Run, gap_table, load, markdown_table, pair
 from botorch_structured.test_functions import JenattonTree
 
 
@@ -112,7 +108,7 @@ def _not_shared(problems: Iterable[str]) -> list[str]:
 
 def figure_2() -> tuple[str, list[Claim]]:
     """log10 distances of seven methods, four functions, 25 seeds."""
-    of = jenatton_methods.FIGURE_2
+    of = FIGURE_2
     claims = [
         *(
             _better("tree", other, 40, of)
@@ -128,7 +124,7 @@ def figure_2() -> tuple[str, list[Claim]]:
 
 def unbalanced() -> tuple[str, list[Claim]]:
     """The same on chains of 4, 8 and 16 leaves."""
-    of = jenatton_methods.UNBALANCED
+    of = UNBALANCED
     claims = [
         *(_better("tree", m, 40, of) for m in ("random", "gp-baseline")),
         _better("tree", "marginal", 40, _not_shared(of)),
@@ -151,15 +147,14 @@ def unbalanced() -> tuple[str, list[Claim]]:
 
 def section_4_3() -> tuple[str, list[Claim]]:
     """Random Fourier features of shared variables."""
-    linear, quadratic = jenatton_methods.LINEAR, jenatton_methods.QUADRATIC
     claims = [
-        _better("tree", "tree-nonlinear", 20, linear, " (linear functions)"),
-        _better("tree-nonlinear", "tree", 40, quadratic, " (quadratic functions)"),
+        _better("tree", "tree-nonlinear", 20, LINEAR, " (linear functions)"),
+        _better("tree-nonlinear", "tree", 40, QUADRATIC, " (quadratic functions)"),
     ]
     values = _errors("shared", "tree", "tree-nonlinear", at=_LAST)
     text = f"tree better than tree-nonlinear, networks, {_LAST} evaluations"
     claims.append((text, (values[0], values[1])))
-    return _table([*linear, *quadratic]), lower(dict(claims))
+    return _table([*LINEAR, *QUADRATIC]), lower(dict(claims))
 
 
 def _slope(seconds: Mapping[str, float]) -> float:
@@ -288,10 +283,7 @@ ITEMS = [
         "Figure 2",
         "partly",
         figure_2,
-        picture=(
-            "jenatton_2.png",
-            partial(_draw, list(jenatton_methods.FIGURE_2), _COLOURED),
-        ),
+        picture=("jenatton_2.png", partial(_draw, FIGURE_2, _COLOURED)),
     ),
     Item("Table 1", "partly", table_1, picture=("jenatton_t1.png", _draw_table_1)),
     Item(
@@ -304,10 +296,7 @@ ITEMS = [
         "Unbalanced trees",
         "does not",
         unbalanced,
-        picture=(
-            "jenatton_chains.png",
-            partial(_draw, list(jenatton_methods.UNBALANCED), _COLOURED),
-        ),
+        picture=("jenatton_chains.png", partial(_draw, UNBALANCED, _COLOURED)),
     ),
     Item(
         "Section 4.3",
@@ -315,11 +304,7 @@ ITEMS = [
         section_4_3,
         picture=(
             "jenatton_43.png",
-            partial(
-                _draw,
-                [*jenatton_methods.LINEAR, *jenatton_methods.QUADRATIC],
-                ("tree", "tree-nonlinear"),
-            ),
+            partial(_draw, [*LINEAR, *QUADRATIC], ("tree", "tree-nonlinear")),
         ),
     ),
 ]

@@ -10,8 +10,6 @@ data set.
 
 from __future__ import annotations
 
-__all__ = ["ITEMS"]
-
 import itertools
 from functools import cache
 from typing import Any
@@ -21,15 +19,14 @@ import torch
 from gpytorch.kernels import RBFKernel
 from scipy.stats import friedmanchisquare, rankdata, studentized_range
 
-from benchmarks.levesque_methods import METHODS
 from benchmarks.papers.items import RESULTS, Claim, Item, lower, main
 from benchmarks.papers.pictures import panels
 from benchmarks.papers.runs import BUDGETS
-from benchmarks.summary import load, markdown_table
-from benchmarks.transfer_report import one_sided
+from benchmarks.papers.runs import LEVESQUE as METHODS
+from benchmarks.summary import load, markdown_table, one_sided
+from botorch_structured._learners import LEARNERS
 from botorch_structured.kernels import ConditionalKernel, LaplaceKernel, MondrianKernel
 from botorch_structured.spaces import ParameterTree
-from botorch_structured.test_functions.learners import LEARNERS
 
 _LENGTH = 0.75
 _TREES = 30

@@ -9,42 +9,48 @@ one pair a task or data set, means over its seeds; side signals one a data set a
 
 from __future__ import annotations
 
-__all__ = ["ITEMS"]
-
 import json
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 from scipy.stats import spearmanr
 
-from benchmarks.network_tables import NetworkTable
 from benchmarks.papers.items import RESULTS, Claim, Item, lower, main
 from benchmarks.papers.pictures import curves, finished, lines, panels
 from benchmarks.quality import forests, quadratics, signals
-from benchmarks.summary import load, markdown_table
-from benchmarks.transfer_report import one_sided, pair
+from benchmarks.summary import Paired, load, markdown_table, one_sided, pair
 
 
-def _distances() -> dict[str, np.ndarray]:
+def _paired(name: str, methods: Iterable[str], budget: int) -> Paired:
+    return pair(load(RESULTS / "ablr" / f"{name}.jsonl.xz"), list(methods), budget)
+
+
+def _by_method(paired: Paired, values: np.ndarray) -> dict[str, np.ndarray]:
+    """Means over the seeds of each task, by method."""
+    means = paired.by_problem(values).swapaxes(0, 1)
+    return dict(zip(paired.methods, means, strict=True))
+
+
+def _distances(paired: Paired) -> dict[str, np.ndarray]:
     """log10 of the distance in ranges of the task, not below -6, ``tasks x 20``."""
-    runs = load(RESULTS / "ablr" / "quadratics.jsonl.xz")
-    paired = pair(runs, list(quadratics.METHODS), 20)
-    scale = np.array([quadratics.range_of(name) for name in paired.problems])
-    gaps = (paired.traces - paired.optima[:, None, None]) / scale[:, None, None]
-    logs = paired.by_problem(np.log10(np.maximum(gaps, 1e-6))).swapaxes(0, 1)
-    return dict(zip(paired.methods, logs, strict=True))
+    logs = np.log10(np.maximum(quadratics.gaps_of(paired), 1e-6))
+    return _by_method(paired, logs)
+
+
+def _seconds() -> dict[str, dict[str, Any]]:
+    return json.loads((RESULTS / "ablr" / "ablr_against_gp.json").read_text())["models"]
 
 
 def _draw_quadratics() -> Any:
     figure = panels(["30 quadratics"], "evaluations", "log10 distance", 6.5)
-    curves(figure, 0, _distances())
+    curves(figure, 0, _distances(_paired("quadratics", quadratics.METHODS, 20)))
     return finished(figure)
 
 
 def _draw_seconds() -> Any:
-    of = json.loads((RESULTS / "ablr" / "ablr_against_gp.json").read_text())["models"]
     figure = panels([""], "evaluations", "seconds of a fit", 4.2)
-    times = {n: m["seconds"] for n, m in of.items()}
+    times = {n: m["seconds"] for n, m in _seconds().items()}
     points = {n: ([int(k) for k in t], list(t.values())) for n, t in times.items()}
     lines(figure, 0, points, marker=".")
     figure.axes[0].loglog()
@@ -53,9 +59,8 @@ def _draw_seconds() -> Any:
 
 def figure_1_left() -> tuple[str, list[Claim]]:
     """Evaluations to 1 % of the range, 30 quadratic functions."""
-    runs = load(RESULTS / "ablr" / "quadratics.jsonl.xz")
-    numbers = quadratics.figure(runs, list(quadratics.METHODS), 20)
-    of = {k: np.array(v["task_means"]) for k, v in numbers["methods"].items()}
+    paired = _paired("quadratics", quadratics.METHODS, 20)
+    of = _by_method(paired, quadratics.needed(paired))
     claims = lower(
         {
             "ABLR transfer faster than ABLR plain": (of["warm"], of["ablr"]),
@@ -72,15 +77,15 @@ def figure_1_left() -> tuple[str, list[Claim]]:
     means = of["warm_context"].mean(), of["warm"].mean()
     found = "{:.2f} with, {:.2f} without".format(*means) + f" (p = {p:.2g})"
     claims.append(Claim("contexts bring no clear improvement", found, p >= 0.05))
-    gaps = _distances()
+    gaps = _distances(paired)
     rows = [[m, *(f"{x:.2f}" for x in gaps[m].mean(0)[1:6])] for m in gaps]
     header = ["mean log10 distance after", *map(str, range(2, 7))]
-    return f"{quadratics.tables(numbers)}\n\n{markdown_table(header, rows)}", claims
+    return f"{quadratics.tables(paired)}\n\n{markdown_table(header, rows)}", claims
 
 
 def figure_1_right() -> tuple[str, list[Claim]]:
     """Seconds against evaluations."""
-    of = json.loads((RESULTS / "ablr" / "ablr_against_gp.json").read_text())["models"]
+    of = _seconds()
     sizes = list(of["network"]["seconds"])
     seconds = {name: model["seconds"] for name, model in of.items()}
     rows = [
@@ -101,14 +106,12 @@ def figure_1_right() -> tuple[str, list[Claim]]:
 
 def figure_2_left() -> tuple[str, list[Claim]]:
     """Random forests: mean distance to the best forest over two spans of budgets."""
-    paired = pair(
-        load(RESULTS / "ablr" / "forests.jsonl.xz"), list(forests.METHODS), 50
-    )
+    paired = _paired("forests", forests.METHODS, 50)
     # of the errors of the 500 forests of each data set, by OpenML's number
     ranges = json.loads((RESULTS / "papers" / "forest_ranges.json").read_text())
     scale = np.array([ranges[name.split("-")[1]] for name in paired.problems])
     gaps = (paired.traces - paired.optima[:, None, None]) / scale[:, None, None]
-    of = dict(zip(paired.methods, paired.by_problem(gaps).swapaxes(0, 1), strict=True))
+    of = _by_method(paired, gaps)
     at = (5, 10, 20, 50)
     rows = [[k, *(f"{v[:, n - 1].mean():.4f}" for n in at)] for k, v in of.items()]
     pairs = {
@@ -128,27 +131,23 @@ def figure_2_left() -> tuple[str, list[Claim]]:
 
 def figure_2_right() -> tuple[str, list[Claim]]:
     """Networks: with and without training accuracy and time."""
-    tables = {p.stem: p for p in sorted((RESULTS / "ablr" / "networks").iterdir())}
-    scales = {k: signals.spread(signals.make(0, p)) for k, p in tables.items()}
-    runs = load(RESULTS / "ablr" / "signals.jsonl.xz")
-    numbers = signals.figure(runs, list(signals.METHODS), 30, scales)
-    change: dict[str, Any] = numbers["side_less_plain"]
-    low, high = change["interval_95"]
-    p = change["p_side_better"]
-    claim = Claim(
-        "side signals speed ABLR up",
-        f"mean distance {change['mean']:+.3f} [{low:+.4f}, {high:+.4f}], p = {p:.2g}",
-        p < 0.05,
-    )
+    folder = RESULTS / "ablr" / "networks"
+    paired = _paired("signals", signals.METHODS, 30)
+    gaps = signals.gaps_of(paired, folder)
+    d = signals.difference(paired, gaps)
+    found = f"mean distance {d.mean:+.3f} [{d.low:+.4f}, {d.high:+.4f}], p = "
+    text = "side signals speed ABLR up"
+    claim = Claim(text, f"{found}{d.p_better:.2g}", d.p_better < 0.05)
     rows = []
-    for name, path in tables.items():
-        accuracy, *side = NetworkTable(path)._signals.numpy().T
+    for path in sorted(folder.iterdir()):
+        accuracy, *side = signals.make(0, path)._signals.numpy().T
         best = accuracy >= np.quantile(accuracy, 0.9)
         pairs = [(of[k], accuracy[k]) for of in side for k in (slice(None), best)]
-        rows.append([name, *(f"{spearmanr(*both).statistic:.2f}" for both in pairs)])
+        numbers = [f"{spearmanr(*both).statistic:.2f}" for both in pairs]
+        rows.append([path.stem, *numbers])
     header = ["rank correlation with the target", "training accuracy", "of the best"]
     why = markdown_table([*header, "time", "of the best tenth"], rows)
-    return f"{signals.tables(numbers, at=(5, 10, 20, 30))}\n\n{why}", [claim]
+    return f"{signals.tables(paired, gaps)}\n\n{why}", [claim]
 
 
 ITEMS = [

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["curves", "finished", "lines", "panels", "save"]
-
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path

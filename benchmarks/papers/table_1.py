@@ -9,8 +9,6 @@ two steps ("tree") and over all paths ("independent"). CPU time, the median of f
 
 from __future__ import annotations
 
-__all__ = ["SIZES", "main", "measure"]
-
 import argparse
 import json
 import statistics
@@ -22,9 +20,10 @@ from typing import Any
 import torch
 from botorch.acquisition import LogExpectedImprovement
 
+from benchmarks.fits import objective
 from benchmarks.methods import INDEPENDENT
 from benchmarks.speed.peers import TorchDense
-from benchmarks.speed.tree_rows import evaluation, objective
+from benchmarks.speed.tree_rows import evaluation
 from botorch_structured.acquisition import PathLogExpectedImprovement
 from botorch_structured.models import TreeStructuredGP
 from botorch_structured.optim import optimize_acqf_paths, optimize_acqf_two_step

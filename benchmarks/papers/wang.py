@@ -10,8 +10,6 @@ computed.
 
 from __future__ import annotations
 
-__all__ = ["ITEMS"]
-
 from functools import cache, partial
 from typing import Any
 
@@ -21,8 +19,7 @@ import torch
 from benchmarks.papers.items import RESULTS, Claim, Item, lower, main
 from benchmarks.papers.pictures import curves, finished, lines, panels
 from benchmarks.quality import wang
-from benchmarks.summary import Run, load, markdown_table
-from benchmarks.transfer_report import one_sided
+from benchmarks.summary import Run, load, markdown_table, one_sided
 from botorch_structured.test_functions import ElasticNetTuning, MonotoneMixture1D
 
 _BUDGET, _STARTS = 12, 4

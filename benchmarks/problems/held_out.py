@@ -6,8 +6,6 @@ at most 1,000, are for the test, at most 300 of the others to train on.
 
 from __future__ import annotations
 
-__all__ = ["NetworkLayers", "TestedCASH", "layers_space"]
-
 import importlib
 import math
 import warnings
@@ -18,10 +16,10 @@ import numpy as np
 from torch import Tensor
 
 from benchmarks.problems.public_tables import load
+from botorch_structured._learners import LEARNERS
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.test_functions import ScikitLearnCASH
 from botorch_structured.test_functions.base import ConditionalTestFunction
-from botorch_structured.test_functions.learners import LEARNERS
 
 _TRAINING, _TEST = 300, 1000  # rows at most
 _EPOCHS = 50

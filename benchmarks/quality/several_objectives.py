@@ -12,21 +12,18 @@ one line for each finished run; a run that was interrupted is made again.
 
 from __future__ import annotations
 
-__all__ = ["main", "share_of_front"]
-
 import argparse
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from botorch.utils.multi_objective.box_decompositions import (
-    FastNondominatedPartitioning,
-)
+from botorch.utils.multi_objective import box_decompositions
 from torch import Tensor
 from tqdm import tqdm
 
 from benchmarks.suite.yahpo import DATA, DEVELOP_TASKS, REPORT_TASKS, YahpoXGBoost
+from benchmarks.summary import markdown_table
 from botorch_structured.suggest import suggest
 
 AT = (10, 15, 20, 30, 40)
@@ -42,15 +39,14 @@ def share_of_front(Y: Tensor, pool: Tensor) -> float:
         Y: ``n x m`` outcomes, larger ones are better.
         pool: ``N x m`` outcomes of random points.
     """
-    low, high = pool.quantile(0.1, dim=0), pool.amax(0)
-    origin = torch.zeros_like(low)
+    low = pool.quantile(0.1, dim=0)
+    width = pool.amax(0) - low
+    measure = box_decompositions.FastNondominatedPartitioning
     dominated, whole = (
-        FastNondominatedPartitioning(origin, (some - low) / (high - low))
-        .compute_hypervolume()
-        .item()
+        measure(torch.zeros_like(low), (some - low) / width).compute_hypervolume()
         for some in (Y, pool)
     )
-    return dominated / whole
+    return float(dominated / whole)
 
 
 def _search(problem: YahpoXGBoost, method: str, evaluate: Callable) -> Tensor:
@@ -88,20 +84,19 @@ def _run(tasks: Sequence[str], data: Path, out: Path) -> None:
 
 
 def _report(path: Path) -> str:
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    lines = ["| | " + " | ".join(map(str, AT)) + " |", "|---" * (len(AT) + 1) + "|"]
-    by = {
-        m: {r["task"]: [r[str(n)] for n in AT] for r in rows if r["method"] == m}
-        for m in METHODS
-    }
-    tasks = sorted(set.intersection(*(set(runs) for runs in by.values())))
+    by: dict[str, dict[str, list[float]]] = {m: {} for m in METHODS}
+    for row in map(json.loads, path.read_text().splitlines()):
+        by[row["method"]][row["task"]] = [row[str(n)] for n in AT]
+    tasks = sorted(by["random"].keys() & by["suggest"].keys())
     shares = {m: torch.tensor([runs[t] for t in tasks]) for m, runs in by.items()}
-    for m, share in shares.items():
-        cells = " | ".join(f"{v:.2f}" for v in share.median(0).values.tolist())
-        lines.append(f"| {m}, median of {len(tasks)} data sets | {cells} |")
+    rows = [
+        [f"{m}, median of {len(tasks)} data sets"]
+        + [f"{v:.2f}" for v in share.median(0).values.tolist()]
+        for m, share in shares.items()
+    ]
     ahead = (shares["suggest"] > shares["random"]).sum(0).tolist()
-    lines.append("| data sets with `suggest` ahead | " + " | ".join(map(str, ahead)))
-    return "\n".join([*lines[:-1], lines[-1] + " |"])
+    rows.append(["data sets with `suggest` ahead", *map(str, ahead)])
+    return markdown_table(["", *map(str, AT)], rows)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -112,15 +107,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--report", type=Path, metavar="FILE")
-    given = parser.parse_args(arguments)
-    if given.report is not None:
-        print(_report(given.report))
+    options = parser.parse_args(arguments)
+    if options.report is not None:
+        print(_report(options.report))
         return
-    if given.out is None:
+    if options.out is None:
         parser.error("--out: expected a file")
-    tasks = DEVELOP_TASKS if given.half == "develop" else REPORT_TASKS
+    tasks = DEVELOP_TASKS if options.half == "develop" else REPORT_TASKS
     torch.set_num_threads(1)
-    _run(tasks[: given.number], given.data, given.out)
+    _run(tasks[: options.number], options.data, options.out)
 
 
 if __name__ == "__main__":

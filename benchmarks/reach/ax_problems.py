@@ -19,11 +19,7 @@ A run that was stopped is begun again: Ax's strategy keeps no state to go on fro
 
 from __future__ import annotations
 
-__all__ = ["METHODS", "PROBLEMS", "main"]
-
 import argparse
-import contextlib
-import functools
 import json
 import logging
 import math
@@ -31,7 +27,7 @@ import random
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -146,18 +142,18 @@ def drawn(seed: int) -> Problem:
     rng = random.Random(seed)
     choice, *numbers = LEARNERS.parameters
     offsets = dict(zip(choice.values, rng.sample([0.1, 0.15, 0.25], 3), strict=True))
-    places = {p.name: functools.partial(_place, p) for p in numbers}
+    by_name = {p.name: p for p in numbers}
     best: dict[str, Any] = {}
-    for p in numbers:
-        if isinstance(p, ChoiceParameterConfig):
-            best[p.name] = rng.choice(p.values)
-        else:
-            lower, upper = map(_scale(p), p.bounds)
-            value = _inverse(p)(lower + rng.uniform(0.1, 0.9) * (upper - lower))
-            best[p.name] = round(value) if p.parameter_type == "int" else value
+    for name, p in by_name.items():
+        is_choice = isinstance(p, ChoiceParameterConfig)
+        drawn = rng.choice(p.values) if is_choice else _value(p, rng.uniform(0.1, 0.9))
+        best[name] = drawn
 
     def evaluate(learner: str, **config: Any) -> float:
-        gaps = [places[k](value) - places[k](best[k]) for k, value in config.items()]
+        gaps = [
+            _place(by_name[k], value) - _place(by_name[k], best[k])
+            for k, value in config.items()
+        ]
         return float(offsets[learner] + sum(gap**2 for gap in gaps))
 
     winner = min(offsets, key=offsets.__getitem__)
@@ -166,20 +162,22 @@ def drawn(seed: int) -> Problem:
     return Problem(LEARNERS.parameters, evaluate, 0.1, where)
 
 
-def _scale(p: RangeParameterConfig) -> Callable[[float], float]:
-    return math.log if p.scaling == "log" else float
-
-
-def _inverse(p: RangeParameterConfig) -> Callable[[float], float]:
-    return math.exp if p.scaling == "log" else float
-
-
 def _place(p: Any, value: Any) -> float:
     """Where a value is between the first and the last one, on the parameter's scale."""
     if isinstance(p, ChoiceParameterConfig):
         return p.values.index(value) / (len(p.values) - 1)
-    lower, upper = map(_scale(p), p.bounds)
-    return (_scale(p)(value) - lower) / (upper - lower)
+    scale = math.log if p.scaling == "log" else float
+    lower, upper = map(scale, p.bounds)
+    return (scale(value) - lower) / (upper - lower)
+
+
+def _value(p: Any, place: float) -> Any:
+    """The value at a place, whole where the parameter is."""
+    lower, upper = p.bounds
+    value = lower + place * (upper - lower)
+    if p.scaling == "log":
+        value = lower * (upper / lower) ** place
+    return round(value) if p.parameter_type == "int" else value
 
 
 PROBLEMS: dict[str, Callable[[int], Problem]] = {
@@ -189,33 +187,7 @@ PROBLEMS: dict[str, Callable[[int], Problem]] = {
 }
 
 
-def ax_default(seed: int) -> tuple[Client, Any]:
-    """A client, and no strategy: it chooses its own."""
-    client = Client(random_seed=seed)
-    return client, None
-
-
-def structured(seed: int) -> tuple[Client, Any]:
-    """A client, and this package's strategy."""
-    from botorch_structured.integrations.ax import structured_generation_strategy
-
-    return Client(), structured_generation_strategy(seed=seed)
-
-
-METHODS = {"ax_default": ax_default, "structured": structured}
-_AX = "ax_default"
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Without what Ax says about each trial."""
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(logging.NOTSET)
+METHODS = ("ax_default", "structured")
 
 
 def run(problem: str, method: str, seed: int, out: Path, budget: int = BUDGET) -> None:
@@ -224,19 +196,21 @@ def run(problem: str, method: str, seed: int, out: Path, budget: int = BUDGET) -
     if len(read_records(path)) >= budget:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    given = PROBLEMS[problem](seed)
+    task = PROBLEMS[problem](seed)
     torch.manual_seed(seed)
-    client, strategy = METHODS[method](seed)
-    client.configure_experiment(given.parameters)
+    client = Client(random_seed=seed)
+    client.configure_experiment(task.parameters)
     client.configure_optimization(objective="-error")
-    if strategy is not None:
-        client.set_generation_strategy(strategy)
+    if method == "structured":
+        from botorch_structured.integrations.ax import structured_generation_strategy
+
+        client.set_generation_strategy(structured_generation_strategy(seed=seed))
     with open(path, "w") as file:
         for step in range(budget):
             began = time.process_time()
             ((trial, config),) = client.get_next_trials(max_trials=1).items()
             seconds = time.process_time() - began
-            value = given.evaluate(**config)
+            value = task.evaluate(**config)
             client.complete_trial(trial, raw_data={"error": value})
             record = {
                 "problem": problem,
@@ -245,18 +219,11 @@ def run(problem: str, method: str, seed: int, out: Path, budget: int = BUDGET) -
                 "step": step,
                 "config": config,
                 "value": value,
-                "optimum": given.optimum,
+                "optimum": task.optimum,
                 "suggest_s": round(seconds, 6),
             }
             file.write(json.dumps(record) + "\n")
             file.flush()
-
-
-def _better(runs: Sequence[Run], problem: str) -> str:
-    """Wilcoxon's one-sided p of the best values after `BUDGET` evaluations."""
-    here = [run for run in runs if run.problem == problem]
-    p, pairs = paired_test(here, "structured", _AX, BUDGET)
-    return f"{p:.2g}" if pairs else ""
 
 
 def table(runs: Sequence[Run], within: float = 1e-4) -> str:
@@ -266,6 +233,7 @@ def table(runs: Sequence[Run], within: float = 1e-4) -> str:
         runs: Those with fewer than `BUDGET` evaluations are left out.
         within: Runs that come at least this close are counted.
     """
+    whole = [run for run in runs if len(run.values) >= BUDGET]
     counts = (10, 20, BUDGET)
     header = ["problem", "method", "runs", f"within {within:g}"]
     header += [f"median gap after {n}" for n in counts] + ["CPU s a suggestion"]
@@ -273,22 +241,18 @@ def table(runs: Sequence[Run], within: float = 1e-4) -> str:
     rows = []
     for problem in PROBLEMS:
         for method in METHODS:
-            mine = [
-                run
-                for run in runs
-                if (run.problem, run.method) == (problem, method)
-                and len(run.values) >= BUDGET
-            ]
-            if not mine:
+            here = [run for run in whole if run.problem == problem]
+            some = [run for run in here if run.method == method]
+            if not some:
                 continue
-            gaps = {n: [run.best(n) - run.optimum for run in mine] for n in counts}
+            gaps = {n: [run.best(n) - run.optimum for run in some] for n in counts}
             close = sum(gap <= within for gap in gaps[BUDGET])
-            seconds = statistics.median(run.suggest_seconds for run in mine)
-            rows.append(
-                [problem, method, str(len(mine)), str(close)]
-                + [f"{max(statistics.median(gaps[n]), 0.0):.1g}" for n in counts]
-                + [f"{seconds:.2g}", _better(runs, problem) if method != _AX else ""]
-            )
+            seconds = statistics.median(run.suggest_seconds for run in some)
+            p, pairs = paired_test(here, "structured", "ax_default", BUDGET)
+            row = [problem, method, str(len(some)), str(close)]
+            row += [f"{max(statistics.median(gaps[n]), 0.0):.1g}" for n in counts]
+            is_tested = pairs and method == "structured"
+            rows.append([*row, f"{seconds:.2g}", f"{p:.2g}" if is_tested else ""])
     return markdown_table(header, rows)
 
 
@@ -306,11 +270,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if not options.report:
         torch.set_num_threads(1)
+        logging.disable(logging.WARNING)  # what Ax says about each trial
+        warnings.simplefilter("ignore")
         for seed in range(options.first_seed, options.first_seed + options.seeds):
             for problem in options.problems:
                 for method in options.methods:
-                    with _quiet():
-                        run(problem, method, seed, options.out)
+                    run(problem, method, seed, options.out)
                     print(problem, method, seed, flush=True)
     print(table(load(options.out)))
 

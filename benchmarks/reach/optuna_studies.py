@@ -7,15 +7,15 @@ Two problems, 60 trials, each sampler as it comes, with its own first trials:
 - ``jenatton``: the 8-leaf tree of `JenattonTree`, optima off the centre;
 - ``learners``: `ScikitLearnCASH`, nine learners on 1,000 rows of LIBSVM's "phishing"
   (``--data``), a data set that no default was chosen by; the seed decides rows and
-  folds. Development was on ``wine``, and on seeds below 100.
+  folds. Development was on "wine", and on seeds below 100.
 
 Peers are `TPESampler` (multivariate, group), `GPSampler`, and of OptunaHub the
 hierarchical and the union TPE; ``--hub`` is a clone of the registry
 (https://github.com/optuna/optunahub-registry). ``hierarchical_told`` is told which
 parameter follows which, where the others learn it; the two rows need Optuna 4.8, as
-that package calls what is private to it. ``gp_flat``, which is not run unless it is
-named, always asks for the parameters of all branches, so that `GPSampler` sees every
-one of them; it takes a minute of CPU time a run.
+that package calls what is private to it. ``gp_flat`` always asks for the parameters of
+all branches, so that `GPSampler` sees every one of them; it takes a minute of CPU time
+a run.
 
 A run that was interrupted is made again from its start. Times are of the sampler, on
 one thread (``OMP_NUM_THREADS=1``), in seconds of CPU time.
@@ -23,14 +23,12 @@ one thread (``OMP_NUM_THREADS=1``), in seconds of CPU time.
 
 from __future__ import annotations
 
-__all__ = ["PROBLEMS", "SAMPLERS", "Problem", "main", "run_study"]
-
 import argparse
 import json
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,11 +36,11 @@ import optuna
 import torch
 from tqdm import tqdm
 
+from benchmarks.data import DATA, read
 from benchmarks.harness import RunKey, read_records
 from benchmarks.summary import load, report
+from botorch_structured._learners import LEARNERS
 from botorch_structured.test_functions import JenattonTree, ScikitLearnCASH
-from botorch_structured.test_functions.base import import_sklearn
-from botorch_structured.test_functions.learners import LEARNERS
 
 _LEAVES = 8
 _ROWS = 1_000
@@ -92,14 +90,8 @@ def _make_jenatton(seed: int, data: Path) -> Problem:
     return Problem(ask, ask_all, following, evaluate, problem.optimal_value)
 
 
-@lru_cache(maxsize=1)
-def _phishing(data: Path) -> tuple[Any, Any]:
-    path = data / "libsvm" / "phishing.gz"
-    X, y = import_sklearn("datasets").load_svmlight_file(str(path))
-    return X.toarray(), y
-
-
-def _make_learners(seed: int, dataset: Any) -> Problem:
+def make_learners(seed: int, dataset: Any) -> Problem:
+    """Nine learners on a data set, whose rows and folds the seed decides."""
     problem = ScikitLearnCASH(dataset, seed=seed, max_rows=_ROWS)
 
     def suggest(trial: optuna.Trial, learner: str) -> dict[str, Any]:
@@ -134,66 +126,49 @@ def _make_learners(seed: int, dataset: Any) -> Problem:
     return Problem(ask, ask_all, following, evaluate, None)
 
 
-def _make_wine(seed: int, data: Path) -> Problem:
-    return _make_learners(seed, "wine")
-
-
 def _make_phishing(seed: int, data: Path) -> Problem:
-    return _make_learners(seed, _phishing(data))
+    return make_learners(seed, _phishing("phishing", data))
 
 
+_phishing = cache(read)
 PROBLEMS: dict[str, Callable[[int, Path], Problem]] = {
     "jenatton": _make_jenatton,
     "learners": _make_phishing,
-    "wine": _make_wine,
 }
 
 
-def _structured(problem: Problem, seed: int, hub: Path) -> Any:
-    from botorch_structured.integrations.optuna import StructuredSampler
-
-    return StructuredSampler(seed=seed)
+SAMPLERS = ("structured", "tpe", "gp", "gp_flat")
+SAMPLERS += ("hierarchical", "hierarchical_told", "union")
 
 
-def _tpe(problem: Problem, seed: int, hub: Path) -> Any:
-    return optuna.samplers.TPESampler(multivariate=True, group=True, seed=seed)
+def make_sampler(name: str, problem: Problem, seed: int, hub: Path) -> Any:
+    """A sampler as it comes.
 
+    Args:
+        name: One of ``SAMPLERS``.
+        problem: The study.
+        seed: Of the sampler.
+        hub: A clone of OptunaHub's registry.
+    """
+    if name == "structured":
+        from botorch_structured.integrations.optuna import StructuredSampler
 
-def _gp(problem: Problem, seed: int, hub: Path) -> Any:
-    return optuna.samplers.GPSampler(seed=seed)
-
-
-def _from_hub(hub: Path, package: str) -> Any:
+        return StructuredSampler(seed=seed)
+    if name == "tpe":
+        return optuna.samplers.TPESampler(multivariate=True, group=True, seed=seed)
+    if name.startswith("gp"):
+        return optuna.samplers.GPSampler(seed=seed)
     import optunahub
 
-    return optunahub.load_local_module(
-        package=f"samplers/{package}", registry_root=str(hub / "package")
+    union = name == "union"
+    module = optunahub.load_local_module(
+        "samplers/" + ("tpe_union_multivariate" if union else "hierarchical_tpe"),
+        registry_root=str(hub / "package"),
     )
-
-
-def _hierarchical(problem: Problem, seed: int, hub: Path) -> Any:
-    return _from_hub(hub, "hierarchical_tpe").HierarchicalTPESampler(seed=seed)
-
-
-def _hierarchical_told(problem: Problem, seed: int, hub: Path) -> Any:
-    make = _from_hub(hub, "hierarchical_tpe").HierarchicalTPESampler
-    return make(seed=seed, conditional_fn=problem.following)
-
-
-def _union(problem: Problem, seed: int, hub: Path) -> Any:
-    module = _from_hub(hub, "tpe_union_multivariate")
-    return module.TPEUnionMultivariateSampler(seed=seed)
-
-
-SAMPLERS: dict[str, Callable[[Problem, int, Path], Any]] = {
-    "structured": _structured,
-    "tpe": _tpe,
-    "gp": _gp,
-    "gp_flat": _gp,
-    "hierarchical": _hierarchical,
-    "hierarchical_told": _hierarchical_told,
-    "union": _union,
-}
+    if union:
+        return module.TPEUnionMultivariateSampler(seed=seed)
+    told = {"conditional_fn": problem.following} if name.endswith("told") else {}
+    return module.HierarchicalTPESampler(seed=seed, **told)
 
 
 def run_study(
@@ -230,21 +205,14 @@ def run_study(
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument(
-        "--problems", nargs="+", default=["jenatton", "learners"], choices=PROBLEMS
-    )
-    parser.add_argument(
-        "--samplers",
-        nargs="+",
-        choices=SAMPLERS,
-        help="only these (default: all but gp_flat; all of which there are runs)",
-    )
+    parser.add_argument("--problems", nargs="+", default=PROBLEMS, choices=PROBLEMS)
+    parser.add_argument("--samplers", nargs="+", choices=SAMPLERS, default=SAMPLERS)
     parser.add_argument("--seeds", type=int, default=10, help="how many")
     parser.add_argument("--first-seed", type=int, default=100)
     parser.add_argument("--budget", type=int, default=60)
     parser.add_argument("--out", type=Path, default=Path("results/optuna"))
     parser.add_argument("--hub", type=Path, default=Path("../optunahub-registry"))
-    parser.add_argument("--data", type=Path, default=Path("../shared/data"))
+    parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--report", type=Path, help="only the tables, of these runs")
     parser.add_argument("--at", type=int, nargs="+", default=[30, 60])
     options = parser.parse_args(arguments)
@@ -257,20 +225,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
             RunKey(problem, sampler, seed)
             for seed in seeds
             for problem in options.problems
-            for sampler in options.samplers or [s for s in SAMPLERS if s != "gp_flat"]
+            for sampler in options.samplers
         ]
         for key in tqdm(keys, mininterval=30.0):
             path = key.path(options.out)
             if len(read_records(path)) >= options.budget:
                 continue
             problem = PROBLEMS[key.problem](key.seed, options.data)
-            sampler = SAMPLERS[key.method](problem, key.seed, options.hub)
+            sampler = make_sampler(key.method, problem, key.seed, options.hub)
             records = run_study(key, problem, sampler, options.budget)
             path.parent.mkdir(parents=True, exist_ok=True)
             lines = [json.dumps(record) + "\n" for record in records]
             path.write_text("".join(lines))
-    named = options.samplers or SAMPLERS
-    runs = [run for run in load(options.report or options.out) if run.method in named]
+    runs = load(options.report or options.out)
+    runs = [run for run in runs if run.method in options.samplers]
     for problem_name in sorted({run.problem for run in runs}):
         here = [run for run in runs if run.problem == problem_name]
         print(f"# {problem_name}\n\n{report(here, options.at, 'structured')}\n")

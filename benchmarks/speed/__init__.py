@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["machine", "report"]
-
 import json
 import os
 import platform
@@ -14,7 +12,7 @@ from botorch_structured import __version__
 
 
 def machine() -> dict[str, object]:
-    """What a ratio depends on besides the code: the processor and the versions."""
+    """The processor and the versions, on which a ratio depends besides the code."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         cpu = next(t.partition(":")[2].strip() for t in lines if "model name" in t)

@@ -1,7 +1,6 @@
 """One command for every figure of speed: each a ratio to a peer in the same run.
 
     python -m benchmarks.speed [--rows NAME ...] [--repeats K] [--out FILE]
-    [--device cuda]
     python -m benchmarks.speed --quick [--rows NAME ...]
     python -m benchmarks.speed --report FILE
 
@@ -48,26 +47,23 @@ _ONE_THREAD = {
 _LIMIT_SECONDS = 3600.0  # for a case
 
 
-def run_here(case: Case, repeats: int, device: str = "cpu") -> dict[str, Any]:
+def run_here(case: Case, repeats: int) -> dict[str, Any]:
     """Measure a case in this process.
 
     Args:
         case: The row's name and the case's.
         repeats: Samples of each call.
-        device: Where to compute, for a row ``on_devices``.
     """
-    row, arguments = ROWS[case[0]], ROWS[case[0]].cases[case[1]]
-    where = {"device": device} if row.on_devices else {}
-    found = measure(row.make(**arguments, **where), repeats, device)
-    names = {"row": case[0], "case": case[1], "device": device}
-    return {**names, **found, "machine": machine()}
+    row = ROWS[case[0]]
+    result = measure(row.make(**row.cases[case[1]]), repeats)
+    return {"row": case[0], "case": case[1], **result, "machine": machine()}
 
 
-def _run_apart(case: Case, repeats: int, device: str) -> dict[str, Any]:
+def _run_apart(case: Case, repeats: int) -> dict[str, Any]:
     """Measure a case in a process of its own, whose libraries have one thread."""
     command = [sys.executable, "-m", "benchmarks.speed", "--here", *case]
     done = subprocess.run(
-        [*command, "--repeats", str(repeats), "--device", device],
+        [*command, "--repeats", str(repeats)],
         stdout=subprocess.PIPE,
         text=True,
         check=True,
@@ -114,29 +110,26 @@ def read_results(path: Path) -> list[dict[str, Any]]:
     return results
 
 
-def run_all(
-    names: Sequence[str], repeats: int, out: Path | None, device: str
-) -> list[Case]:
+def run_all(names: Sequence[str], repeats: int, out: Path | None) -> list[Case]:
     """Run what a file has not, and print each result.
 
     Args:
         names: Names of rows.
         repeats: Samples of each call.
         out: The file, or None to keep nothing.
-        device: Where to compute.
 
     Returns:
         The cases that failed.
     """
     results = read_results(out) if out else []
-    known = {(r["row"], r["case"]) for r in results if r["device"] == device}
-    cases = [(n, c) for n in names for c in ROWS[n].cases if (n, c) not in known]
+    done = {(r["row"], r["case"]) for r in results}
+    cases = [(n, c) for n in names for c in ROWS[n].cases if (n, c) not in done]
     failed: list[Case] = []
     bar = tqdm(cases, unit="case", file=sys.stderr)
     for case in bar:
         bar.set_postfix_str(", ".join(case))
         try:
-            result = _run_apart(case, repeats, device)
+            result = _run_apart(case, repeats)
         except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
             bar.write(f"{', '.join(case)}: {error}", file=sys.stderr)
             failed.append(case)
@@ -204,19 +197,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--rows", nargs="+", choices=ROWS, metavar="NAME")
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument(
-        "--device", default="cpu", help="rows that can compute elsewhere, in wall time"
-    )
+
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--out", type=Path, help="results are added to this JSONL file")
     what.add_argument("--quick", action="store_true", help="check, and do not measure")
     what.add_argument("--report", type=Path, help="print the table of this file")
     what.add_argument("--here", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    able = [n for n in ROWS if options.device == "cpu" or ROWS[n].on_devices]
-    names = options.rows or able
-    if odd := sorted({*names} - {*able}):
-        parser.error(f"--device: expected cpu for {odd}, got {options.device}.")
+    names = options.rows or list(ROWS)
     if options.repeats < 1:
         parser.error(f"--repeats: expected at least 1, got {options.repeats}.")
     torch.set_num_threads(1)
@@ -226,9 +214,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         quick(names)
     elif options.here:
         warnings.simplefilter("ignore")  # a peer's do not belong to a result
-        here = run_here(tuple(options.here), options.repeats, options.device)
-        print(json.dumps(here))
-    elif failed := run_all(names, options.repeats, options.out, options.device):
+        print(json.dumps(run_here(tuple(options.here), options.repeats)))
+    elif failed := run_all(names, options.repeats, options.out):
         sys.exit(f"Failed: {failed}")
 
 

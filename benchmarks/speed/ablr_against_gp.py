@@ -1,20 +1,19 @@
 """Time against evaluations: linear for ABLR, cubic for a GP. Perrone, Figure 1, right.
 
-    python -m benchmarks.speed.ablr_against_gp --figures DIR
+    python -m benchmarks.speed.ablr_against_gp --out FILE
 
 CPU time on one thread of one value and gradient of what a fit maximises, for rows of
 ``QuadraticTasks``: ``SingleTaskGP`` on all rows stacked, and ``MultiTaskABLR`` of 30
 tasks with a network of 3 x 50 units and with 100 random Fourier features. A fit takes
 tens to hundreds of these, whichever the model. The median of several, after one that
 does not count. Printed: seconds, and the exponent of the growth from the second largest
-number of rows to the largest. ``ablr_against_gp.json`` and ``.png`` are written.
+number of rows to the largest. ``benchmarks.papers.perrone`` reads and draws the file.
 """
 
 from __future__ import annotations
 
-__all__ = ["main", "measure"]
-
 import argparse
+import json
 import math
 import statistics
 import time
@@ -26,24 +25,17 @@ from typing import Any
 import torch
 from botorch.models import SingleTaskGP
 from botorch.optim.closures import get_loss_closure_with_grads
-from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
+from benchmarks.fits import objective
 from benchmarks.speed import machine
 from benchmarks.summary import markdown_table
-from benchmarks.transfer_report import write_figure
 from botorch_structured.kernels import RandomFourierFeatures
 from botorch_structured.models import MultiTaskABLR
-from botorch_structured.plots.style import COLOURS, legend_below, tidy
 from botorch_structured.test_functions import QuadraticTasks
 
 _NUM_TASKS = 30
 _BUDGET_SECONDS = 3.0  # for one model at one size, beyond two repetitions
-_LABELS = {
-    "gp": "GP",
-    "network": "ABLR, network",
-    "fourier": "ABLR, Fourier features",
-}
 
 
 def _rows(n: int) -> tuple[Tensor, Tensor]:
@@ -73,8 +65,7 @@ _MODELS: dict[str, Callable[..., Any]] = {
 def measure(model: str, n: int, repetitions: int = 7) -> float:
     """Median CPU seconds of one value and gradient with ``n`` rows."""
     X, Y = _rows(n)
-    made = _MODELS[model](X, Y)
-    mll = ExactMarginalLogLikelihood(made.likelihood, made).train()
+    mll = objective(_MODELS[model](X, Y)).train()
     parameters = {k: p for k, p in mll.named_parameters() if p.requires_grad}
     closure = get_loss_closure_with_grads(mll, parameters)
     closure()
@@ -93,25 +84,12 @@ def _exponent(times: dict[int, float]) -> float:
     return math.log(times[b] / times[a]) / math.log(b / a)
 
 
-def draw(numbers: dict[str, Any], canvas: Any) -> None:
-    """Seconds against rows, both on logarithmic scales."""
-    (ax,) = canvas.subplots(1, 1, squeeze=False)[0]
-    for colour, (name, of) in zip(COLOURS, numbers["models"].items(), strict=False):
-        rows, seconds = zip(*sorted(of["seconds"].items()), strict=True)
-        label = f"{_LABELS[name]}: rows$^{{{of['exponent']:.2f}}}$"
-        ax.loglog(rows, seconds, "o-", color=colour, label=label)
-    ax.set_xlabel("rows")
-    ax.set_ylabel("CPU s, one value and gradient")
-    tidy(ax)
-    legend_below(canvas, [ax])
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--largest", type=int, default=92_160, help="rows of ABLR")
     parser.add_argument("--largest-gp", type=int, default=5_760, help="rows of the GP")
-    parser.add_argument("--figures", type=Path, help="write JSON and PNG here")
+    parser.add_argument("--out", type=Path, help="write the numbers to this JSON file")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     sizes = [_NUM_TASKS * 12 * 2**k for k in range(10)]
@@ -127,10 +105,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ]
     print(markdown_table(["model", *map(str, sizes), "exponent"], rows))
     numbers = {"tasks": _NUM_TASKS, "threads": 1, "models": models} | machine()
-    if options.figures:
-        write_figure(
-            options.figures, "ablr_against_gp", numbers, partial(draw, numbers)
-        )
+    if options.out:
+        options.out.write_text(json.dumps(numbers, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "Case",
-    "Contest",
-    "Row",
-    "Seconds",
-    "check_equal",
-    "measure",
-]
-
 import dataclasses
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-
-import torch
 
 #: A sample is of as many calls as take this long.
 _SAMPLE_SECONDS = 0.02
@@ -26,7 +15,7 @@ _ENOUGH_SECONDS = 240.0
 
 
 class Seconds(float):
-    """What a call returns that has measured itself, in another process for example."""
+    """The time of a call that has measured itself, in another process for example."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,14 +51,12 @@ class Row:
         make: Makes the contest of a case.
         cases: Arguments of ``make``, by what the table says of them.
         quick: Arguments of a small case, which is checked and not timed.
-        on_devices: Whether ``make`` takes a ``device``.
     """
 
     what: str
     make: Callable[..., Contest]
     cases: Mapping[str, Mapping[str, Any]]
     quick: Mapping[str, Any]
-    on_devices: bool = False
 
 
 #: Name of a row and of one of its cases.
@@ -92,29 +79,23 @@ def check_equal(name: str, ours: float, theirs: float, tolerance: float) -> None
         )
 
 
-def _seconds(
-    call: Callable[[int], object], number: int, count: int, device: str
-) -> float:
-    """CPU time, or wall time on another device, of a call: the mean of several."""
-    clock = time.process_time if device == "cpu" else time.perf_counter
+def _seconds(call: Callable[[int], object], number: int, count: int) -> float:
+    """CPU time of a call: the mean of several."""
     total = 0.0
     for _ in range(count):
-        start = clock()
+        start = time.process_time()
         result = call(number)
-        if device != "cpu":
-            torch.cuda.synchronize()
-        spent = clock() - start
+        spent = time.process_time() - start
         total += result if isinstance(result, Seconds) else spent
     return total / count
 
 
-def measure(contest: Contest, repeats: int, device: str = "cpu") -> dict[str, Any]:
+def measure(contest: Contest, repeats: int) -> dict[str, Any]:
     """Time the calls of a contest in turn, after one that does not count.
 
     Args:
         contest: The calls.
         repeats: Samples of each call.
-        device: Where the calls compute.
 
     Returns:
         All samples in seconds, their medians and, for each group of peers, the faster
@@ -124,7 +105,7 @@ def measure(contest: Contest, repeats: int, device: str = "cpu") -> dict[str, An
     facts = contest.check()
     contest.prepare(0)
     counts = {
-        name: max(1, round(_SAMPLE_SECONDS / max(_seconds(call, 0, 1, device), 1e-6)))
+        name: max(1, round(_SAMPLE_SECONDS / max(_seconds(call, 0, 1), 1e-6)))
         for name, call in contest.calls.items()
     }
     samples: dict[str, list[float]] = {name: [] for name in contest.calls}
@@ -135,7 +116,7 @@ def measure(contest: Contest, repeats: int, device: str = "cpu") -> dict[str, An
         contest.prepare(number)
         names = list(contest.calls)
         for name in names if number % 2 == 0 else names[::-1]:
-            spent = _seconds(contest.calls[name], number, counts[name], device)
+            spent = _seconds(contest.calls[name], number, counts[name])
             samples[name].append(spent * contest.times.get(name, 1.0))
     ours = samples[next(iter(contest.calls))]
     peers = []

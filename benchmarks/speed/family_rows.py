@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["ROWS"]
-
 from functools import cache, partial
 from typing import Any
 
@@ -15,9 +13,8 @@ from botorch.optim import optimize_acqf
 from gpytorch.mlls import SumMarginalLogLikelihood
 from torch import Tensor
 
+from benchmarks.fits import fitted
 from benchmarks.speed.contest import Contest, Row, check_equal
-from benchmarks.speed.memory import extra_mib
-from benchmarks.speed.tree_rows import fitted
 from botorch_structured.models import DecomposedGP, MonotoneGP, MultiTaskABLR, TreedGP
 from botorch_structured.test_functions import (
     RKHS1D,
@@ -66,18 +63,12 @@ def treed(n: int, published: bool) -> Contest:
     """Construct and fit, on RKHS-1D, Gramacy's function and a step in turn."""
     make = TreedGP.as_published if published else TreedGP
     data = cache(lambda number: _rough(n, number))
-
-    def check() -> dict[str, Any]:
-        leaves = [fitted(make(*data(i))).partition.num_leaves for i in range(3)]
-        return {"leaves": leaves}
-
     return Contest(
         {
             "ours": lambda number: fitted(make(*data(number))),
             _SINGLE: lambda number: fitted(SingleTaskGP(*data(number))),
         },
         [[_SINGLE]],
-        check=check,
         prepare=data,
     )
 
@@ -94,16 +85,9 @@ def monotone(n: int, sites: int) -> Contest:
     def ours(seed: int) -> MonotoneGP:
         return fitted(MonotoneGP(*data(seed), {0: 1}, virtual_X=virtual))
 
-    def check() -> dict[str, Any]:
-        mean = ours(0).posterior(virtual[:3]).mean
-        if not mean.isfinite().all():
-            raise AssertionError(f"mean: expected numbers, got {mean}.")
-        return {}
-
     return Contest(
         {"ours": ours, _SINGLE: lambda seed: fitted(SingleTaskGP(*data(seed)))},
         [[_SINGLE]],
-        check=check,
         prepare=data,
     )
 
@@ -146,25 +130,24 @@ def decomposed(n: int) -> Contest:
         Y = parts.sum(-1, keepdim=True)
         return _maximised(fitted(SingleTaskGP(X, Y)), Y, X.shape[-1], number)
 
-    def check() -> dict[str, Any]:
-        return {"log_ei": [float(call(0)[1]) for call in (ours, single)]}
-
-    return Contest(
-        {"ours": ours, _SINGLE: single}, [[_SINGLE]], check=check, prepare=data
-    )
+    return Contest({"ours": ours, _SINGLE: single}, [[_SINGLE]], prepare=data)
 
 
-def ablr(rows: int, tasks: int, device: str = "cpu") -> Contest:
+def task_data(rows: int, tasks: int) -> Data:
+    """The task and ten inputs of a function that is shifted in each task."""
+    X, g = _uniform(rows, 11, 0)
+    X[:, 0] = torch.arange(rows) * tasks // rows
+    shift = torch.rand(tasks, generator=g, dtype=torch.float64)[X[:, 0].long()]
+    return X, _noisy((3.0 * (X[:, 1:].sum(-1) + shift)).sin(), g)
+
+
+def ablr(rows: int, tasks: int) -> Contest:
     """Log evidence summed over tasks and its gradient, 10 inputs, 3 layers of 50 units.
 
     The peer is a forward and backward pass of the network alone over the same chunks,
     which is what stochastic gradients would cost.
     """
-    X, g = _uniform(rows, 11, 0)
-    X[:, 0] = torch.arange(rows) * tasks // rows
-    shift = torch.rand(tasks, generator=g, dtype=torch.float64)[X[:, 0].long()]
-    Y = _noisy((3.0 * (X[:, 1:].sum(-1) + shift)).sin(), g)
-    model = MultiTaskABLR(X.to(device), Y.to(device), task_feature=0)
+    model = MultiTaskABLR(*task_data(rows, tasks), task_feature=0)
     parameters = [p for p in model.parameters() if p.requires_grad]
     network = model.feature_map
     of_network = [p for p in network.parameters() if p.requires_grad]
@@ -183,8 +166,6 @@ def ablr(rows: int, tasks: int, device: str = "cpu") -> Contest:
                 t.add_(part)
         return total
 
-    memory = extra_mib(ours, device)
-
     def check() -> dict[str, Any]:
         value, gradient = ours()
         if not all(bool(t.isfinite().all()) for t in (value, *gradient)):
@@ -195,7 +176,7 @@ def ablr(rows: int, tasks: int, device: str = "cpu") -> Contest:
             for a, b in zip(alone(), whole, strict=True)
         ]
         check_equal("the network's gradient", max(gaps), 0.0, 1e-8)
-        return {"mib_beyond_the_data": memory, "chunks": len(chunks)}
+        return {"chunks": len(chunks)}
 
     return Contest(
         {"ours": lambda _: ours(), _NETWORK: lambda _: alone()},
@@ -240,6 +221,5 @@ ROWS = {
             "750,000 rows, 30 tasks": {"rows": 750_000, "tasks": 30},
         },
         {"rows": 60, "tasks": 3},
-        on_devices=True,
     ),
 }

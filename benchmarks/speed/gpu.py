@@ -1,4 +1,4 @@
-"""What a GPU gains: each row on it and on one thread of its host, in one run.
+"""Gains of a GPU: each row on it and on one thread of its host, in one run.
 
     python -m benchmarks.speed.gpu --out FILE [--device cuda] [--rows NAME ...]
     python -m benchmarks.speed.gpu --report FILE
@@ -30,14 +30,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import torch
-from botorch.fit import fit_gpytorch_mll
 from botorch.sampling import IIDNormalSampler
 from torch import Tensor
 from torch.func import functional_call, grad_and_value, vmap
 
+from benchmarks.fits import fitted, objective
 from benchmarks.speed import report
+from benchmarks.speed.family_rows import task_data
 from benchmarks.speed.problems import binary_tree, flat_tree, make_data, sizes
-from benchmarks.speed.tree_rows import evaluation, objective
+from benchmarks.speed.tree_rows import evaluation
 from benchmarks.summary import markdown_table
 from botorch_structured.linalg.factor import unread_flags
 from botorch_structured.models import (
@@ -82,16 +83,16 @@ def kernels(call: Callable[[], object], device: str) -> int | None:
     return sum(not name.startswith(("Memcpy", "Memset")) for name in events)
 
 
-def binary(paths: int, n: int, largest: int | None = None) -> Data:
-    """Data of a tree of binary decisions."""
-    tree = binary_tree(paths)
-    return *make_data(tree, sizes(paths, n, largest)), tree
-
-
-def flat(paths: int, n: int) -> Data:
-    """Data of a decision with one column for each value."""
-    tree = flat_tree(paths)
-    return *make_data(tree, sizes(paths, n)), tree
+def binary(
+    paths: int,
+    n: int,
+    largest: int | None = None,
+    make: Callable[[int], ParameterTree] = binary_tree,
+    seed: int = 0,
+) -> Data:
+    """Data of a tree, by default one of binary decisions."""
+    tree = make(paths)
+    return *make_data(tree, sizes(paths, n, largest), seed), tree
 
 
 def two_decisions(values: int, n: int) -> Data:
@@ -113,16 +114,9 @@ def two_decisions(values: int, n: int) -> Data:
 Make = Callable[[Data], Any]
 
 
-def tree_gp(data: Data, **options: Any) -> TreeStructuredGP:
-    """The tree model."""
-    model = TreeStructuredGP(*data, **options)
-    model.likelihood.noise = _NOISE
-    return model
-
-
-def conditional_gp(data: Data) -> ConditionalGP:
-    """The conditional model."""
-    model = ConditionalGP(*data)
+def tree_gp(data: Data, kind: Any = TreeStructuredGP, **options: Any) -> Any:
+    """A model before its fit, with some noise."""
+    model = kind(*data, **options)
     model.likelihood.noise = _NOISE
     return model
 
@@ -142,8 +136,8 @@ def evidence(
     device: str, data: Callable[[], Data], make: Make = tree_gp, host: bool = True
 ) -> Row:
     """An evidence with its gradient."""
-    given = data()
-    mll = objective(make(on(device, given))).train()
+    on_host = data()
+    mll = objective(make(on(device, on_host))).train()
     plain = map_fit.DeviceObjective(mll, no_graph)
     theta = plain.read()
     value, gradient = plain(theta)
@@ -161,7 +155,7 @@ def evidence(
         yield "MiB", torch.cuda.max_memory_allocated() / 2**20
     if not host:
         return
-    other = objective(make(given)).train()
+    other = objective(make(on_host)).train()
     here: Any
     if isinstance(other.model, MultiTaskABLR):
         here = partial(map_fit.DeviceObjective(other, no_graph), theta)
@@ -172,14 +166,8 @@ def evidence(
 
 
 def ablr_data(rows: int, tasks: int) -> Data:
-    """Ten inputs of a function that is shifted in each task."""
-    g = torch.Generator().manual_seed(0)
-    X = torch.rand(rows, 11, generator=g, dtype=torch.float64)
-    X[:, 0] = torch.arange(rows) * tasks // rows
-    shift = torch.rand(tasks, generator=g, dtype=torch.float64)[X[:, 0].long()]
-    Y = (3.0 * (X[:, 1:].sum(-1) + shift)).sin().unsqueeze(-1)
-    noise = torch.randn(rows, 1, generator=g, dtype=torch.float64)
-    return X, Y + 0.1 * noise, 0
+    """The column of the task is the first one."""
+    return *task_data(rows, tasks), 0
 
 
 def ablr(data: Data) -> MultiTaskABLR:
@@ -190,8 +178,8 @@ def ablr(data: Data) -> MultiTaskABLR:
 
 def many_parameters(device: str, count: int, data: Callable[[], Data]) -> Row:
     """Evidences with gradients at many hyperparameters: chains, restarts."""
-    given = data()
-    model = tree_gp(on(device, given))
+    on_host = data()
+    model = tree_gp(on(device, on_host))
     mll = objective(model).train()
     model.compute_custom_loss(mll)
     start = {n: p.detach() for n, p in mll.named_parameters() if p.requires_grad}
@@ -228,17 +216,16 @@ def many_parameters(device: str, count: int, data: Callable[[], Data]) -> Row:
         replay, result = map_fit._cuda_graph(evaluate)
         yield "graph", seconds(replay, device, 100)
         yield "gap", float((result - evaluate()).abs().max())
-    here = evaluation(objective(tree_gp(given)))
+    here = evaluation(objective(tree_gp(on_host)))
     yield "gap of values", abs(here()[0] - float(evaluate()[0]))
     yield "host", count * seconds(here, "cpu", 10)
 
 
-def many_data_sets(device: str, count: int, paths: int, n: int) -> Row:
+def many_data_sets(device: str, count: int, data: Callable[..., Data]) -> Row:
     """Evidences with gradients of data sets of one space, as one batched model."""
-    tree = binary_tree(paths)
-    sets = [make_data(tree, sizes(paths, n), seed) for seed in range(min(count, 4))]
-    sets = [sets[i % len(sets)] for i in range(count)]
-    X, Y = (torch.stack(parts) for parts in zip(*sets, strict=True))
+    sets = [data(seed=i % min(count, 4)) for i in range(count)]
+    tree = sets[0][2]
+    X, Y = (torch.stack([one[k] for one in sets]) for k in (0, 1))
     model = tree_gp((X.to(device), Y.to(device), tree))
     mll = objective(model).train()
     parameters = [p for p in mll.parameters() if p.requires_grad]
@@ -249,22 +236,13 @@ def many_data_sets(device: str, count: int, paths: int, n: int) -> Row:
 
     yield "plain", seconds(evaluate, device, 10)
     yield "kernels", kernels(evaluate, device)
-    if device == "cuda":
-        yield "MiB", torch.cuda.max_memory_allocated() / 2**20
-    here = evaluation(objective(tree_gp((*sets[0], tree))))
+    here = evaluation(objective(tree_gp(sets[0])))
     yield "host", count * seconds(here, "cpu", 10)
 
 
 def whole_fit(device: str, data: Callable[[], Data], make: Make = tree_gp) -> Row:
     """Construction and fit; plainly, too."""
-    given = data()
-
-    def fit(where: str) -> Any:
-        model = make(on(where, given))
-        fit_gpytorch_mll(objective(model))
-        return model
-
-    losses = []
+    on_host = data()
     record = map_fit._cuda_graph
     for name, where, how in (
         ("graph", device, record),
@@ -273,128 +251,122 @@ def whole_fit(device: str, data: Callable[[], Data], make: Make = tree_gp) -> Ro
     ):
         map_fit._cuda_graph = how
         try:
-            yield name, seconds(partial(fit, where), where, 3)
-            model = fit(where)
+            call = lambda where=where: fitted(make(on(where, on_host)))  # noqa: E731
+            yield name, seconds(call, where, 3)
         finally:
             map_fit._cuda_graph = record
-        mll = objective(model).train()
-        with torch.no_grad():
-            losses.append(len(given[0]) * float(model.compute_custom_loss(mll)))
-    yield "nats", losses
+
+
+def both(device: str, data: Data, make: Callable[[Any, str], Callable]) -> Row:
+    """A call of a model there, and on the host."""
+    for name, where in (("plain", device), ("host", "cpu")):
+        model = tree_gp(on(where, data)).eval()
+        yield name, seconds(torch.no_grad()(make(model, where)), where, 3)
 
 
 def posterior(device: str, data: Callable[[], Data], count: int, chunk: int) -> Row:
     """Means and variances of many candidates one by one, in chunks."""
-    given = data()
-    X, _, tree = given
+    on_host = data()
+    X, _, tree = on_host
     others = X[torch.arange(count) % len(X)].clone()
     g = torch.Generator().manual_seed(1)
     free = [c for c in range(tree.dim) if c not in tree.decision_columns]
     others[:, free] = torch.rand(count, len(free), generator=g, dtype=torch.float64)
-    for name, where in (("plain", device), ("host", "cpu")):
-        model = tree_gp(on(where, given)).eval()
+
+    def make(model: Any, where: str) -> Callable[[], None]:
         points = others.unsqueeze(-2).to(where)
 
-        def predict(model: Any = model, points: Tensor = points) -> None:
-            with torch.no_grad():
-                for part in points.split(chunk):
-                    found = model.posterior(part)
-                    _ = found.mean, found.variance
+        def predict() -> None:
+            for part in points.split(chunk):
+                moments = model.posterior(part)
+                _ = moments.mean, moments.variance
 
-        yield name, seconds(predict, where, 3)
+        return predict
+
+    yield from both(device, on_host, make)
 
 
 def fantasies(device: str, data: Callable[[], Data], count: int) -> Row:
-    """That many outcomes at 4 points, and posteriors of 64 points given each."""
-    given = data()
-    X = given[0]
-    for name, where in (("plain", device), ("host", "cpu")):
-        model = tree_gp(on(where, given)).eval()
-        new, points = (X[:4] + 1e-3).to(where), X[:64].to(where).unsqueeze(-2)
+    """That many outcomes at 4 points, and posteriors of 64 points with each."""
+    on_host = data()
+    X = on_host[0]
 
-        def condition(
-            model: Any = model, new: Tensor = new, points: Tensor = points
-        ) -> None:
+    def make(model: Any, where: str) -> Callable[[], None]:
+        new = (X[:4] + 1e-3).to(where)
+        points = X[:64].to(where).unsqueeze(-2).unsqueeze(1)
+
+        def condition() -> None:
             sampler = IIDNormalSampler(torch.Size([count]), seed=0)
-            with torch.no_grad():
-                found = model.fantasize(new, sampler).posterior(points.unsqueeze(1))
-                _ = found.mean, found.variance
+            moments = model.fantasize(new, sampler).posterior(points)
+            _ = moments.mean, moments.variance
 
-        yield name, seconds(condition, where, 3)
+        return condition
+
+    yield from both(device, on_host, make)
 
 
-_EIGHT, _SIXTY_FOUR = partial(binary, 8, 400), partial(binary, 64, 2000)
-_UNEVEN, _MANY = partial(binary, 16, 1000, 600), partial(binary, 200, 1000)
+_EIGHT = partial(binary, 8, 400)
+_SIXTY_FOUR = partial(binary, 64, 2000)
 _QUICK = partial(binary, 3, 12)
+_CONDITIONAL = partial(tree_gp, kind=ConditionalGP)
+_ALONE = partial(tree_gp, shared_features="none")
+_CASES = {"8 paths, 400 points": _EIGHT, "64 paths, 2,000 points": _SIXTY_FOUR}
+_UNEVEN = {
+    "200 paths, 1,000 points": partial(binary, 200, 1000),
+    "16 paths, 1,000 points, 600 on one": partial(binary, 16, 1000, 600),
+}
+_HUNDRED = partial(binary, 1000, 100_000, make=flat_tree)
+_MILLION = partial(two_decisions, 100, 1_000_000)
 
-#: By name: what a row yields, given the device.
+
+def _each(title: str, row: Any, cases: Mapping[str, Any], **options: Any) -> Any:
+    """A row for each case."""
+    return {
+        f"{title}: {name}": partial(row, data=data, **options)
+        for name, data in cases.items()
+    }
+
+
+#: By name: what a row yields on a device.
 ROWS: dict[str, Callable[[str], Row]] = {
-    "evidence: 8 paths, 400 points": partial(evidence, data=_EIGHT),
-    "evidence: 64 paths, 2,000 points": partial(evidence, data=_SIXTY_FOUR),
-    "evidence: 200 paths, 1,000 points": partial(evidence, data=_MANY),
-    "evidence: 16 paths, 1,000 points, 600 on one": partial(evidence, data=_UNEVEN),
-    "ConditionalGP: 8 paths, 400 points": partial(
-        evidence, data=_EIGHT, make=conditional_gp
-    ),
-    "ConditionalGP: 64 paths, 2,000 points": partial(
-        evidence, data=_SIXTY_FOUR, make=conditional_gp
-    ),
-    "64 hyperparameters at once: 8 paths, 400 points": partial(
-        many_parameters, count=64, data=_EIGHT
-    ),
-    "64 hyperparameters at once: 64 paths, 2,000 points": partial(
-        many_parameters, count=64, data=_SIXTY_FOUR
-    ),
-    "64 data sets at once: 8 paths, 400 points": partial(
-        many_data_sets, count=64, paths=8, n=400
-    ),
-    "64 data sets at once: 64 paths, 2,000 points": partial(
-        many_data_sets, count=64, paths=64, n=2000
-    ),
-    "fit: 8 paths, 400 points": partial(whole_fit, data=_EIGHT),
-    "fit: 64 paths, 2,000 points": partial(whole_fit, data=_SIXTY_FOUR),
+    **_each("evidence", evidence, _CASES | _UNEVEN),
+    **_each("ConditionalGP", evidence, _CASES, make=_CONDITIONAL),
+    **_each("64 hyperparameters at once", many_parameters, _CASES, count=64),
+    **_each("64 data sets at once", many_data_sets, _CASES, count=64),
+    **_each("fit", whole_fit, _CASES),
     "fantasies: 512 at 4 points, 64 paths, 2,000 points": partial(
         fantasies, data=_SIXTY_FOUR, count=512
     ),
     "posterior: 1,000,000 candidates, 64 paths, 2,000 points": partial(
         posterior, data=_SIXTY_FOUR, count=1_000_000, chunk=20_000
     ),
-    "evidence: 1,000 paths, 100,000 points": partial(
-        evidence, data=partial(flat, 1000, 100_000)
-    ),
-    "MultiTaskABLR: 30,000 rows, 30 tasks": partial(
-        evidence, data=partial(ablr_data, 30_000, 30), make=ablr
-    ),
-    "MultiTaskABLR: 750,000 rows, 30 tasks": partial(
-        evidence, data=partial(ablr_data, 750_000, 30), make=ablr
-    ),
+    "evidence: 1,000 paths, 100,000 points": partial(evidence, data=_HUNDRED),
+    **{
+        f"MultiTaskABLR: {rows:,} rows, 30 tasks": partial(
+            evidence, data=partial(ablr_data, rows, 30), make=ablr
+        )
+        for rows in (30_000, 750_000)
+    },
     "evidence: 10,000 paths, 1,000,000 points": partial(
-        evidence,
-        data=partial(two_decisions, 100, 1_000_000),
-        make=partial(tree_gp, shared_features="none"),
-        host=False,
+        evidence, data=_MILLION, make=_ALONE, host=False
     ),
 }
 #: Of small data.
 QUICK: dict[str, Callable[[str], Row]] = {
     "evidence": partial(evidence, data=_QUICK),
-    "conditional": partial(evidence, data=_QUICK, make=conditional_gp),
+    "conditional": partial(evidence, data=_QUICK, make=_CONDITIONAL),
     "hyperparameters": partial(many_parameters, count=3, data=_QUICK),
-    "data sets": partial(many_data_sets, count=3, paths=3, n=12),
+    "data sets": partial(many_data_sets, count=3, data=_QUICK),
     "fit": partial(whole_fit, data=_QUICK),
     "posterior": partial(posterior, data=_QUICK, count=50, chunk=20),
     "fantasies": partial(fantasies, data=_QUICK, count=5),
     "ablr": partial(evidence, data=partial(ablr_data, 60, 3), make=ablr),
-    "two decisions": partial(
-        evidence,
-        data=partial(two_decisions, 3, 40),
-        make=partial(tree_gp, shared_features="none"),
-    ),
+    "two decisions": partial(evidence, data=partial(two_decisions, 3, 40), make=_ALONE),
 }
 
 
 def run(name: str, row: Callable[[str], Row], device: str) -> dict[str, Any]:
-    """What a row found, with its error if it has one."""
+    """The results of a row, with its error if it has one."""
     found: dict[str, Any] = {}
     if device == "cuda":
         torch.cuda.empty_cache()

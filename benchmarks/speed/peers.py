@@ -1,7 +1,7 @@
-"""What a tree model is compared with: the same covariance, written out by other means.
+"""Peers of a tree model: the same covariance, written out by other means.
 
-``TorchDense`` and ``GPyTorchDense`` factorise one ``n x n`` matrix, built leaf by leaf
-without padding; gradients are those of automatic differentiation. ``Raw`` does only
+``TorchDense`` factorises one ``n x n`` matrix, built leaf by leaf without padding;
+gradients are those of automatic differentiation. ``Raw`` does only
 what no implementation that works leaf by leaf can leave out: per leaf a Cholesky
 factorisation, an inverse and an exponential for each element; a factorisation and an
 inverse of the weights' system.
@@ -9,18 +9,11 @@ inverse of the weights' system.
 
 from __future__ import annotations
 
-__all__ = ["DenseGP", "GPyTorchDense", "Leaves", "Raw", "TorchDense"]
-
 import math
 
 import numpy as np
 import torch
-from gpytorch.distributions import MultivariateNormal
-from gpytorch.kernels import MaternKernel
-from gpytorch.likelihoods import GaussianLikelihood
-from gpytorch.means import ConstantMean
 from gpytorch.mlls import ExactMarginalLogLikelihood
-from gpytorch.models import ExactGP
 from scipy.linalg.lapack import dpotrf, dpotri
 from torch import Tensor
 
@@ -100,56 +93,6 @@ class TorchDense:
         return -self.mll._add_other_terms(value, ()) / len(residual)
 
 
-class GPyTorchDense(ExactGP):
-    """What a user of GPyTorch would write: a kernel for each leaf, and the weights.
-
-    Has the model's covariance at its present hyperparameters, a lengthscale for each
-    leaf and column, a variance for each leaf and each weight; no priors.
-
-    Args:
-        model: A model with the Matern kernel.
-    """
-
-    def __init__(self, model: TreeStructuredGP) -> None:
-        leaves, kernel = Leaves(model), model.covar_module
-        likelihood = GaussianLikelihood().to(leaves.X)
-        likelihood.noise = model.likelihood.noise.detach()
-        super().__init__(leaves.X[leaves.order], leaves.y[leaves.order], likelihood)
-        self.mean_module = ConstantMean()
-        self.sizes = [len(r) for r in leaves.rows]
-        first = torch.stack([r[0] for r in leaves.rows])
-        with torch.no_grad():
-            rows = kernel.rows(leaves.X)
-        scale = rows.variance.expand(len(leaves.X))[first]
-        self.raw_scale = torch.nn.Parameter(scale.log())
-        self.kernels = torch.nn.ModuleList()
-        for index, used in zip(leaves.rows, leaves.columns, strict=True):
-            X = leaves.X[index[0]]
-            path = model.tree.paths[model.tree.path_index(X[None]).item()]
-            own = [c for c in path.active.tolist() if c in model.tree.own_columns]
-            part = MaternKernel(2.5, ard_num_dims=len(own), active_dims=tuple(own))
-            # scaled inputs are these columns over their lengthscales
-            part.to(X).lengthscale = X[own] / rows.points[index[0], used]
-            self.kernels.append(part)
-        self.features = rows.features[leaves.order]
-        self.raw_variance = torch.nn.Parameter(X.new_zeros(self.features.shape[-1]))
-        self.mean_module.to(X)
-
-    def forward(self, x: Tensor) -> MultivariateNormal:
-        z = self.features * self.raw_variance.exp().sqrt()
-        parts = zip(
-            x.split(self.sizes), self.kernels, self.raw_scale.exp(), strict=True
-        )
-        blocks = [scale * kernel(leaf).to_dense() for leaf, kernel, scale in parts]
-        covariance = torch.block_diag(*blocks) + z @ z.mT
-        return MultivariateNormal(self.mean_module(x), covariance)
-
-    def loss(self) -> Tensor:
-        """Minus the log evidence per point."""
-        mll = ExactMarginalLogLikelihood(self.likelihood, self)
-        return -mll(self(self.train_inputs[0]), self.train_targets)
-
-
 class DenseGP:
     """Posterior means and variances from a cached dense factorisation, in plain torch.
 
@@ -217,7 +160,7 @@ class Raw:
         self.buffers = {log.shape: np.empty(log.shape, order="F") for log in self.logs}
 
     def __call__(self) -> None:
-        """What one evidence with gradient needs at least."""
+        """The least work of one evidence with gradient."""
         for log in self.logs:
             block = self.buffers[log.shape]
             np.exp(log, out=block)

@@ -2,15 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "binary_tree",
-    "chain",
-    "flat_tree",
-    "make_data",
-    "make_points",
-    "sizes",
-]
-
 import torch
 from torch import Tensor
 
@@ -82,11 +73,7 @@ def make_points(tree: ParameterTree, path: Tensor, seed: int) -> Tensor:
 
 
 def make_data(
-    tree: ParameterTree,
-    rows: list[int],
-    seed: int = 0,
-    outputs: int = 1,
-    device: str = "cpu",
+    tree: ParameterTree, rows: list[int], seed: int = 0, outputs: int = 1
 ) -> tuple[Tensor, Tensor]:
     """Points in random order, and smooth functions of a level and waves for each leaf.
 
@@ -95,7 +82,6 @@ def make_data(
         rows: Points on each path.
         seed: Seed.
         outputs: Number of outcomes, ``m``.
-        device: Where they are to be.
 
     Returns:
         ``n x d`` and ``n x m``, with noise of a tenth.
@@ -117,4 +103,4 @@ def make_data(
             if c in own:
                 angle = rate[c] * X[mine, c].unsqueeze(-1) + 6.3 * phase[c]
                 Y[mine] += angle.sin()
-    return X.to(device), Y.to(device)
+    return X, Y

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["ROWS"]
-
 import math
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -139,7 +137,7 @@ def _outcomes(space: SearchSpace, X: Tensor, seed: int) -> Tensor:
 
 # -- rows -------------------------------------------------------------------------
 
-# Of more columns, peers that see all of them take minutes.
+# Peers that see all columns take minutes where there are more.
 _MANY_COLUMNS = 100
 # Names in ``benchmarks.suite.peers``.
 _PEERS = {
@@ -168,13 +166,15 @@ def suggestion(kind: str, n: int, constrained: bool = False, **size: int) -> Con
         C = X[:, :1] - X[:, :1].median() if constrained else None
         return suggest(space, X, Y, seed=seed, train_C=C).X
 
+    def theirs(peer: Any, seed: int) -> object:
+        state = [None] if getattr(peer, "keeps_state", False) else []
+        return peer(problem, *data(seed), seed, *state)
+
     calls: dict[str, Callable[[int], object]] = {"ours": ours}
-    known = {"tpe"} if space.dim > _MANY_COLUMNS else {*PEERS}
+    able = {"tpe"} if space.dim > _MANY_COLUMNS else {*PEERS}
     for name, peer in {} if constrained else _PEERS.items():
-        if peer in known & {*PEERS}:
-            calls[name] = lambda seed, peer=peer: PEERS[peer](
-                problem, *data(seed), seed
-            )
+        if peer in able & {*PEERS}:
+            calls[name] = partial(theirs, PEERS[peer])
 
     def check() -> dict[str, Any]:
         X = ours(0)

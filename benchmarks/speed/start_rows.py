@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["ROWS"]
-
 import resource
 import subprocess
 import sys

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["ROWS", "evaluation", "first_model", "fitted", "objective"]
-
 import statistics
-import time
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
@@ -19,15 +16,10 @@ from botorch.optim.closures import get_loss_closure_with_grads
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
+from benchmarks.fits import fitted, objective
 from benchmarks.speed.contest import Contest, Row, check_equal
-from benchmarks.speed.memory import extra_mib
-from benchmarks.speed.peers import GPyTorchDense, Raw, TorchDense
-from benchmarks.speed.problems import (
-    binary_tree,
-    flat_tree,
-    make_data,
-    sizes,
-)
+from benchmarks.speed.peers import Raw, TorchDense
+from benchmarks.speed.problems import binary_tree, flat_tree, make_data, sizes
 from botorch_structured.models import TreeStructuredGP
 from botorch_structured.models.map_fit import FIT_OPTIONS
 from botorch_structured.optim import optimize_acqf_paths
@@ -36,17 +28,7 @@ from botorch_structured.suggest import Suggestion, suggest
 
 _NOISE = 0.02  # where hyperparameters are not fitted
 _DENSE = "dense, plain torch"
-
-
-def objective(model: SingleTaskGP) -> ExactMarginalLogLikelihood:
-    """What a fit maximises."""
-    return ExactMarginalLogLikelihood(model.likelihood, model)
-
-
-def fitted(model: SingleTaskGP, **kwargs: Any) -> SingleTaskGP:
-    """A model after its fit."""
-    fit_gpytorch_mll(objective(model), **kwargs)
-    return model
+Data = tuple[Tensor, Tensor]
 
 
 def _loss(model: TreeStructuredGP) -> float:
@@ -78,10 +60,52 @@ _SAME = "SingleTaskGP, same data"
 _PLAIN = "SingleTaskGP, as many points in the columns of one path"
 
 
-def _in_a_box(tree: ParameterTree, n: int, seed: int) -> tuple[Tensor, Tensor]:
+def _in_a_box(tree: ParameterTree, n: int, seed: int) -> Data:
     """Points of a space without decisions, as many columns as a path has."""
     plain = ParameterTree(max(len(path.active) for path in tree.paths))
     return make_data(plain, [n], seed)
+
+
+def _data(tree: ParameterTree, n: int) -> Callable[[int], Data]:
+    """Data by the seed, made once."""
+    return cache(partial(make_data, tree, sizes(tree.num_paths, n)))
+
+
+def _unit(dim: int) -> Tensor:
+    """Bounds, ``2 x d``."""
+    return torch.tensor([[0.0], [1.0]]).double().expand(2, dim)
+
+
+def _by_botorch(data: Callable[[int], Data], seed: int) -> Tensor:
+    """BoTorch's suggestion, all columns at once."""
+    X, Y = data(seed)
+    torch.manual_seed(seed)
+    acqf = LogExpectedImprovement(fitted(SingleTaskGP(X, Y)), best_f=Y.max())
+    bounds = _unit(X.shape[-1])
+    return optimize_acqf(acqf, bounds, q=1, num_restarts=10, raw_samples=512)[0]
+
+
+def _space(tree: ParameterTree) -> SearchSpace:
+    return SearchSpace([f"x{c}" for c in range(tree.dim)], _unit(tree.dim), tree)
+
+
+def _by_suggest(
+    space: SearchSpace, data: Callable[[int], Data]
+) -> tuple[Callable[[int], Suggestion], Callable[[], dict[str, Any]]]:
+    """The call of ``suggest``, and its check."""
+
+    def ours(seed: int) -> Suggestion:
+        return suggest(space, *data(seed), seed=seed)
+
+    def check() -> dict[str, Any]:
+        suggestion = ours(0)
+        if not space.feasible(suggestion.X).all():
+            raise AssertionError(
+                f"X: expected a point of the space, got {suggestion.X}."
+            )
+        return {"weights": suggestion.weights.tolist()}
+
+    return ours, check
 
 
 def fit(paths: int, n: int, compared: int = 3) -> Contest:
@@ -91,11 +115,7 @@ def fit(paths: int, n: int, compared: int = 3) -> Contest:
     automatic differentiation.
     """
     tree = binary_tree(paths)
-
-    @cache
-    def data(seed: int) -> tuple[Tensor, Tensor]:
-        return make_data(tree, sizes(paths, n), seed)
-
+    data = _data(tree, n)
     box = cache(partial(_in_a_box, tree, n))
 
     def ours(seed: int) -> TreeStructuredGP:
@@ -128,12 +148,8 @@ def fit(paths: int, n: int, compared: int = 3) -> Contest:
 def suggestion(paths: int, n: int, warm: bool) -> Contest:
     """Construct, fit and maximise LogEI; over all paths, and in BoTorch's box."""
     tree = binary_tree(paths)
-    bounds = torch.tensor([[0.0], [1.0]]).double().expand(2, tree.dim)
+    data = _data(tree, n)
     box = cache(partial(_in_a_box, tree, n))
-
-    @cache
-    def data(seed: int) -> tuple[Tensor, Tensor]:
-        return make_data(tree, sizes(paths, n), seed)
 
     @cache
     def before(seed: int) -> dict[str, Any]:
@@ -143,18 +159,11 @@ def suggestion(paths: int, n: int, warm: bool) -> Contest:
             return {}
         return {"start_from": fitted(TreeStructuredGP(X[:-1], Y[:-1], tree))}
 
-    def ours(seed: int) -> tuple[Tensor, Tensor]:
+    def ours(seed: int) -> Data:
         X, Y = data(seed)
         model = fitted(TreeStructuredGP(X, Y, tree), **before(seed))
         acqf = LogExpectedImprovement(model, best_f=Y.max())
-        return optimize_acqf_paths(acqf, bounds, tree, X_avoid=X, seed=seed)
-
-    def plain(seed: int, data: Callable[[int], tuple[Tensor, Tensor]]) -> Tensor:
-        X, Y = data(seed)
-        torch.manual_seed(seed)
-        acqf = LogExpectedImprovement(fitted(SingleTaskGP(X, Y)), best_f=Y.max())
-        inside = bounds[:, : X.shape[-1]]
-        return optimize_acqf(acqf, inside, q=1, num_restarts=10, raw_samples=512)[0]
+        return optimize_acqf_paths(acqf, _unit(tree.dim), tree, X_avoid=X, seed=seed)
 
     def check() -> dict[str, Any]:
         x, value = ours(0)
@@ -166,8 +175,8 @@ def suggestion(paths: int, n: int, warm: bool) -> Contest:
     return Contest(
         {
             "ours": ours,
-            _SAME: partial(plain, data=data),
-            _PLAIN: partial(plain, data=box),
+            _SAME: partial(_by_botorch, data),
+            _PLAIN: partial(_by_botorch, box),
         },
         [[_SAME], [_PLAIN]],
         check=check,
@@ -181,23 +190,8 @@ _ALONE = "TreeStructuredGP alone"
 def recommended(paths: int, n: int) -> Contest:
     """``suggest``, which averages two models, against one of these and BoTorch's."""
     tree = binary_tree(paths)
-    bounds = torch.tensor([[0.0], [1.0]]).double().expand(2, tree.dim)
-    space = SearchSpace([f"x{c}" for c in range(tree.dim)], bounds, tree)
     one = suggestion(paths, n, warm=False)
-
-    @cache
-    def data(seed: int) -> tuple[Tensor, Tensor]:
-        return make_data(tree, sizes(paths, n), seed)
-
-    def ours(seed: int) -> Suggestion:
-        return suggest(space, *data(seed), seed=seed)
-
-    def check() -> dict[str, Any]:
-        found = ours(0)
-        if not space.feasible(found.X).all():
-            raise AssertionError(f"X: expected a point of the space, got {found.X}.")
-        return {"weights": found.weights.tolist()}
-
+    ours, check = _by_suggest(_space(tree), _data(tree, n))
     return Contest(
         {"ours": ours, _ALONE: one.calls["ours"], _PLAIN: one.calls[_PLAIN]},
         [[_ALONE], [_PLAIN]],
@@ -218,45 +212,27 @@ def recommended_of(decisions: int, columns: int, n: int) -> Contest:
     tree = ParameterTree(
         dim, {k: {0.0: [], 1.0: [decisions + k]} for k in range(decisions)}
     )
-    bounds = torch.tensor([[0.0], [1.0]]).double().expand(2, dim)
-    space = SearchSpace([f"x{c}" for c in range(dim)], bounds, tree)
+    space = _space(tree)
 
     @cache
-    def data(seed: int) -> tuple[Tensor, Tensor]:
+    def data(seed: int) -> Data:
         X = space.sample(n, seed=seed)
         noise = torch.randn(n, 1, generator=torch.Generator().manual_seed(seed))
         wave = (3.0 * X * tree.active_mask(X)).sin().sum(-1, keepdim=True)
         return X, wave + 0.05 * noise.double()
 
-    def ours(seed: int) -> Suggestion:
-        return suggest(space, *data(seed), seed=seed)
-
-    def theirs(seed: int) -> Tensor:
-        X, Y = data(seed)
-        torch.manual_seed(seed)
-        acqf = LogExpectedImprovement(fitted(SingleTaskGP(X, Y)), best_f=Y.max())
-        return optimize_acqf(acqf, bounds, q=1, num_restarts=10, raw_samples=512)[0]
-
-    def check() -> dict[str, Any]:
-        found = ours(0)
-        if not space.feasible(found.X).all():
-            raise AssertionError(f"X: expected a point of the space, got {found.X}.")
-        return {"weights": found.weights.tolist()}
-
-    calls = {"ours": ours, _SAME: theirs}
+    ours, check = _by_suggest(space, data)
+    calls = {"ours": ours, _SAME: partial(_by_botorch, data)}
     return Contest(calls, [[_SAME]], check=check, prepare=data)
 
 
 # -- evidence ---------------------------------------------------------------------
 
 
-def first_model(
-    paths: int, n: int, largest: int | None = None, device: str = "cpu"
-) -> TreeStructuredGP:
+def first_model(paths: int, n: int, largest: int | None = None) -> TreeStructuredGP:
     """A model before its fit, with some noise."""
     tree = binary_tree(paths)
-    data = make_data(tree, sizes(paths, n, largest), device=device)
-    model = TreeStructuredGP(*data, tree)
+    model = TreeStructuredGP(*make_data(tree, sizes(paths, n, largest)), tree)
     model.likelihood.noise = _NOISE
     return model
 
@@ -290,25 +266,13 @@ def _graded(loss: Callable[[], Tensor], of: torch.nn.Module) -> tuple[Tensor, ..
     return value, *torch.autograd.grad(value, parameters)
 
 
-def _raw(
-    mll: ExactMarginalLogLikelihood, device: str
-) -> dict[str, Callable[[int], None]]:
-    """The call of LAPACK alone, which only a CPU has."""
-    if device != "cpu":
-        return {}
-    raw = Raw(mll)
-    return {"raw": lambda _: raw()}
-
-
-def evidence(
-    paths: int, n: int, largest: int | None = None, device: str = "cpu"
-) -> Contest:
+def evidence(paths: int, n: int, largest: int | None = None) -> Contest:
     """The fit's objective and its gradient, at the model's first hyperparameters."""
-    model = first_model(paths, n, largest, device)
+    model = first_model(paths, n, largest)
     mll = objective(model)
     evaluate = evaluation(mll)
-    dense, other = TorchDense(mll), GPyTorchDense(model)
-    raw = _raw(mll, device)
+    dense = TorchDense(mll)
+    raw = Raw(mll)
 
     def check() -> dict[str, Any]:
         value, gradient = evaluate()
@@ -317,18 +281,15 @@ def evidence(
         gap = gradient - torch.cat([part.flatten() for part in parts])
         largest = float(gap.abs().max())
         check_equal("gradient, plain torch", largest, 0.0, 1e-8)
-        prior = float(mll._add_other_terms(found.new_zeros(()), ()) / n)
-        check_equal("value, GPyTorch", value + prior, float(other.loss()), 1e-8)
         return {"largest_gap_of_gradients": largest}
 
     return Contest(
         {
             "ours": lambda _: evaluate(),
             _DENSE: lambda _: _graded(dense.loss, mll),
-            "dense, GPyTorch": lambda _: _graded(other.loss, other),
-            **raw,
+            "raw": lambda _: raw(),
         },
-        [[_DENSE, "dense, GPyTorch"], *([name] for name in raw)],
+        [[_DENSE], ["raw"]],
         check=check,
     )
 
@@ -346,7 +307,7 @@ def whole_fit(
     rows = sizes(paths, n, largest)
 
     @cache
-    def data(seed: int) -> tuple[Tensor, Tensor]:
+    def data(seed: int) -> Data:
         return make_data(tree, rows, 0 if counted else seed)
 
     def ours(seed: int) -> TreeStructuredGP:
@@ -398,32 +359,15 @@ def whole_fit(
 # -- many points ------------------------------------------------------------------
 
 
-def large(paths: int, n: int, device: str = "cpu") -> Contest:
-    """Evidence and gradient; memory from construction to the gradient."""
+def large(paths: int, n: int) -> Contest:
+    """Evidence and gradient of many leaves, against what LAPACK does alone."""
     tree = flat_tree(paths)
-    X, Y = make_data(tree, sizes(paths, n), device=device)
-    made: list[ExactMarginalLogLikelihood] = []
-
-    def first() -> None:
-        model = TreeStructuredGP(X, Y, tree)
-        model.likelihood.noise = _NOISE
-        made.append(objective(model))
-        evaluation(made[0])()
-
-    start = time.process_time()
-    memory = extra_mib(first, device)
-    spent = time.process_time() - start
-    evaluate, raw = evaluation(made[0]), _raw(made[0], device)
-
-    return Contest(
-        {"ours": lambda _: evaluate(), **raw},
-        [[name] for name in raw],
-        check=lambda: {
-            "mib_beyond_the_data": memory,
-            "data_mib": X.nbytes / 2**20,
-            "construction_and_first_evaluation_s": spent,
-        },
-    )
+    model = TreeStructuredGP(*make_data(tree, sizes(paths, n)), tree)
+    model.likelihood.noise = _NOISE
+    mll = objective(model)
+    evaluate = evaluation(mll)
+    raw = Raw(mll)
+    return Contest({"ours": lambda _: evaluate(), "raw": lambda _: raw()}, [["raw"]])
 
 
 _FOUR = {
@@ -472,7 +416,7 @@ ROWS = {
         {f"{k} decisions, 100 points": {"decisions": k, "n": 100} for k in (10, 20)},
         {"decisions": 3, "n": 6},
     ),
-    "evidence": Row("evidence and gradient", evidence, _FOUR, _SMALL, on_devices=True),
+    "evidence": Row("evidence and gradient", evidence, _FOUR, _SMALL),
     "whole-fit": Row(
         "construct and fit",
         whole_fit,
@@ -487,6 +431,5 @@ ROWS = {
         large,
         {"1,000 paths, 100,000 points": {"paths": 1000, "n": 100_000}},
         {"paths": 5, "n": 40},
-        on_devices=True,
     ),
 }

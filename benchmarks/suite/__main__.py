@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-__all__ = ["main"]
-
 import argparse
 import importlib
 import sys
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.command import with_data
 from benchmarks.harness import ProblemFactory, run
 from benchmarks.suite.ranks import BUDGETS, plot_ranks, report
 from benchmarks.summary import Run, load
@@ -41,7 +39,7 @@ def problems(
     """The problems of one half, by name.
 
     A kind whose package or files are missing is left out, with a line on standard
-    error: of a kind that reads files the first problem is made.
+    error: its first problem is made.
 
     Args:
         half: ``"develop"`` or ``"report"``.
@@ -53,26 +51,14 @@ def problems(
     for kind in kinds:
         try:
             module = importlib.import_module(_KINDS[kind])
-            named = {
-                name: _with_data(factory, data)
-                for name, factory in getattr(module, half.upper()).items()
-            }
-            if named and _reads_files(first := next(iter(named.values()))):
-                first(0)
+            factories = getattr(module, half.upper()).items()
+            named = {name: with_data(factory, data) for name, factory in factories}
+            next(iter(named.values()))(0)
         except (ImportError, FileNotFoundError) as error:
             print(f"{kind}: left out ({error})", file=sys.stderr)
             continue
         found |= named
     return found
-
-
-def _reads_files(factory: Any) -> bool:
-    return isinstance(factory, partial) and "data" in factory.keywords
-
-
-def _with_data(factory: Any, data: Path | None) -> ProblemFactory:
-    change = data is not None and _reads_files(factory)
-    return partial(factory, data=data) if change else factory
 
 
 def methods() -> dict[str, Any]:

@@ -16,8 +16,6 @@ the tables of ranks.
 
 from __future__ import annotations
 
-__all__ = ["DEVELOP", "REPORT", "IndependentProblem", "make"]
-
 import itertools
 import math
 from collections.abc import Sequence

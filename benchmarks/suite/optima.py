@@ -5,17 +5,22 @@ points (mostly 1,000). Both are in ``optima.json``, with the command that made t
 The search has nothing to do with the methods that are compared: random points, then
 random changes of the best ones. A run may therefore find a better value than the table
 has, and its scaled regret is then slightly negative.
+
+    python -m benchmarks.suite.optima yahpo learners cash --data DIR
+
+makes the table; what stands there is replaced.
 """
 
 from __future__ import annotations
 
-__all__ = ["Scale", "ScaledProblem", "improve", "read_scale", "write_scales"]
-
+import argparse
 import json
+import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,43 +42,51 @@ class Scale(NamedTuple):
     middle: float
 
 
-def read_scale(kind: str, name: str, path: Path = _FILE) -> Scale | None:
+@cache
+def _table() -> dict[str, dict[str, dict[str, list[float]]]]:
+    """``{kind: {command: {name: [optimal, middle]}}}``."""
+    return json.loads(_FILE.read_text())
+
+
+def read_scale(kind: str, name: str) -> Scale | None:
     """The scale of a problem; None where the table has none.
 
     Args:
         kind: Of the problem, such as ``"yahpo"``.
         name: Of the problem among those of its kind.
-        path: Of the table.
     """
-    table = json.loads(path.read_text()) if path.exists() else {}
-    for values in table.get(kind, {}).values():
+    for values in _table().get(kind, {}).values():
         if name in values:
             return Scale(*values[name])
     return None
 
 
-def write_scales(
-    kind: str, command: str, scales: Mapping[str, Scale], path: Path = _FILE
-) -> None:
-    """Put scales of a kind into the table; other problems stay as they are.
+def find_scale(problem: Any) -> Scale:
+    """The best of random points and of their improvements; 1,000 points' median.
 
     Args:
-        kind: Of the problems.
-        command: What made the numbers.
-        scales: By the names of problems; they replace those of the same names.
-        path: Of the table: ``{kind: {command: {name: [optimal, middle]}}}``.
+        problem: A `ScaledProblem`; its ``effort`` is how many random points there are,
+            how many of the best are improved, generations and children of each.
     """
-    table = json.loads(path.read_text()) if path.exists() else {}
-    commands = table.setdefault(kind, {})
-    for values in commands.values():
-        for name in scales:
-            values.pop(name, None)
-    commands.setdefault(command, {}).update(scales)
-    table[kind] = {made: values for made, values in commands.items() if values}
-    text = json.dumps(table, indent=1, sort_keys=True)
-    # A line for each problem, not one for each number.
-    text = re.sub(r"\[\s+(\S+),\s+(\S+)\s+\]", r"[\1, \2]", text)
-    path.write_text(text + "\n")
+    count, most, generations, children = problem.effort
+    X = problem.space.sample(count, seed=0 if problem.kind == "cash" else 1)
+    values = problem.truths(X)
+    chosen: list[int] = []
+    paths = problem.tree.path_key(X).tolist()
+    for i in values.argsort(stable=True).tolist():
+        alike = sum(paths[j] == paths[i] for j in chosen)
+        if alike < problem.most_of_a_path and len(chosen) < most:
+            chosen.append(i)
+    _, best = improve(
+        problem.space,
+        problem.truths,
+        X[chosen],
+        values[chosen],
+        generations,
+        children,
+    )
+    middle = problem.truths(problem.space.sample(1000, seed=0)).median()
+    return Scale(float(best.min()), float(middle))
 
 
 class ScaledProblem(SuiteProblem):
@@ -85,9 +98,15 @@ class ScaledProblem(SuiteProblem):
         name: Of the problem among those of its kind.
     """
 
+    effort: tuple[int, int, int, int]
+    """Sizes of the search for the optimum, see `find_scale`."""
+    most_of_a_path: float = math.inf
+    """How many points of one path it begins with."""
+
     def __init__(self, space: SearchSpace, kind: str, name: str) -> None:
         super().__init__(space)
-        self.kind, self.name = kind, name
+        self.kind = kind
+        self.name = name
 
     @property
     def optimal_value(self) -> float:
@@ -134,15 +153,7 @@ def improve(
 
     Returns:
         ``k x d`` points and their ``k`` values, none larger than before.
-
-    Raises:
-        ValueError: For shapes that do not fit.
     """
-    if X.ndim != 2 or X.shape[1] != space.dim or values.shape != X.shape[:1]:
-        raise ValueError(
-            f"X, values: expected k x {space.dim} points and k values, got shapes "
-            f"{tuple(X.shape)} and {tuple(values.shape)}."
-        )
     generator = torch.Generator().manual_seed(seed)
     (k, d), rows = X.shape, len(X) * children
     low, high = space.bounds
@@ -192,3 +203,30 @@ def improve(
         X[better] = moved.reshape(k, children, d)[every, best][better]
         values[better] = found[every, best][better]
     return X, values
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line."""
+    from benchmarks.suite.__main__ import problems
+
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("kinds", nargs="+")
+    parser.add_argument("--data", type=Path, help="folder of the data sets")
+    options = parser.parse_args(arguments)
+    table = _table()
+    for kind in options.kinds:
+        command = f"python -m benchmarks.suite.optima {kind} --data DIR"
+        every = [problems(half, [kind], options.data) for half in ("develop", "report")]
+        scales = {}
+        for factory in (factory for half in every for factory in half.values()):
+            problem: Any = factory(0)
+            scales[problem.name] = find_scale(problem)
+            print(problem.name, *scales[problem.name], flush=True)
+        table[kind] = {command: scales}
+    text = json.dumps(table, indent=1, sort_keys=True)
+    # a line for each problem, not one for each number
+    _FILE.write_text(re.sub(r"\[\s+(\S+),\s+(\S+)\s+\]", r"[\1, \2]", text) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-"""What a problem of the suite is, and what such problems have in common.
+"""Problems of the suite, and what they have in common.
 
 A problem is minimised. Besides its value, which may be noisy, it knows the ``truth``
 without noise, the ``optimal_value`` and the ``middle_value`` of the truth: the median
@@ -13,11 +13,8 @@ run and can be pickled; one that reads files has a keyword ``data``, the folder.
 
 from __future__ import annotations
 
-__all__ = ["Problem", "SuiteProblem", "few_starts", "kind_of"]
-
 from abc import ABC, abstractmethod
 from functools import cached_property
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -26,30 +23,6 @@ from botorch_structured.spaces import ParameterTree, SearchSpace
 
 _MOST_STARTS = 8
 _RANDOM_POINTS = 1_000  # behind ``middle_value``
-
-
-class Problem(Protocol):
-    """A problem of the suite, to be minimised over ``space``."""
-
-    space: SearchSpace
-    own_seeds: bool
-
-    @property
-    def optimal_value(self) -> float:
-        """The least truth, or the least that is known."""
-
-    @property
-    def middle_value(self) -> float:
-        """The median truth of ``space.sample(1000, seed=0)``."""
-
-    def starts(self, seed: int) -> Tensor:
-        """``k x d`` first points of the run with this seed."""
-
-    def __call__(self, x: Tensor) -> float:
-        """The value observed at a point, with noise of torch's global generator."""
-
-    def truth(self, x: Tensor) -> float:
-        """The value without noise."""
 
 
 class SuiteProblem(ABC):
@@ -87,8 +60,9 @@ class SuiteProblem(ABC):
         return self.space.tree
 
     def starts(self, seed: int) -> Tensor:
-        """See `few_starts`."""
-        return few_starts(self.space, seed)
+        """A random start on each path, at most 8: then a sample that covers much."""
+        n = min(self.space.tree.num_paths, _MOST_STARTS)
+        return self.space.starts(n, seed=seed)
 
     def truth(self, x: Tensor) -> float:
         """The value of a point (``d``) without noise."""
@@ -100,19 +74,6 @@ class SuiteProblem(ABC):
         if self.noise_std:
             value += self.noise_std * float(torch.randn((), dtype=torch.double))
         return value
-
-
-def few_starts(space: SearchSpace, seed: int) -> Tensor:
-    """A random start on each path, but at most 8: then a sample that covers much.
-
-    Args:
-        space: The space.
-        seed: The seed of a run.
-
-    Returns:
-        ``k x d`` points, see `SearchSpace.starts`.
-    """
-    return space.starts(min(space.tree.num_paths, _MOST_STARTS), seed=seed)
 
 
 def kind_of(name: str) -> str:

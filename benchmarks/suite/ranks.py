@@ -13,20 +13,6 @@ seeds of a problem first: problems are the units of ranks, regrets and tests.
 
 from __future__ import annotations
 
-__all__ = [
-    "BUDGETS",
-    "Comparison",
-    "Traces",
-    "compare",
-    "mean_ranks",
-    "mean_regrets",
-    "plot_ranks",
-    "report",
-    "scaled_regrets",
-    "stays",
-    "widely_run",
-]
-
 import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -267,19 +253,12 @@ def _count_table(runs: Sequence[Run], longest: int) -> str:
         groups[run.method].append(run)
     rows = []
     for method, group in sorted(groups.items()):
-        short = sum(len(run.values) < longest for run in group)
+        counts = [len(group), len(wanted) - len(group)]
+        counts.append(sum(len(run.values) < longest for run in group))
+        counts.append(sum(run.errors for run in group))
+        counts.append(sum(run.errors > 0 for run in group))
         seconds = np.median([run.suggest_seconds for run in group])
-        rows.append(
-            [
-                method,
-                str(len(group)),
-                str(len(wanted) - len(group)),
-                str(short),
-                str(sum(run.errors for run in group)),
-                str(sum(run.errors > 0 for run in group)),
-                f"{seconds:.3f}",
-            ]
-        )
+        rows.append([method, *map(str, counts), f"{seconds:.3f}"])
     header = ["method", "runs", "missing", f"below {longest}", "failed suggestions"]
     return markdown_table([*header, "in runs", "s a suggestion (median)"], rows)
 

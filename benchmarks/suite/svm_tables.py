@@ -20,24 +20,18 @@ unless a factory gets another one: ``partial(DEVELOP["svm-A9A"], data=DIR)``.
 
 from __future__ import annotations
 
-__all__ = [
-    "DATA",
-    "DEVELOP",
-    "DEVELOP_DATASETS",
-    "REPORT",
-    "REPORT_DATASETS",
-    "SVMTable",
-    "make",
-]
-
+import csv
+import gzip
 import math
-from collections.abc import Mapping
 from functools import lru_cache, partial
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.data import DATA
+from benchmarks.harness import ProblemFactory
 from benchmarks.suite.problem import SuiteProblem
 from botorch_structured.spaces import ParameterTree, SearchSpace
 from botorch_structured.spaces.columns import (
@@ -45,10 +39,6 @@ from botorch_structured.spaces.columns import (
     Column,
     IntegerColumn,
 )
-from botorch_structured.test_functions.table import number, read_rows, refuse
-
-DATA = Path("../shared/data")
-"""Where the folder of the table is, unless a factory gets another ``data``."""
 
 _DATASETS = (
     "A9A W8A abalone appendicitis australian automobile banana bands breast-cancer "
@@ -67,7 +57,6 @@ _C = [2.0**k for k in range(-5, 7)]
 _GAMMA = [1e-4, 1e-3, 0.01, 0.05, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 1e3]
 _DEGREES = range(2, 11)
 _ROWS = len(_C) * (len(_GAMMA) + len(_DEGREES) + 1)
-_CLOSE = 1e-6  # of numbers of the file, which are logarithms
 
 
 class SVMTable(SuiteProblem):
@@ -82,25 +71,24 @@ class SVMTable(SuiteProblem):
         `-- rbf     gamma, 14 values from 1e-4 to 1e3
         C: 12 values from 1/32 to 64, for all kernels
 
-    Attributes:
-        space: The `SearchSpace`: kernel, C, gamma, degree.
-        dataset: The name of the data set.
+    Args:
+        dataset: One of ``DEVELOP_DATASETS`` or ``REPORT_DATASETS``.
+        data: The folder that has the folder ``hpo_conditional``.
+
+    Raises:
+        FileNotFoundError: There is no table.
+        ValueError: It is not complete.
     """
 
     def __init__(self, dataset: str, data: str | Path = DATA) -> None:
-        r"""
-        Args:
-            dataset: One of ``DEVELOP_DATASETS`` or ``REPORT_DATASETS``.
-            data: The folder that has the folder ``hpo_conditional``.
-
-        Raises:
-            FileNotFoundError: There is no table.
-            ValueError: Another data set, or a table that is not complete.
-        """
-        if dataset not in _DATASETS:
-            raise ValueError(f"dataset: expected one of {_DATASETS}, got {dataset!r}.")
-        self.dataset = dataset
-        super().__init__(_space())
+        columns: list[Column] = [
+            CategoricalColumn("kernel", _KERNELS),
+            CategoricalColumn("C", _C, ordered=True),
+            CategoricalColumn("gamma", _GAMMA, ordered=True),
+            IntegerColumn("degree", _DEGREES[0], _DEGREES[-1]),
+        ]
+        tree = ParameterTree(4, {0: {0: [], 1: [3], 2: [2]}}, values={0: [0, 1, 2]})
+        super().__init__(SearchSpace.from_columns(columns, tree))
         self._errors = _read(Path(data) / _FILE)[dataset]
 
     @property
@@ -109,17 +97,10 @@ class SVMTable(SuiteProblem):
         return float(self._errors.nan_to_num(math.inf).min())
 
     def truths(self, X: Tensor) -> Tensor:
-        """The errors of ``n x d`` points: ``n``; a ValueError for other points."""
-        if X.ndim != 2 or X.shape[1] != self.space.dim:
-            raise ValueError(
-                f"X: expected shape n x {self.space.dim}, got {tuple(X.shape)}."
-            )
-        if not self.space.feasible(X).all():
-            raise ValueError("X: expected points of the space, got some that are not.")
+        """The errors of ``n x d`` points: ``n``."""
         kernel, c, gamma, degree = X.detach().double().nan_to_num().round().long().T
-        own = torch.where(kernel == _KERNELS.index("rbf"), gamma, degree - _DEGREES[0])
-        own = own.masked_fill(kernel == _KERNELS.index("linear"), 0)
-        return self._errors[kernel, c, own]
+        place = torch.where(kernel == 2, gamma, degree - _DEGREES[0])
+        return self._errors[kernel, c, place.masked_fill(kernel == 0, 0)]
 
 
 def make(seed: int, dataset: str, data: str | Path = DATA) -> SVMTable:
@@ -127,66 +108,45 @@ def make(seed: int, dataset: str, data: str | Path = DATA) -> SVMTable:
     return SVMTable(dataset, data)
 
 
-DEVELOP = {
-    f"svm-{name}": partial(make, dataset=name, data=DATA) for name in DEVELOP_DATASETS
-}
-REPORT = {
-    f"svm-{name}": partial(make, dataset=name, data=DATA) for name in REPORT_DATASETS
-}
+def _named(names: tuple[str, ...]) -> dict[str, ProblemFactory]:
+    return {f"svm-{name}": partial(make, dataset=name, data=DATA) for name in names}
 
 
-def _space() -> SearchSpace:
-    columns: list[Column] = [
-        CategoricalColumn("kernel", _KERNELS),
-        CategoricalColumn("C", _C, ordered=True),
-        CategoricalColumn("gamma", _GAMMA, ordered=True),
-        IntegerColumn("degree", _DEGREES[0], _DEGREES[-1]),
-    ]
-    tree = ParameterTree(4, {0: {0: [], 1: [3], 2: [2]}}, values={0: [0, 1, 2]})
-    return SearchSpace.from_columns(columns, tree)
+DEVELOP = _named(DEVELOP_DATASETS)
+REPORT = _named(REPORT_DATASETS)
 
 
 @lru_cache(maxsize=2)
-def _read(path: Path) -> Mapping[str, Tensor]:
+def _read(path: Path) -> dict[str, Tensor]:
     """The errors of each data set, ``kernel x C x (gamma or degree)``, else NaN."""
     if not path.exists():
         raise FileNotFoundError(
             f"{path}: expected the tables of data/svm of github.com/wistuba/TST in one "
             "file, got no file."
         )
-    scaled = [math.log2(value) / 6 for value in _C]
-    own = {
-        "poly": ("degree_scaled", [math.log10(value) for value in _DEGREES]),
-        "rbf": ("gamma_scaled", [math.log10(value) / 4 for value in _GAMMA]),
-    }
-    shape = (len(_KERNELS), len(_C), len(_GAMMA))
-    errors: dict[str, Tensor] = {}
-    wanted = ["dataset", "accuracy", "kernel", "C_scaled"]
-    for where, row in read_rows(path, [*wanted, "gamma_scaled", "degree_scaled"]):
-        kernel = row["kernel"]
-        if kernel not in _KERNELS:
-            refuse(where, f"kernel in {_KERNELS}", repr(kernel))
-        name, values = own.get(kernel, ("", []))
-        i = _position(where, "C_scaled", row, scaled)
-        j = _position(where, name, row, values) if name else 0
-        table = errors.setdefault(
+    with gzip.open(path, "rt", newline="") as file:
+        rows = list(csv.DictReader(file))
+    kernel = np.array([_KERNELS.index(row["kernel"]) for row in rows])
+    C, gamma, degree = (
+        np.array([float(row[name] or 0.0) for row in rows])
+        for name in ("C_scaled", "gamma_scaled", "degree_scaled")
+    )
+    place = np.zeros(len(rows), dtype=int)
+    # grid values are ordinals: the position of a number among those of its column
+    for k, column in ((1, degree), (2, gamma)):
+        place[kernel == k] = np.unique(column[kernel == k], return_inverse=True)[1]
+    c = np.unique(C, return_inverse=True)[1]
+    tables: dict[str, Tensor] = {}
+    for row, *where in zip(rows, kernel, c, place, strict=True):
+        shape = (len(_KERNELS), len(_C), len(_GAMMA))
+        table = tables.setdefault(
             row["dataset"], torch.full(shape, math.nan, dtype=torch.double)
         )
-        table[_KERNELS.index(kernel), i, j] = 1.0 - number(where, row["accuracy"])
-    for dataset in _DATASETS:
-        table = errors.get(dataset, torch.full(shape, math.nan))
-        known = int(table.isfinite().sum())
-        if known != _ROWS:
-            refuse(str(path), f"{_ROWS} configurations of {dataset}", str(known))
-    return errors
-
-
-def _position(
-    where: str, name: str, row: Mapping[str, str], values: list[float]
-) -> int:
-    """Where a cell stands among the values of its column."""
-    value = number(where, row[name])
-    nearest = min(range(len(values)), key=lambda i: abs(values[i] - value))
-    if abs(values[nearest] - value) > _CLOSE:
-        refuse(where, f"{name} in {values}", row[name])
-    return nearest
+        table[tuple(where)] = 1.0 - float(row["accuracy"])
+    for name in _DATASETS:
+        count = int(tables[name].isfinite().sum()) if name in tables else 0
+        if count != _ROWS:
+            raise ValueError(
+                f"{path}: expected {_ROWS} configurations of {name}, got {count}."
+            )
+    return tables

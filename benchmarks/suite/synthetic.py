@@ -43,8 +43,6 @@ steps down the slope from the best 800, then random steps and L-BFGS from the be
 
 from __future__ import annotations
 
-__all__ = ["DEVELOP", "REPORT", "SyntheticProblem", "draw", "make"]
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -386,7 +384,7 @@ class SyntheticProblem(SuiteProblem):
 
 
 def _draw_properties(rng: np.random.Generator) -> dict[str, Any]:
-    """What does not depend on the tree."""
+    """Properties that do not depend on the tree."""
     return {
         "paths": int(round(2.0 ** rng.uniform(1.0, 6.0))),
         "shape": str(rng.choice(["balanced", "random", "chain"])),

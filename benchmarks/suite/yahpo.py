@@ -17,9 +17,7 @@ error below 0.001, which real trainings do not reach on most of them. Methods ar
 compared on the surrogate as it is.
 
 The best value of a data set is not known. ``optima.json`` has the best of 20,000 random
-points and of 120 generations from the best 50 of them (`optima.improve`), made by
-
-    python -m benchmarks.suite.yahpo --data DIR
+points and of 120 generations from the best 50 of them (`benchmarks.suite.optima`).
 
 .. [Pfisterer2022yahpo]
     F. Pfisterer, L. Schneider, J. Moosbauer, M. Binder, B. Bischl. YAHPO Gym: An
@@ -29,23 +27,9 @@ points and of 120 generations from the best 50 of them (`optima.improve`), made 
 
 from __future__ import annotations
 
-__all__ = [
-    "DATA",
-    "DEVELOP",
-    "DEVELOP_TASKS",
-    "REPORT",
-    "REPORT_TASKS",
-    "YahpoProblem",
-    "YahpoXGBoost",
-    "find_scales",
-    "main",
-    "make",
-]
-
-import argparse
 import importlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -55,12 +39,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.suite.optima import Scale, ScaledProblem, improve, write_scales
+from benchmarks.data import DATA
+from benchmarks.harness import ProblemFactory
+from benchmarks.suite.optima import ScaledProblem
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.spaces.columns import CategoricalColumn, FloatColumn
-
-DATA = Path("../shared/data")
-"""Where the folder of the surrogate is, unless a factory gets another ``data``."""
 
 DEVELOP_TASKS = tuple(
     "3 6 12 16 23 24 32 37 44 46 60 181 182 375 377 1040 1050 1053 1056 1111 1475 1476 "
@@ -73,26 +56,9 @@ REPORT_TASKS = tuple(
     "41138 41142 41156 41163 41166 41216".split()
 )
 
-_NUMBERS = (
-    "nrounds",
-    "eta",
-    "gamma",
-    "lambda",
-    "alpha",
-    "subsample",
-    "max_depth",
-    "min_child_weight",
-    "colsample_bytree",
-    "colsample_bylevel",
-    "rate_drop",
-    "skip_drop",
-    "trainsize",
-    "repl",
-)
 _OUTPUTS = {"acc": 0, "logloss": 5, "timetrain": 6}
 _HELD = ("task_id", "trainsize", "repl")  # not part of the space
 _REPETITIONS = 10.0
-_SMALLEST_TRAINSIZE = 0.03
 
 
 class YahpoProblem(ScaledProblem):
@@ -117,12 +83,10 @@ class YahpoProblem(ScaledProblem):
     """The order of ``x_cont``."""
     tasks: ClassVar[tuple[str, ...]]
     other_names: ClassVar[Mapping[str, str]] = {}
-    """Of choices whose parameters have another name."""
+    """Names of parameters that differ from those of the choices."""
     one_by_one: ClassVar[bool] = False
     """Whether the surrogate takes one point at a time."""
-    effort: ClassVar[tuple[int, int, int, int]] = (20_000, 50, 120, 20)
-    """Of the search for the optimum: random points, the best of them that are improved,
-    generations and children of each."""
+    effort = (20_000, 50, 120, 20)
 
     def __init__(self, task_id: str | int, data: str | Path = DATA) -> None:
         if str(task_id) not in self.tasks:
@@ -142,25 +106,9 @@ class YahpoProblem(ScaledProblem):
             X: An ``n x d``-dim tensor of points of ``space``.
             trainsize: The fraction of the training data, a number or ``n`` of them,
                 from 0.03 to 1.
-
-        Raises:
-            ValueError: For points that are not of the space, or a fraction out of
-                bounds.
         """
-        if X.ndim != 2 or X.shape[1] != self.space.dim:
-            raise ValueError(
-                f"X: expected shape n x {self.space.dim}, got {tuple(X.shape)}."
-            )
         X = X.detach().double()
-        if not self.space.feasible(X).all():
-            raise ValueError("X: expected points of the space, got some that are not.")
-        fraction = _check_trainsize(trainsize)
-        if fraction.ndim and fraction.shape != X.shape[:1]:
-            raise ValueError(
-                f"trainsize: expected a number or {len(X)} of them, got shape "
-                f"{tuple(fraction.shape)}."
-            )
-        given = {"x_cat": self._categories(X), "x_cont": self._values(X, fraction)}
+        given = {"x_cat": self._categories(X), "x_cont": self._values(X, trainsize)}
         session = _session(self._folder)
         step = 1 if self.one_by_one else max(len(X), 1)
         parts = [
@@ -186,7 +134,7 @@ class YahpoProblem(ScaledProblem):
             codes[:, j] = np.where(active[:, c].numpy(), chosen, of["#na#"])
         return codes
 
-    def _values(self, X: Tensor, trainsize: Tensor) -> np.ndarray:
+    def _values(self, X: Tensor, trainsize: float | Tensor) -> np.ndarray:
         """``n x k`` numbers in their own units, 0 where inactive."""
         active = self.space.tree.active_mask(X)
         numbers = torch.zeros(len(X), len(self.numbers), dtype=torch.double)
@@ -231,7 +179,6 @@ class YahpoXGBoost(YahpoProblem):
     Attributes:
         space: The `SearchSpace`, 14 columns.
         name: The data set's number.
-        trainsize: The fraction of the training data, unless `evaluate` gets another.
         optimal_value: The best known error; an AttributeError where there is none.
         middle_value: The median error of 1,000 random points; likewise.
     """
@@ -239,58 +186,30 @@ class YahpoXGBoost(YahpoProblem):
     of_suite = "yahpo"
     scenario = "rbv2_xgboost"
     choices = ("task_id", "booster", "num.impute.selected.cpo")
-    numbers = _NUMBERS
+    numbers = tuple(
+        "nrounds eta gamma lambda alpha subsample max_depth min_child_weight "
+        "colsample_bytree colsample_bylevel rate_drop skip_drop trainsize repl".split()
+    )
     tasks = DEVELOP_TASKS + REPORT_TASKS
 
-    def __init__(
-        self, task_id: str | int, data: str | Path = DATA, trainsize: float = 1.0
-    ) -> None:
-        r"""
-        Args:
-            task_id: One of ``DEVELOP_TASKS`` or ``REPORT_TASKS``.
-            data: The folder that has the folder ``yahpo_rbv2_xgboost``.
-            trainsize: The fraction of the training data, from 0.03 to 1. The optimal
-                and the middle value are known for 1 only.
-
-        Raises:
-            FileNotFoundError: A file of the surrogate is missing.
-            ImportError: ``onnxruntime`` is not installed.
-            ValueError: Another data set, or a fraction out of bounds.
-        """
-        self.trainsize = float(_check_trainsize(trainsize))
-        super().__init__(task_id, data)
-
-    def evaluate(
-        self, X: Tensor, trainsize: float | Tensor | None = None
-    ) -> dict[str, Tensor]:
-        r"""What the surrogate says about many points.
+    def evaluate(self, X: Tensor, trainsize: float | Tensor = 1.0) -> dict[str, Tensor]:
+        r"""Answers of the surrogate about many points.
 
         Args:
             X: An ``n x d``-dim tensor of points of ``space``.
             trainsize: The fraction of the training data, a number or ``n`` of them,
-                from 0.03 to 1. Default: that of the problem.
+                from 0.03 to 1.
 
         Returns:
             Three tensors of ``n`` numbers: ``acc``, the accuracy; ``logloss``;
             ``timetrain``, the training time in seconds.
-
-        Raises:
-            ValueError: For points that are not of the space, or a fraction out of
-                bounds.
         """
-        answers = self.answers(X, self.trainsize if trainsize is None else trainsize)
+        answers = self.answers(X, trainsize)
         return {name: answers[:, j] for name, j in _OUTPUTS.items()}
 
     def truths(self, X: Tensor) -> Tensor:
         """The error rates, 1 - acc, of ``n x d`` points: ``n``."""
         return 1.0 - self.evaluate(X)["acc"]
-
-    def _scale(self) -> Scale:
-        if self.trainsize != 1.0:
-            raise AttributeError(
-                f"No optimum is known with trainsize = {self.trainsize}."
-            )
-        return super()._scale()
 
 
 def make(seed: int, task_id: str, data: str | Path = DATA) -> YahpoXGBoost:
@@ -298,22 +217,12 @@ def make(seed: int, task_id: str, data: str | Path = DATA) -> YahpoXGBoost:
     return YahpoXGBoost(task_id, data)
 
 
-DEVELOP = {
-    f"yahpo-{task}": partial(make, task_id=task, data=DATA) for task in DEVELOP_TASKS
-}
-REPORT = {
-    f"yahpo-{task}": partial(make, task_id=task, data=DATA) for task in REPORT_TASKS
-}
+def _named(tasks: Sequence[str]) -> dict[str, ProblemFactory]:
+    return {f"yahpo-{t}": partial(make, task_id=t, data=DATA) for t in tasks}
 
 
-def _check_trainsize(trainsize: Any) -> Tensor:
-    fraction = torch.as_tensor(trainsize, dtype=torch.double)
-    if not ((fraction >= _SMALLEST_TRAINSIZE) & (fraction <= 1.0)).all():
-        raise ValueError(
-            f"trainsize: expected numbers from {_SMALLEST_TRAINSIZE} to 1, got "
-            f"{trainsize}."
-        )
-    return fraction
+DEVELOP = _named(DEVELOP_TASKS)
+REPORT = _named(REPORT_TASKS)
 
 
 def _file(folder: Path, name: str) -> Path:
@@ -336,19 +245,9 @@ def _read_codes(folder: Path) -> Mapping[str, Mapping[str, int]]:
 def _read_space(folder: Path) -> SearchSpace:
     """ConfigSpace no longer reads its old format: read it as JSON."""
     content = json.loads(_file(folder, "config_space.json").read_text())
-    kinds: dict[str, Callable[[Mapping[str, Any]], Any]] = {
-        "categorical": _categorical,
-        "uniform_float": partial(_uniform, cs.UniformFloatHyperparameter),
-        "uniform_int": partial(_uniform, cs.UniformIntegerHyperparameter),
-    }
     space = cs.ConfigurationSpace(seed=0)
-    space.add(
-        [
-            kinds[entry["type"]](entry)
-            for entry in content["hyperparameters"]
-            if entry["name"] not in _HELD
-        ]
-    )
+    entries = content["hyperparameters"]
+    space.add([_hyperparameter(e) for e in entries if e["name"] not in _HELD])
     conditional = {entry["child"] for entry in content["conditions"]}
     roots = space.keys() - conditional
     for entry in content["conditions"]:
@@ -358,27 +257,20 @@ def _read_space(folder: Path) -> SearchSpace:
         values = [own["value"]] if own["type"] == "EQ" else own["values"]
         child, parent = space[own["child"]], space[own["parent"]]
         space.add(cs.InCondition(child, parent, values))
-    if content["forbiddens"]:
-        raise ValueError(
-            f"{folder}: expected no forbidden clauses, got {content['forbiddens']}."
-        )
     return SearchSpace.from_configspace(space)
 
 
-def _categorical(entry: Mapping[str, Any]) -> cs.CategoricalHyperparameter:
-    return cs.CategoricalHyperparameter(
-        entry["name"], entry["choices"], default_value=entry["default"]
-    )
-
-
-def _uniform(kind: Any, entry: Mapping[str, Any]) -> Any:
-    return kind(
-        entry["name"],
-        entry["lower"],
-        entry["upper"],
-        default_value=entry["default"],
-        log=entry["log"],
-    )
+def _hyperparameter(entry: Mapping[str, Any]) -> Any:
+    name = entry["name"]
+    if entry["type"] == "categorical":
+        choices = entry["choices"]
+        return cs.CategoricalHyperparameter(
+            name, choices, default_value=entry["default"]
+        )
+    whole = entry["type"] == "uniform_int"
+    kind = cs.UniformIntegerHyperparameter if whole else cs.UniformFloatHyperparameter
+    limits = entry["lower"], entry["upper"]
+    return kind(name, *limits, default_value=entry["default"], log=entry["log"])
 
 
 @lru_cache(maxsize=2)
@@ -398,54 +290,3 @@ def _session(folder: Path) -> Any:
     return runtime.InferenceSession(
         str(path), options, providers=["CPUExecutionProvider"]
     )
-
-
-def _find_scale(problem: YahpoProblem, X: Tensor) -> Scale:
-    """The best value of a long search, and the median of 1,000 random points."""
-    values = problem.truths(X)
-    _, most, generations, children = problem.effort
-    parents = values.topk(min(most, len(X)), largest=False).indices
-    _, best = improve(
-        problem.space,
-        problem.truths,
-        X[parents],
-        values[parents],
-        generations,
-        children,
-    )
-    middle = problem.truths(problem.space.sample(1000, seed=0)).median()
-    return Scale(float(best.min()), float(middle))
-
-
-def find_scales(
-    kind: type[YahpoProblem], command: str, arguments: Sequence[str] | None = None
-) -> None:
-    """Make the table of optima of a kind of problems.
-
-    Args:
-        kind: Of the problems.
-        command: That makes the table.
-        arguments: Of the command line.
-    """
-    parser = argparse.ArgumentParser(description=command)
-    parser.add_argument("--data", type=Path, default=DATA)
-    parser.add_argument("--tasks", nargs="+", default=kind.tasks)
-    options = parser.parse_args(arguments)
-    problems = [kind(task, options.data) for task in options.tasks]
-    X = problems[0].space.sample(kind.effort[0], seed=1)
-    for problem in problems:
-        scale = _find_scale(problem, X)
-        print(problem.name, *scale, flush=True)
-        # After each data set: an interrupted command loses one.
-        write_scales(
-            kind.of_suite, f"python -m {command} --data DIR", {problem.name: scale}
-        )
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """The command that makes the table of optima."""
-    find_scales(YahpoXGBoost, "benchmarks.suite.yahpo", arguments)
-
-
-if __name__ == "__main__":
-    main()

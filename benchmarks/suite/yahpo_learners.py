@@ -6,23 +6,16 @@ of the learners have a decision of their own. It is asked as in
 `benchmarks.suite.yahpo`; its files are expected in ``DIR/yahpo_rbv2_super``. 28 data
 sets are for development, 28 for the report. On data set 334 the surrogate is far from
 a later one of the same authors: it is left out.
-
-    python -m benchmarks.suite.yahpo_learners --data DIR
-
-makes the table of optima.
 """
 
 from __future__ import annotations
 
-__all__ = ["DEVELOP", "REPORT", "YahpoLearners", "main", "make"]
-
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 from torch import Tensor
 
-from benchmarks.suite.yahpo import DATA, YahpoProblem, find_scales
+from benchmarks.suite.yahpo import DATA, YahpoProblem
 
 _DEVELOP_TASKS = tuple(
     "3 11 14 16 23 31 42 54 182 334 469 1040 1050 1068 1464 1476 1485 1489 1497 1515 "
@@ -88,12 +81,3 @@ DEVELOP = {
 REPORT = {
     f"learners-{task}": partial(make, task_id=task, data=DATA) for task in _REPORT_TASKS
 }
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """The command that makes the table of optima."""
-    find_scales(YahpoLearners, "benchmarks.suite.yahpo_learners", arguments)
-
-
-if __name__ == "__main__":
-    main()

@@ -96,7 +96,7 @@ def _check_has_paths(name: str, model: Any) -> None:
 
 
 class _PathImprovement(AnalyticAcquisitionFunction):
-    """Of a path; ``_log`` says whether the logarithm is taken."""
+    """Improvement of a path; ``_log``: whether the logarithm is taken."""
 
     def __init__(
         self,

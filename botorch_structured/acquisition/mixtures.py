@@ -51,14 +51,13 @@ __all__ = [
     "FeasibilityPrior",
     "MixturePrior",
     "Mixtures",
-    "differentiated",
+    "positive",
 ]
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from botorch.acquisition import AcquisitionFunction, LogExpectedImprovement
 from botorch.exceptions import UnsupportedError
@@ -78,7 +77,6 @@ from botorch_structured._botorch_names import log_ei_helper, scaled_improvement
 from botorch_structured.spaces.arguments import check_number
 
 Array = NDArray[Any]
-Values = Callable[[Tensor, Tensor], Tensor]
 
 
 def _read_weights(weights: Tensor | Sequence[float] | None, num: int) -> Tensor:
@@ -152,7 +150,7 @@ class Mixtures(nn.Module):
         posteriors = [model.posterior(X) for model in models]
         mean = torch.cat([p.mean.squeeze(-2) for p in posteriors], dim=-1)
         variance = torch.cat([p.variance.squeeze(-2) for p in posteriors], dim=-1)
-        return mean, _positive(variance)
+        return mean, positive(variance)
 
     def mixed(self, logs: Tensor) -> list[Tensor]:
         """Logarithms of the weighted means over the models of each outcome.
@@ -245,41 +243,9 @@ class MixtureAcquisition(_MixtureFunction, _OnePoint):
         return self.of_moments(*self.outcomes.moments(X))
 
 
-def _positive(variance: Tensor) -> Tensor:
+def positive(variance: Tensor) -> Tensor:
     """At any scale of the outcomes."""
     return variance.clamp_min(torch.finfo(variance.dtype).tiny)
-
-
-def differentiated(
-    values: Values, moments: Sequence[Sequence[Any]]
-) -> tuple[Array, Array | None]:
-    """A function of means and variances, and its gradient by the chain rule.
-
-    Args:
-        values: Maps means and variances, ``... x L`` each, to ``...`` values.
-        moments: For each of the ``L`` models the mean and the variance, ``...``, and
-            the gradients of both, ``... x k``, or None in their place.
-
-    Returns:
-        Values ``...`` and gradients ``... x k``; None if those of moments are.
-    """
-    mean, variance = (
-        torch.from_numpy(np.stack([part[i] for part in moments], axis=-1))
-        for i in (0, 1)
-    )
-    variance = _positive(variance)
-    if moments[0][2] is None:
-        with torch.no_grad():
-            return values(mean, variance).numpy(), None
-    with torch.enable_grad():
-        value = values(mean.requires_grad_(), variance.requires_grad_())
-        by_mean, by_variance = torch.autograd.grad(value.sum(), (mean, variance))
-    slope = sum(
-        by_mean[..., k, None].numpy() * part[2]
-        + by_variance[..., k, None].numpy() * part[3]
-        for k, part in enumerate(moments)
-    )
-    return value.detach().numpy(), np.asarray(slope)
 
 
 class AnyScaleLogExpectedImprovement(LogExpectedImprovement):

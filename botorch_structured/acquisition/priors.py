@@ -19,13 +19,12 @@ __all__ = ["CostPrior", "InteriorPrior", "check_cost_model"]
 import math
 from typing import Any
 
-import numpy as np
 import torch
 from botorch.models.model import Model
 from botorch.utils.transforms import is_ensemble
 from torch import Tensor, nn
 
-from botorch_structured.acquisition.mixtures import Array, MixturePrior, Mixtures
+from botorch_structured.acquisition.mixtures import MixturePrior, Mixtures
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.spaces.arguments import check_number
 
@@ -148,39 +147,5 @@ class InteriorPrior(nn.Module):
         """Log density, ``batch_shape x q x d`` -> ``batch_shape x q``."""
         place = ((X - self.lower.to(X)) / self.width.to(X)).clamp(0.0, 1.0)
         density = (4.0 * place * (1.0 - place) + self.floor).log()
-        return torch.where(self._counts(X), density, 0.0).sum(-1)
-
-    def at(self, X: Tensor, gradient: bool) -> tuple[Array, Array | None]:
-        """``n`` log densities and ``n x d`` gradients, without autograd.
-
-        Args:
-            X: ``n x d``.
-            gradient: Whether gradients are wanted; else None in their place.
-        """
-        return self._of_columns(X.numpy(), self._counts(X).numpy(), gradient)
-
-    def _of_columns(
-        self, X: Array, counts: Array, gradient: bool
-    ) -> tuple[Array, Array | None]:
-        """Of the columns that count alone: most are inactive where paths are many."""
-        # of one dimension: several times as fast where few columns are active
-        row, column = np.divmod(np.flatnonzero(counts), counts.shape[-1])
-        lower, width = (
-            part.numpy().astype(X.dtype)[column] for part in (self.lower, self.width)
-        )
-        density, by_column = self._density(X[row, column], lower, width)
-        value = np.bincount(row, np.log(density), len(X)).astype(X.dtype)
-        if not gradient:
-            return value, None
-        slope = np.zeros_like(X)
-        slope[row, column] = by_column
-        return value, slope
-
-    def _density(self, x: Array, lower: Array, width: Array) -> tuple[Array, Array]:
-        """Densities of single columns, and the slopes of their logarithms."""
-        u = np.clip((x - lower) / width, 0.0, 1.0)
-        density = 4.0 * u * (1.0 - u) + self.floor
-        return density, (4.0 - 8.0 * u) / (density * width)
-
-    def _counts(self, X: Tensor) -> Tensor:
-        return self.tree.active_mask(X) & self.numeric
+        counts = self.tree.active_mask(X) & self.numeric
+        return torch.where(counts, density, 0.0).sum(-1)

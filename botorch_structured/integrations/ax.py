@@ -66,11 +66,10 @@ except ImportError as error:
         "pip install 'botorch-structured[ax]'."
     ) from error
 
-_Config = Mapping[str, Any]
-_Metrics = Mapping[str, float]  # a number for each signature of a metric
-_Rows = Mapping[tuple[int, str], _Metrics]  # such numbers, by trial and name of the arm
+Config = Mapping[str, Any]
+Metrics = Mapping[str, float]  # a number for each signature of a metric
+Rows = Mapping[tuple[int, str], Metrics]  # such numbers, by trial and name of the arm
 
-_FINISHED = (TrialStatus.COMPLETED, TrialStatus.EARLY_STOPPED)
 # The decimals of an outcome that Ax saves are enough where outcomes of the same metric
 # differ by more, and a bound on it is 0 or more.
 _SPREAD = 1e-4
@@ -79,7 +78,7 @@ _SPREAD = 1e-4
 def structured_generation_strategy(
     seed: int | None = None,
     aligned: Iterable[Iterable[str]] = (),
-    starts: str | Sequence[_Config] | None = None,
+    starts: str | Sequence[Config] | None = None,
     initialize_with_center: bool | None = None,
     earlier: Any = None,
 ) -> GenerationStrategy:
@@ -168,7 +167,7 @@ class StructuredNode(ExternalGenerationNode):
         self,
         seed: int | None = None,
         aligned: Iterable[Iterable[str]] = (),
-        starts: str | Sequence[_Config] | None = None,
+        starts: str | Sequence[Config] | None = None,
         initialize_with_center: bool | None = None,
         earlier: Any = None,
     ) -> None:
@@ -202,7 +201,7 @@ class StructuredNode(ExternalGenerationNode):
             self.earlier = json.loads(text)
         self._learnt: OldStudiesMean | None = None
         self._learnt_of: SearchSpace | None = None
-        self._fixed: _Config = {}
+        self._fixed: Config = {}
         self._search: _SearchState | None = None
 
     def update_generator_state(self, experiment: Experiment, data: Data) -> None:
@@ -278,12 +277,12 @@ class _SearchState:
                 sign = "<=" if constraint.op is ComparisonOp.LEQ else ">="
                 self._constraints.append(f"constraint_{i} {sign} {bound!r}")
         # configurations, their sums of metrics (None for a failure), standard errors
-        self._told: list[tuple[_Config, _Metrics | None, _Metrics | None]] = []
-        self._pending: list[_Config] = []
+        self._told: list[tuple[Config, Metrics | None, Metrics | None]] = []
+        self._pending: list[Config] = []
         self._read_trials(rows, sems, sums)
 
     def learn(self, earlier: Sequence[Any], say: bool) -> OldStudiesMean | None:
-        """What old studies, lists of configurations and of values, have taught."""
+        """Old studies, lists of configurations and of values, to be learnt from."""
         studies = [
             OldStudy([self._read(config) for config in configs], values)
             for configs, values in earlier
@@ -293,9 +292,9 @@ class _SearchState:
     def suggest(
         self,
         seed: int,
-        pending: Sequence[_Config],
-        starts: str | Sequence[_Config] | None,
-        fixed: _Config,
+        pending: Sequence[Config],
+        starts: str | Sequence[Config] | None,
+        fixed: Config,
         earlier: OldStudiesMean | None = None,
     ) -> TParameterization:
         """A configuration to evaluate, in Ax's names.
@@ -308,8 +307,8 @@ class _SearchState:
             earlier: What old studies have taught.
         """
         trials = self._experiment.trials.values()
-        known = [arm.parameters for trial in trials for arm in trial.arms]
-        new = [self._read(config) for config in pending if config not in known]
+        arms = [arm.parameters for trial in trials for arm in trial.arms]
+        new = [self._read(config) for config in pending if config not in arms]
         if starts is not None and not isinstance(starts, str):
             starts = [self._read(config) for config in starts]
         study = Study(
@@ -326,7 +325,7 @@ class _SearchState:
         study.tell_many(configs, values, sems=sems)
         pending = [*self._pending, *new]
         try:
-            (config,) = study.ask(pending=pending, fixed=self._held(fixed))
+            (config,) = study.ask(pending=pending, fixed=self._read_fixed(fixed))
         except CandidateGenerationError as error:
             tried = "Every point has been tried"
             if new:
@@ -345,24 +344,29 @@ class _SearchState:
             return None
         node = CenterGenerationNode("")
         node.search_space = self._ax_space
-        found = node.compute_center_params()
-        config = {} if found is None else self._read(found)
+        center = node.compute_center_params()
+        config = {} if center is None else self._read(center)
         return self._write(config) if self._is_inside(config) else None
 
-    def _held(self, fixed: _Config) -> dict[str, Any]:
+    def _read_fixed(self, fixed: Config) -> dict[str, Any]:
         """Fixed parameters under the names of columns."""
-        known = self._ax_space.parameters
+        parameters = self._ax_space.parameters
         for name, value in fixed.items():
-            if name not in known or not known[name].validate(value):
-                wanted = f"names among {sorted(known)}, got {name!r}"
-                if name in known:
-                    wanted = f"a value of {known[name]}, got {value!r}"
-                raise ValueError(f"fixed_parameters: expected {wanted}.")
-        held = {self._first.get(name, name): value for name, value in fixed.items()}
+            if name not in parameters:
+                raise ValueError(
+                    f"fixed_parameters: expected names among {sorted(parameters)}, got "
+                    f"{name!r}."
+                )
+            if not parameters[name].validate(value):
+                raise ValueError(
+                    f"fixed_parameters: expected a value of {parameters[name]}, got "
+                    f"{value!r}."
+                )
+        columns = {self._first.get(name, name): value for name, value in fixed.items()}
         # the others have one value everywhere
-        return {name: v for name, v in held.items() if name in self.space.names}
+        return {name: v for name, v in columns.items() if name in self.space.names}
 
-    def _read(self, parameters: _Config) -> _Config:
+    def _read(self, parameters: Config) -> Config:
         """Ax's parameters as a configuration of the space."""
         if self._backfill:
             parameters = self._active({**self._backfill, **parameters})
@@ -371,36 +375,35 @@ class _SearchState:
             parameters = {**parameters, name: value}
         return {self._first.get(k, k): v for k, v in parameters.items()}
 
-    def _write(self, config: _Config) -> TParameterization:
+    def _write(self, config: Config) -> TParameterization:
         """A configuration of the space as Ax's parameters."""
-        every = {n: v for k, v in config.items() for n in self._groups.get(k, [k])}
-        return self._ax_space.cast_arm(Arm(self._active(every))).parameters
+        aligned = {n: v for k, v in config.items() for n in self._groups.get(k, [k])}
+        return self._ax_space.cast_arm(Arm(self._active(aligned))).parameters
 
     def _active(self, parameters: Any) -> TParameterization:
         """Those of the parameters that exist in the hierarchy."""
         features = ObservationFeatures(parameters)
         return self._ax_space.cast_observation_features(features).parameters
 
-    def _bound(self, constraint: OutcomeConstraint, rows: _Rows) -> float | None:
+    def _bound(self, constraint: OutcomeConstraint, rows: Rows) -> float | None:
         """A constraint's bound; None if relative to a baseline without data."""
         if not constraint.relative:
             return float(constraint.bound)
         baseline = getattr(self._experiment.status_quo, "name", None)
         weights = dict(constraint.metric_weights)
-        known = [
+        values = [
             _total(weights, row)
             for (_, arm), row in rows.items()
             if arm == baseline and weights.keys() <= row.keys()
         ]
-        if not known:
+        if not values:
             return None
-        return float(derelativize_bound(constraint.bound, sum(known) / len(known)))
+        return float(derelativize_bound(constraint.bound, sum(values) / len(values)))
 
-    def _read_trials(
-        self, rows: _Rows, sems: _Rows, sums: Mapping[str, _Metrics]
-    ) -> None:
+    def _read_trials(self, rows: Rows, sems: Rows, sums: Mapping[str, Metrics]) -> None:
         """Sort trials into those that the study is told of and those it waits for."""
         needed = {metric for weights in sums.values() for metric in weights}
+        finished = (TrialStatus.COMPLETED, TrialStatus.EARLY_STOPPED)
         outside = set()
         trials = self._experiment.trials.values()
         for trial, arm in [(one, arm) for one in trials for arm in one.arms]:
@@ -412,7 +415,7 @@ class _SearchState:
                 outside.add(trial.index)
             elif trial.status is TrialStatus.FAILED:
                 self._told.append((config, None, None))
-            elif trial.status in _FINISHED and needed <= row.keys():
+            elif trial.status in finished and needed <= row.keys():
                 values = {name: _total(w, row) for name, w in sums.items()}
                 sem = sems[trial.index, arm.name]
                 if all(map(math.isfinite, values.values())):
@@ -428,17 +431,19 @@ class _SearchState:
                 stacklevel=2,
             )
 
-    def _sem_of_sums(
-        self, sem: _Metrics, sums: Mapping[str, _Metrics]
-    ) -> _Metrics | None:
-        """Of the objectives, whose metrics are independent; None if one is unknown."""
-        found = {
+    def _sem_of_sums(self, sem: Metrics, sums: Mapping[str, Metrics]) -> Metrics | None:
+        """Standard errors of objectives, whose metrics count as independent.
+
+        None if one is not known.
+        """
+        errors = {
             name: math.hypot(*(w * sem.get(k, math.nan) for k, w in sums[name].items()))
             for name in self._objectives
         }
-        return found if all(0.0 < s * s < math.inf for s in found.values()) else None
+        are_known = all(0.0 < s * s < math.inf for s in errors.values())
+        return errors if are_known else None
 
-    def _is_inside(self, config: _Config) -> bool:
+    def _is_inside(self, config: Config) -> bool:
         """Whether a configuration is one of the space."""
         try:
             return bool(self.space.feasible(self.space.encode([config])))
@@ -446,7 +451,7 @@ class _SearchState:
             return False
 
 
-def _weights(objective: Objective) -> list[_Metrics]:
+def _weights(objective: Objective) -> list[Metrics]:
     """The sum of metrics that each of the objectives is, to be maximised."""
     if not objective.is_multi_objective:  # a name may have a comma
         return [dict(objective.metric_weights)]
@@ -457,11 +462,11 @@ def _weights(objective: Objective) -> list[_Metrics]:
     ]
 
 
-def _total(weights: _Metrics, row: _Metrics) -> float:
+def _total(weights: Metrics, row: Metrics) -> float:
     return sum(weight * row[metric] for metric, weight in weights.items())
 
 
-def _rows(data: Data, small: Collection[str]) -> tuple[_Rows, _Rows]:
+def _rows(data: Data, small: Collection[str]) -> tuple[Rows, Rows]:
     """The last mean of each metric, and its standard error (NaN where none is known).
 
     Both are as a client that is saved and loaded has them, with ten decimals, unless
@@ -472,7 +477,8 @@ def _rows(data: Data, small: Collection[str]) -> tuple[_Rows, _Rows]:
         small: Further metrics that keep their digits.
     """
     frame = data.df
-    means, sems = frame["mean"].astype(float), frame["sem"].astype(float)
+    means = frame["mean"].astype(float)
+    sems = frame["sem"].astype(float)
     saved = means
     if len(frame):
         saved = pd.read_json(StringIO(frame[["mean"]].to_json()), dtype=False)["mean"]
@@ -480,13 +486,19 @@ def _rows(data: Data, small: Collection[str]) -> tuple[_Rows, _Rows]:
     finite = means.where(means.abs() < math.inf).groupby(metrics)
     spread = metrics.map(finite.max() - finite.min())
     rounded = ~(metrics.isin(small) | (spread <= _SPREAD))
-    found: tuple[dict[Any, Any], dict[Any, Any]] = {}, {}
-    columns = saved.where(rounded, means), sems.round(10).where(rounded, sems)
-    for rows, numbers in zip(found, columns, strict=True):
-        keys = zip(frame["trial_index"], frame["arm_name"], metrics, strict=True)
-        for (trial, arm, metric), number in zip(keys, numbers, strict=True):
-            rows.setdefault((trial, arm), {})[metric] = float(number)
-    return found
+    means = saved.where(rounded, means)
+    sems = sems.round(10).where(rounded, sems)
+    keys = [*zip(frame["trial_index"], frame["arm_name"], strict=True)]
+    return _by_arm(keys, metrics, means), _by_arm(keys, metrics, sems)
+
+
+def _by_arm(
+    keys: Iterable[tuple[int, str]], metrics: Iterable[str], numbers: Iterable[float]
+) -> Rows:
+    rows: dict[tuple[int, str], dict[str, float]] = {}
+    for key, metric, number in zip(keys, metrics, numbers, strict=True):
+        rows.setdefault(key, {})[metric] = float(number)
+    return rows
 
 
 def _plain(value: Any) -> Any:

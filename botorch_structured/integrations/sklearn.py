@@ -24,7 +24,7 @@ from botorch_structured.optim.problem import first_of_each
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.spaces.arguments import brief, check_count, later_seed, warn
 from botorch_structured.study import Study
-from botorch_structured.study.given import read_space
+from botorch_structured.study.inputs import read_space
 from botorch_structured.study.study import MOST_STARTS, Starts
 from botorch_structured.study.trials import Trial
 
@@ -45,26 +45,16 @@ except ImportError as error:
         "StructuredSearchCV needs scikit-learn: pip install scikit-learn."
     ) from error
 
-_Results = dict[str, Any]
-_Params = dict[str, Any]
+Results = dict[str, Any]
+Params = dict[str, Any]
 
-# Those whose gamma may be a word.
-_KERNELS = (SVC, SVR, NuSVC, NuSVR, OneClassSVM, RBFSampler)
-# Of two or three paths each has two starts: the comparison is in docs/default.md,
-# "Starts of a pipeline".
-_FEW_PATHS = 3
+# A path or a choice is given up after so many failures: as many as `suggest` tries.
+_TRIES = 3
 # After the starts, each so many-th candidate is a random one on the path that has the
 # fewest: the comparison is in docs/default.md, "A learner that begins badly".
 _EXPLORES = 4
-_TRIES = 3  # as many as `suggest` makes where all failed
-_ALL_FAILED = re.compile(r"All the (\d+) fits failed")
-_NO_NUMBER = "scoring must return a number"
-_SEVERAL = (list, tuple, set, Mapping)  # of metrics
-# What decides the rows that a log keeps, and what of a text of it does not.
+# Arguments that are hashed with each logged row; of their texts addresses are ignored.
 _SAME = ("estimator", "scoring", "cv", "error_score", "return_train_score")
-_ADDRESS = re.compile(r" at 0x\w+")
-# Settings that failed, in a warning.
-_SHOWN = 3
 
 
 class StructuredSearchCV(BaseSearchCV):
@@ -159,7 +149,7 @@ class StructuredSearchCV(BaseSearchCV):
         scoring: Any = None,
         cv: Any = None,
         n_jobs: int | None = None,
-        refit: bool | str | Callable[[_Results], int] = True,
+        refit: bool | str | Callable[[Results], int] = True,
         random_state: Any = None,
         starts: Starts | None = None,
         verbose: int = 0,
@@ -191,7 +181,7 @@ class StructuredSearchCV(BaseSearchCV):
 
     def fit(self, X: Any, y: Any = None, **params: Any) -> StructuredSearchCV:
         """Search, then fit the best candidate: see ``RandomizedSearchCV.fit``."""
-        self._data = X, y, params  # the first candidates depend on it
+        self._data = (X, y, params)  # the first candidates depend on it
         try:
             fitted: StructuredSearchCV = super().fit(X, y, **params)
         finally:
@@ -202,13 +192,16 @@ class StructuredSearchCV(BaseSearchCV):
         # scikit-learn copies dictionaries of a list one by one: an estimator that is in
         # several of them would be several estimators
         copied: StructuredSearchCV = super().__sklearn_clone__()
-        own = self.space, self.param_distributions, self.starts
-        copied.space, copied.param_distributions, copied.starts = copy.deepcopy(own)
+        names = ("space", "param_distributions", "starts")
+        # together, as an estimator may be in several of them
+        values = copy.deepcopy({name: getattr(self, name) for name in names})
+        for name, value in values.items():
+            setattr(copied, name, value)
         copied.earlier = self.earlier  # a copy of a fitted search is not fitted
         return copied
 
-    def _run_search(self, evaluate_candidates: Callable[..., _Results]) -> None:
-        """What scikit-learn calls within ``fit``."""
+    def _run_search(self, evaluate_candidates: Callable[..., Results]) -> None:
+        """The search, which scikit-learn calls within ``fit``."""
         n_iter = check_count("n_iter", self.n_iter)
         if self.log is not None and self.random_state is None:
             raise ValueError("random_state: expected one with a log, got None.")
@@ -218,8 +211,9 @@ class StructuredSearchCV(BaseSearchCV):
             self._search(n_iter, seed, joblib.effective_n_jobs(self.n_jobs))
             self._history.finish(self.study_)
         except BaseException:  # a signal by hand, too
-            if found := self._history.results():
-                self.cv_results_, study = found, self.study_
+            if results := self._history.results():
+                self.cv_results_ = results
+                study = self.study_
                 if len(study.objectives) == 1 and any(t.values for t in study.trials):
                     self.best_params_, self.best_score_ = study.best
             raise
@@ -235,12 +229,16 @@ class StructuredSearchCV(BaseSearchCV):
         return {k: v for k, v in state.items() if k not in aside}
 
     def _search(self, n_iter: int, seed: int, jobs: int) -> None:
-        space, starts = _read_space(self.space, self.param_distributions), self.starts
+        space = _read_space(self.space, self.param_distributions)
+        starts = self.starts
         if starts is None:
-            starts = partial(_given, self._own_starts(space, seed))
-        names = self.scoring if isinstance(self.scoring, _SEVERAL) else ["score"]
-        names = [self.refit] if isinstance(self.refit, str) else names
-        goals = dict.fromkeys(names, "maximize")
+            starts = partial(_first_of, self._own_starts(space, seed))
+        metrics = ["score"]
+        if isinstance(self.refit, str):
+            metrics = [self.refit]
+        elif isinstance(self.scoring, (list, tuple, set, Mapping)):
+            metrics = list(self.scoring)
+        goals = dict.fromkeys(metrics, "maximize")
         options: dict[str, Any] = {"seed": seed, "starts": starts}
         study = self.study_ = Study(
             space, goals, log=self.log, earlier=self.earlier, **options
@@ -251,7 +249,7 @@ class StructuredSearchCV(BaseSearchCV):
         if self.log is not None:
             q = jobs  # a kill does not lose all starts
             same = [
-                f"{key}={_ADDRESS.sub('', repr(value))}"
+                f"{key}={re.sub(r' at 0x[0-9a-fA-F]+', '', repr(value))}"
                 for key, value in self.get_params().items()
                 if key.partition("__")[0] in _SAME
             ]
@@ -275,16 +273,16 @@ class StructuredSearchCV(BaseSearchCV):
             configs += random
             scores = self._history.evaluate(configs)
             q = -(-jobs // self._history.num_folds)
-            metrics = dict.fromkeys(self._history.metrics, "maximize")
+            goals = dict.fromkeys(self._history.metrics, "maximize")
             if self.log is not None:
                 rows = self._history.rows(len(configs))
                 kept = [{"data": data, "folds": folds} for folds in rows]
                 study.tell_many(configs, scores, metadata=kept)
                 continue
-            if metrics and metrics != study.objectives:
+            if goals and goals != study.objectives:
                 # A function has other names, known once a candidate did not fail.
                 failed = [trial.config for trial in study.trials]
-                study = Study(space, metrics, earlier=study.earlier, **options)
+                study = Study(space, goals, earlier=study.earlier, **options)
                 study.tell_many(failed, [None] * len(failed))
                 self.study_ = study
             study.tell_many(configs, scores)
@@ -292,28 +290,32 @@ class StructuredSearchCV(BaseSearchCV):
     def _own_starts(self, space: SearchSpace, seed: int) -> Tensor:
         """Spread starts; the first of each path has the settings of its estimators."""
         starts = space.starts(kind="spread", seed=seed, at_most=MOST_STARTS)
-        if 1 < len(starts) <= _FEW_PATHS:
+        # the comparison is in docs/default.md, "Starts of a pipeline"
+        if 1 < len(starts) <= 3:
             starts = space.starts(2 * len(starts), kind="spread", seed=seed)
         configs = space.decode(starts)
         for i in first_of_each(space.tree.path_key(starts)).tolist():
             config = configs[i]
             chosen = {k: clone(v) for k, v in config.items() if _is_step(v)}
             estimator = clone(self.estimator).set_params(**chosen)
-            own = estimator.get_params()
+            settings = estimator.get_params()
             # the search is to find out which step to take
-            names = {k for k in config.keys() & own.keys() if not _is_step(own[k])}
+            names = {
+                k for k in config.keys() & settings.keys() if not _is_step(settings[k])
+            }
             order = [step for step, _ in getattr(estimator, "steps", ())]
             place = {step: k for k, step in enumerate(order)}
             # the number for gamma="scale" depends on the settings of all steps before
             for name in sorted(
                 names - chosen.keys(),
                 key=lambda k: (
-                    _is_gamma(k, own[k]),
+                    _is_gamma(k, settings[k]),
                     place.get(k.partition("__")[0], -1),
                     k,
                 ),
             ):
-                x = _encoded(space, {**config, name: (value := own[name])})
+                value = settings[name]
+                x = _encoded(space, {**config, name: value})
                 if x is None and _is_gamma(name, value):
                     set_to = {k: v for k, v in config.items() if k not in chosen}
                     fitted = estimator.set_params(**clone(set_to, safe=False))
@@ -323,23 +325,24 @@ class StructuredSearchCV(BaseSearchCV):
                     continue
                 same = space.tree.path_key(x) == space.tree.path_key(starts[i : i + 1])
                 if same.all() and space.feasible(x).all():
-                    starts[i], config[name] = x[0], value
+                    starts[i] = x[0]
+                    config[name] = value
         # an estimator may be set to the second start of its path
         return starts.new_tensor(list(dict.fromkeys(map(tuple, starts.tolist()))))
 
     def _format_results(
         self, candidate_params: Any, n_splits: int, out: Any, more_results: Any = None
-    ) -> _Results:
-        """What scikit-learn calls to make ``cv_results_``."""
+    ) -> Results:
+        """The candidates that failed, too, where scikit-learn makes ``cv_results_``."""
         params, rows = self._history.merge(candidate_params, n_splits, out)
         return super()._format_results(params, n_splits, rows, more_results)
 
 
-def _given(starts: Tensor, space: SearchSpace, seed: int) -> Tensor:
+def _first_of(starts: Tensor, space: SearchSpace, seed: int) -> Tensor:
     return starts
 
 
-def _encoded(space: SearchSpace, config: _Params) -> Tensor | None:
+def _encoded(space: SearchSpace, config: Params) -> Tensor | None:
     try:
         return space.encode([config])
     except ValueError:
@@ -357,7 +360,7 @@ def _is_gamma(name: str, value: Any) -> bool:
 
 
 def _gamma(
-    estimator: Any, name: str, word: str, X: Any, y: Any, params: _Params, seed: int
+    estimator: Any, name: str, word: str, X: Any, y: Any, params: Params, seed: int
 ) -> float | str:
     """The number for ``gamma="scale"`` or ``gamma="auto"`` of scikit-learn's kernels.
 
@@ -376,23 +379,24 @@ def _gamma(
     Returns:
         The number, or the word if there is none.
     """
-    owner, (*parts, _) = estimator, name.split("__")
+    owner = estimator
     try:
-        for part in parts:
+        for part in name.split("__")[:-1]:
             if not hasattr(owner, "steps"):  # such as OneVsRestClassifier
-                owner, params = owner.get_params(deep=False)[part], {}
+                owner = owner.get_params(deep=False)[part]
+                params = {}
                 continue
             k = [step for step, _ in owner.steps].index(part)
-            before, owner = owner[:k], owner[k]
             if k:
-                X = _transformed(clone(before), X, y, params, seed)
-            own = f"{part}__"
+                X = _transformed(clone(owner[:k]), X, y, params, seed)
+            owner = owner[k]
+            prefix = f"{part}__"
             params = {
-                key.removeprefix(own): value
+                key.removeprefix(prefix): value
                 for key, value in params.items()
-                if key.startswith(own)
+                if key.startswith(prefix)
             }
-        if not isinstance(owner, _KERNELS):
+        if not isinstance(owner, (SVC, SVR, NuSVC, NuSVR, OneClassSVM, RBFSampler)):
             return word
         X = X.astype(float) if issparse(X) else np.asarray(X, dtype=float)
     except Exception:
@@ -408,7 +412,7 @@ def _gamma(
     return float(1.0 / (X.shape[1] * variance)) if 0.0 < variance < math.inf else word
 
 
-def _transformed(before: Any, X: Any, y: Any, params: _Params, seed: int) -> Any:
+def _transformed(before: Any, X: Any, y: Any, params: Params, seed: int) -> Any:
     """The data after the first steps of a pipeline."""
     random = {
         key: seed
@@ -416,13 +420,13 @@ def _transformed(before: Any, X: Any, y: Any, params: _Params, seed: int) -> Any
         if key.rpartition("__")[-1] == "random_state" and state is None
     }
     names = dict(before.steps)
-    own = {k: v for k, v in params.items() if k.split("__")[0] in names}
+    of_steps = {k: v for k, v in params.items() if k.split("__")[0] in names}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # fits in the folds say it, too
-        return before.set_params(**random).fit_transform(X, y, **own)
+        return before.set_params(**random).fit_transform(X, y, **of_steps)
 
 
-def _least_tried(study: Study, q: int, begun: int, n_iter: int) -> list[_Params]:
+def _least_tried(study: Study, q: int, begun: int, n_iter: int) -> list[Params]:
     """The random ones of the next ``q`` candidates.
 
     Each is on the path that has the fewest candidates for its number of parameters: one
@@ -437,69 +441,52 @@ def _least_tried(study: Study, q: int, begun: int, n_iter: int) -> list[_Params]
         begun: How many were evaluated first.
         n_iter: How many are evaluated in all.
     """
-    space, n = study.space, len(study.trials)
+    space = study.space
+    n = len(study.trials)
     count = sum(k % _EXPLORES == _EXPLORES - 1 for k in range(n - begun, n - begun + q))
-    found: list[_Params] = []
+    chosen: list[Params] = []
     if space.tree.num_paths == 1:
-        return found
+        return chosen
     by_path = space.tree.num_paths <= n_iter // _EXPLORES
     failed = torch.tensor([not t.values for t in study.trials])
     for k in range(count):
-        known = space.encode([*(t.config for t in study.trials), *found])
+        points = space.encode([*(t.config for t in study.trials), *chosen])
         seed = later_seed(study.seed, n + k)
         configs = space.decode(space.starts(seed=seed))
         starts = space.encode(configs)
-        is_new = ~(starts.unsqueeze(1) == known).all(-1).any(-1)
-        for has, have in _outcomes(space, starts, known[:n]):
-            if have.sum() >= _TRIES and failed[have].all():
-                is_new &= ~has
+        is_new = ~(starts.unsqueeze(1) == points).all(-1).any(-1)
+        rarest = starts.new_full((len(starts),), math.inf)  # evaluations of a choice
+        for starts_with, points_with in _outcomes(space, starts, points):
+            rarest = rarest.where(~starts_with, rarest.clamp_max(points_with.sum()))
+            evaluated = points_with[:n]
+            if evaluated.sum() >= _TRIES and failed[evaluated].all():
+                is_new &= ~starts_with
         if not is_new.any():
             continue
-        tried = (_on_path if by_path else _of_rarest_choice)(space, starts, known)
+        keys = space.tree.path_key(starts).unsqueeze(-1)
+        on_path = (keys == space.tree.path_key(points)).sum(-1)
+        tried = on_path if by_path else rarest
         share = (tried + 0.5) / space.tree.active_mask(starts).sum(-1)
         share = share.where(is_new, math.inf)
         least = (share == share.min()).nonzero().flatten().tolist()
-        found.append(configs[least[seed % len(least)]])
-    return found
-
-
-def _on_path(space: SearchSpace, X: Tensor, known: Tensor) -> Tensor:
-    """How many known points are on the path of each row."""
-    keys = space.tree.path_key(X).unsqueeze(-1)
-    return (keys == space.tree.path_key(known)).sum(-1)
-
-
-def _of_rarest_choice(space: SearchSpace, X: Tensor, known: Tensor) -> Tensor:
-    """How many known points have the rarest of the outcomes of decisions of each row.
-
-    Args:
-        space: The space.
-        X: ``n x d`` points.
-        known: ``m x d`` points.
-
-    Returns:
-        ``n`` counts.
-    """
-    least = X.new_full((len(X),), math.inf)
-    for has, have in _outcomes(space, X, known):
-        least = least.where(~has, least.clamp_max(have.sum()))
-    return least
+        chosen.append(configs[least[seed % len(least)]])
+    return chosen
 
 
 def _outcomes(
-    space: SearchSpace, X: Tensor, known: Tensor
+    space: SearchSpace, X: Tensor, others: Tensor
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Of each outcome of a decision, which points have it, and which known ones."""
+    """The points that have each outcome of a decision, among two sets of points."""
     tree = space.tree
-    active, others = tree.active_mask(X), tree.active_mask(known)
+    sets = [(X, tree.active_mask(X)), (others, tree.active_mask(others))]
     for c, outcomes in tree.decision_values.items():
         for outcome in outcomes:
             lo, hi = outcome if isinstance(outcome, tuple) else (outcome, outcome)
-            has, have = (
-                is_active[:, c] & (points[:, c] >= lo) & (points[:, c] <= hi)
-                for points, is_active in ((X, active), (known, others))
+            first, second = (
+                active[:, c] & (points[:, c] >= lo) & (points[:, c] <= hi)
+                for points, active in sets
             )
-            yield has, have
+            yield first, second
 
 
 def _read_space(space: Any, same: Any) -> SearchSpace:
@@ -509,31 +496,31 @@ def _read_space(space: Any, same: Any) -> SearchSpace:
         raise ValueError(f"space: expected it or param_distributions, got {got}.")
     space = same if space is None else space
     # unlike those of a study, dictionaries of a grid may have no name in common
-    found = read_space(space, told_apart=False)
+    read = read_space(space, told_apart=False)
     several = [space] if isinstance(space, Mapping) else space
     grid = several if isinstance(several, (list, tuple)) else ()
-    items = [item for own in grid for item in own.items() if isinstance(item[1], tuple)]
+    tuples = [(k, v) for part in grid for k, v in part.items() if isinstance(v, tuple)]
     # scikit-learn's own searches take a pair as a list; who writes scales knows ours
-    if items and all(len(values) == 2 for _, values in items):
-        name, pair = items[0]
+    if tuples and all(len(values) == 2 for _, values in tuples):
+        name, pair = tuples[0]
         warn(
             f"space: {name!r}: {pair} is the range between two numbers, as any pair "
             f"is; the list {[*pair]} has the two. Without this warning: uniform, "
             "loguniform or randint of scipy.stats."
         )
-    every: list[Any] = [*found.columns, *found.constants]
-    for column in every:
+    parameters: list[Any] = [*read.columns, *read.constants]
+    for column in parameters:
         for value in getattr(column, "choices", ()):
             if isinstance(value, type) and hasattr(value, "get_params"):
                 raise ValueError(
                     f"space: {column.name!r}: expected an estimator, "
                     f"{value.__name__}(), got the class {value.__name__}."
                 )
-    return found
+    return read
 
 
 class _History:
-    """What was evaluated in a search, failures included.
+    """The candidates of a search, failures included.
 
     scikit-learn ends a search with an error if every fit of a call of
     ``evaluate_candidates`` fails, as all those of a single candidate may, and keeps no
@@ -541,20 +528,20 @@ class _History:
     """
 
     def __init__(
-        self, evaluate: Callable[..., _Results], search: StructuredSearchCV
+        self, evaluate: Callable[..., Results], search: StructuredSearchCV
     ) -> None:
         self._evaluate_candidates = evaluate
         self._search = search
         # An iterator has been read by now, and its folds are the same anyway.
         once = isinstance(search.cv, Iterator)
         self._folds = None if once else _SameFolds(search.cv, search.estimator)
-        self._results: _Results = {}
+        self._results: Results = {}
         self._last_format: tuple[Any, ...] = ()
         self._num_evaluated = 0
         self.num_folds = 1
         # by the position of the candidate, with errors, and with rows of a log
-        self._failed: dict[int, tuple[_Params, str]] = {}
-        self._earlier: dict[int, tuple[_Params, list[dict[str, Any]]]] = {}
+        self._failed: dict[int, tuple[Params, str]] = {}
+        self._earlier: dict[int, tuple[Params, list[dict[str, Any]]]] = {}
         self._error: Exception | None = None  # the last one
 
     def begin_with(self, trials: list[Trial], data: str) -> None:
@@ -577,14 +564,15 @@ class _History:
                 self._failed[trial.number] = trial.config, "in an earlier process"
 
     def rows(self, count: int) -> list[list[dict[str, Any]]]:
-        """What scikit-learn says of the folds of the last candidates.
+        """The rows of the folds of the last candidates, as scikit-learn has them.
 
         Args:
-            count: Of how many. Their rows are empty before one did not fail.
+            count: How many. Their rows are empty before one did not fail.
         """
         if not self._results:
             return [[]] * count
-        n, (_, rows) = self.num_folds, self.merge(*self._last_format)
+        n = self.num_folds
+        _, rows = self.merge(*self._last_format)
         return [rows[i : i + n] for i in range(len(rows) - count * n, len(rows), n)]
 
     @property
@@ -594,7 +582,7 @@ class _History:
         names = [k.removeprefix(prefix) for k in self._results if k.startswith(prefix)]
         return [self._search.refit] if self._search.refit in names else names
 
-    def evaluate(self, configs: list[_Params]) -> list[dict[str, float] | None]:
+    def evaluate(self, configs: list[Params]) -> list[dict[str, float] | None]:
         """The mean scores of candidates; None where they failed."""
         first = self._num_evaluated
         self._num_evaluated += len(configs)
@@ -606,15 +594,15 @@ class _History:
                 self._results = self._evaluate_candidates(configs, cv=self._folds)
         except BaseException as error:
             self._num_evaluated = first
-            failed = _ALL_FAILED.search(str(error))
+            failed = re.search(r"All the (\d+) fits failed", str(error))
             # a process that was killed, or no number where there was one before
-            one = isinstance(error, BrokenExecutor)
-            known = self._results or self._earlier or configs[1:]
-            one |= _NO_NUMBER in str(error) and bool(known)
-            if self._search.error_score == "raise" or not (failed or one):
+            is_of_one = isinstance(error, BrokenExecutor)
+            if "scoring must return a number" in str(error):
+                is_of_one |= bool(self._results or self._earlier or configs[1:])
+            if self._search.error_score == "raise" or not (failed or is_of_one):
                 raise
             assert isinstance(error, Exception)  # such words are no signal by hand
-            if one and len(configs) > 1:
+            if is_of_one and len(configs) > 1:
                 return [row for config in configs for row in self.evaluate([config])]
             self._num_evaluated += len(configs)
             if failed:
@@ -630,8 +618,8 @@ class _History:
         return [row if np.isfinite([*row.values()]).all() else None for row in rows]
 
     def merge(
-        self, params: list[_Params], n_splits: int, out: list[dict[str, Any]]
-    ) -> tuple[list[_Params], list[dict[str, Any]]]:
+        self, params: list[Params], n_splits: int, out: list[dict[str, Any]]
+    ) -> tuple[list[Params], list[dict[str, Any]]]:
         """All candidates, and ``n_splits`` rows for each.
 
         Args:
@@ -639,9 +627,11 @@ class _History:
             n_splits: The number of folds.
             out: Their rows, as scikit-learn makes them.
         """
-        self._last_format, self.num_folds = (params, n_splits, out), n_splits
+        self._last_format = (params, n_splits, out)
+        self.num_folds = n_splits
         # a failed candidate has a row like any other, with the score of failures
-        failed, score = dict(out[0]), self._search.error_score
+        failed = dict(out[0])
+        score = self._search.error_score
         for key in failed.keys() & {"test_scores", "train_scores"}:
             several = isinstance(failed[key], dict)
             failed[key] = dict.fromkeys(failed[key], score) if several else score
@@ -660,7 +650,7 @@ class _History:
             both.append((config, rows))
         return [c for c, _ in both], [row for _, rows in both for row in rows]
 
-    def results(self) -> _Results:
+    def results(self) -> Results:
         """``cv_results_``, up to date; empty where nothing could be fitted."""
         if self._results:
             self._results.update(self._search._format_results(*self._last_format))
@@ -680,8 +670,8 @@ class _History:
         n = self.num_folds
         errors = {i: row["fit_error"] for i, row in enumerate(rows) if row["fit_error"]}
         if bad := [params[k] for k in dict.fromkeys(i // n for i in errors)]:
-            shown = [f"  {brief(config, 200)}" for config in bad[:_SHOWN]]
-            shown += [f"  and {len(bad) - _SHOWN} more"] if len(bad) > _SHOWN else []
+            shown = [f"  {brief(config, 200)}" for config in bad[:3]]
+            shown += [f"  and {len(bad) - 3} more"] if len(bad) > 3 else []
             settings = "\n".join(shown)
             warn(
                 f"{len(errors)} fits failed out of a total of "

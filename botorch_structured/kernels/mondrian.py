@@ -36,14 +36,10 @@ from botorch_structured.spaces.lookup import mix
 
 # Elements of the largest temporary, 64 MiB of double precision.
 _CHUNK = 2**23
-# The most cells that ``features`` lists.
-_MAX_FEATURES = 2**20
 # How far outside the bounds there are cuts.
 _REACH = 2.0**30
 # The odd constant of the splitmix64 generator, as a signed integer.
 _STEP = 0x9E3779B97F4A7C15 - 2**64
-# What tells apart the two numbers that are drawn for one node.
-_TIME, _PLACE = 0x1F83D9ABFB41BD6B, 0x5BE0CD19137E2179
 
 
 class MondrianPartition(nn.Module):
@@ -102,89 +98,92 @@ class MondrianPartition(nn.Module):
                 "X: expected finite inputs within 2^30 of the bounds, got some that "
                 "are not: normalise the inputs, or pass bounds."
             )
-        shape = torch.broadcast_shapes(X.shape, lengthscale.shape)
         rate = lifetime / lengthscale.double()
-        d = X.shape[-1]
-        inside, low, high, outside, rate = (
-            x.expand(shape).reshape(-1, d) for x in (inside, low, high, outside, rate)
-        )
-        box = inside * rate, low * rate, high * rate
+        shape = torch.broadcast_shapes(X.shape, rate.shape)
+        rate = rate.expand(shape).reshape(-1, shape[-1])
+        inside = inside.expand(shape).reshape(rate.shape) * rate
+        outside = outside.expand(shape).reshape(rate.shape)
         size = max(1, _CHUNK // max(1, inside.numel()))
-        parts = [_descend(*box, keys)[0] for keys in self.keys.split(size)]
+        parts = [
+            _descend(inside, low * rate, high * rate, keys)[0]
+            for keys in self.keys.split(size)
+        ]
         cells = torch.cat(parts, -1)
         if outside.any():
             cells = self._beyond(cells, outside, rate)
         return cells.reshape(*shape[:-1], len(self.keys))
 
-    def list_cells(
-        self, dim: int, lengthscale: Tensor, lifetime: float, limit: int
-    ) -> Tensor:
+    def list_cells(self, dim: int, lengthscale: Tensor, lifetime: float) -> Tensor:
         """All cells within the bounds, in ascending order.
 
         Args:
             dim: The number of columns.
             lengthscale: ``1 x d`` or ``1 x 1``.
             lifetime: When the cutting ends.
-            limit: At most so many cells.
 
         Returns:
             A vector of cells.
 
         Raises:
-            ValueError: If about more are expected.
+            ValueError: If more than about 2^20 are expected.
         """
         rate = lifetime / lengthscale.double()
-        low, high = (x * rate for x in self._box(lengthscale.new_empty(1, dim)))
-        expected = len(self.keys) * (1.0 + high - low).prod().item()
-        if expected > limit:
-            raise ValueError(
-                f"lifetime: expected at most {limit} cells within the bounds, got "
-                f"about {expected:.3g} in {len(self.keys)} trees of {dim} columns: "
-                "take fewer trees or a shorter lifetime, or features_per_tree."
-            )
+        low, high = self._box(lengthscale.new_empty(1, dim))
         key = self.keys
-        low, high = (x.expand(len(key), dim) for x in (low, high))
+        low = (low * rate).expand(len(key), dim)
+        high = (high * rate).expand(len(key), dim)
+        expected = (1.0 + high - low).prod(-1).sum().item()
+        if expected > 2**20:
+            raise ValueError(
+                f"lifetime: expected at most {2**20} cells within the bounds, got "
+                f"about {expected:.3g} in {len(key)} trees of {dim} columns: "
+                "take fewer trees or a shorter lifetime."
+            )
         time = torch.zeros_like(low[:, 0])
-        finished: list[Tensor] = []
+        finished = []
         while len(key):
             time, column, place = _next_cut(key, low, high, time)
             alive = time <= 1.0
             finished.append(key[~alive])
-            key, low, high, time = key[alive], low[alive], high[alive], time[alive]
-            column, place = column[alive].unsqueeze(-1), place[alive].unsqueeze(-1)
-            below = high.scatter(-1, column, place)
-            above = low.scatter(-1, column, place)
+            key = key[alive]
+            low = low[alive]
+            high = high[alive]
+            time = time[alive].repeat(2)
+            below = high.scatter(-1, column[alive], place[alive])
+            above = low.scatter(-1, column[alive], place[alive])
             key = torch.cat([_child(key, True), _child(key, False)])
-            low, high = torch.cat([low, above]), torch.cat([below, high])
-            time = torch.cat([time, time])
+            low = torch.cat([low, above])
+            high = torch.cat([below, high])
         return torch.cat(finished).sort().values
 
     def _box(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """The corners of the bounds of points ``... x d``, two vectors."""
         d = X.shape[-1]
-        if self.bounds is None:
-            zero = torch.zeros(d, dtype=torch.float64, device=X.device)
-            return zero, zero + 1.0
-        if self.bounds.shape[-1] != d:
+        bounds = self.bounds
+        if bounds is None:
+            bounds = torch.tensor([[0.0], [1.0]], device=X.device).expand(2, d)
+        if bounds.shape[-1] != d:
             raise ValueError(
                 f"bounds: expected ``2 x {d}`` for inputs with {d} columns, got shape "
-                f"{tuple(self.bounds.shape)}."
+                f"{tuple(bounds.shape)}."
             )
-        low, high = self.bounds.double()
+        low, high = bounds.double()
         return low, high
 
     def _beyond(self, cells: Tensor, outside: Tensor, rate: Tensor) -> Tensor:
         """Cells told apart by the cuts between a point and the bounds."""
         row, column = outside.nonzero(as_tuple=True)
-        signed, rate = outside[row, column], rate[row, column].unsqueeze(-1)
+        signed = outside[row, column]
+        rate = rate[row, column].unsqueeze(-1)
         distance = signed.abs().unsqueeze(-1) * rate
-        box = distance, torch.zeros_like(distance), _REACH * rate
         # each side of each column has cuts of its own
         side = (2 * column + (signed > 0) + 1).unsqueeze(-1) * _STEP
         parts = []
         size = max(1, _CHUNK // max(1, len(row)))
         for keys in self.keys.split(size):
-            cell, edge = _descend(*box, mix(keys + side))
+            cell, edge = _descend(
+                distance, torch.zeros_like(distance), _REACH * rate, mix(keys + side)
+            )
             # before the first cut one is still in the cell at the edge of the bounds
             parts.append(torch.where(edge.squeeze(-1) == 0.0, 0, mix(cell)))
         return cells.index_add(0, row, torch.cat(parts, -1))
@@ -203,14 +202,19 @@ def _child(key: Tensor, below: Tensor | bool) -> Tensor:
 def _next_cut(
     key: Tensor, low: Tensor, high: Tensor, time: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """When, in which column and where boxes ``... x d`` are cut next."""
+    """When, in which column and where boxes ``n x d`` are cut next.
+
+    Returns:
+        ``n`` times, ``n x 1`` columns and ``n x 1`` places.
+    """
     ends = (high - low).cumsum(-1)
     length = ends[..., -1]
-    time = time - _uniform(key, _TIME).log() / length
-    at = (_uniform(key, _PLACE) * length).unsqueeze(-1)
+    # two numbers of a node, told apart by constants
+    time = time - _uniform(key, 0x1F83D9ABFB41BD6B).log() / length
+    at = (_uniform(key, 0x5BE0CD19137E2179) * length).unsqueeze(-1)
     column = (ends <= at).sum(-1, keepdim=True).clamp_max(ends.shape[-1] - 1)
     place = high.gather(-1, column) - (ends.gather(-1, column) - at)
-    return time, column.squeeze(-1), place.squeeze(-1)
+    return time, column, place
 
 
 def _descend(
@@ -228,32 +232,35 @@ def _descend(
         ``n x t`` keys of the cells, and ``n x t x d`` their lower corners.
     """
     n, d = X.shape
-    shape = n, roots.shape[-1]
-    key = roots.expand(shape).reshape(-1)
-    X, low, high = (
-        x.unsqueeze(-2).expand(*shape, d).reshape(-1, d) for x in (X, low, high)
-    )
+    trees = roots.shape[-1]
+    key = roots.expand(n, trees).reshape(-1)
+    X = X.repeat_interleave(trees, 0)
+    low = low.expand(n, d).repeat_interleave(trees, 0)
+    high = high.expand(n, d).repeat_interleave(trees, 0)
     time = torch.zeros_like(X[:, 0])
-    cell, corner = key.clone(), low.clone()
+    cell = key.clone()
+    corner = low.clone()
     index = torch.arange(len(key), device=key.device)
     while len(index):
         time, column, place = _next_cut(key, low, high, time)
-        alive = (time <= 1.0).nonzero().squeeze(-1)
-        if len(alive) < len(index):
-            ended = time > 1.0
-            cell[index[ended]], corner[index[ended]] = key[ended], low[ended]
-            index, key, time, column, place = (
-                x[alive] for x in (index, key, time, column, place)
-            )
-            X, low, high = X[alive], low[alive], high[alive]
-        column, place = column.unsqueeze(-1), place.unsqueeze(-1)
+        ended = time > 1.0
+        cell[index[ended]] = key[ended]
+        corner[index[ended]] = low[ended]
+        alive = ~ended
+        index = index[alive]
+        time = time[alive]
+        X = X[alive]
+        low = low[alive]
+        high = high[alive]
+        column = column[alive]
+        place = place[alive]
         below = X.gather(-1, column) <= place
-        high = high.scatter(
-            -1, column, torch.where(below, place, high.gather(-1, column))
-        )
-        low = low.scatter(-1, column, torch.where(below, low.gather(-1, column), place))
-        key = _child(key, below.squeeze(-1))
-    return cell.reshape(shape), corner.reshape(*shape, d)
+        key = _child(key[alive], below.squeeze(-1))
+        end = torch.where(below, place, high.gather(-1, column))
+        start = torch.where(below, low.gather(-1, column), place)
+        high = high.scatter(-1, column, end)
+        low = low.scatter(-1, column, start)
+    return cell.reshape(n, trees), corner.reshape(n, trees, d)
 
 
 class MondrianKernel(BatchKernel):
@@ -273,11 +280,8 @@ class MondrianKernel(BatchKernel):
     column for each cell, 1 / sqrt(M) in the cell of the point and zero elsewhere. Cells
     are those of the partitions of ``bounds``, whether there are data in them or not, so
     that later points have the same columns. Their number grows with the dimension like
-    the product of 1 + lifetime * range_j / l_j. Where that is too much,
-    ``features_per_tree`` columns for each tree share the cells at random, and a random
-    sign for each cell keeps the kernel unbiased; it adds at most
-    1 / (M * features_per_tree) to the variance. The kernel is then that of these
-    features: cells that share a column add or subtract 1 / M.
+    the product of 1 + lifetime * range_j / l_j; where that is too much, take
+    ``RandomFourierFeatures``.
 
     *Lifetime and lengthscales.* Only the ratios lifetime / l_j matter; lengthscales are
     1 initially. A longer lifetime refines the same partitions. When a lengthscale
@@ -303,8 +307,6 @@ class MondrianKernel(BatchKernel):
             torch's global generator.
         bounds: ``2 x d``, the box whose cells ``features`` has columns for; default:
             the unit cube.
-        features_per_tree: The number of columns of each tree in ``features``; by
-            default as many as it has cells.
         kwargs: As for any GPyTorch kernel: ``batch_shape``, ``active_dims``,
             ``lengthscale_prior``, ``lengthscale_constraint``.
 
@@ -327,14 +329,11 @@ class MondrianKernel(BatchKernel):
         ard_num_dims: int | None = None,
         seed: int | None = None,
         bounds: Tensor | None = None,
-        features_per_tree: int | None = None,
         **kwargs: Any,
     ) -> None:
         if not (math.isfinite(lifetime) and lifetime > 0):
             raise ValueError(f"lifetime: expected a positive number, got {lifetime}.")
         check_count("num_trees", num_trees)
-        if features_per_tree is not None:
-            check_count("features_per_tree", features_per_tree)
         if bounds is not None:
             bounds = _checked(bounds, ard_num_dims)
         super().__init__(ard_num_dims=ard_num_dims, **kwargs)
@@ -345,7 +344,6 @@ class MondrianKernel(BatchKernel):
             self.initialize(lengthscale=1.0)
         self.lifetime = float(lifetime)
         self.num_trees = num_trees
-        self.features_per_tree = features_per_tree
         # a module of its own: GPyTorch indexes a kernel's own buffers by batch
         self.partition = MondrianPartition(num_trees, seed, bounds)
 
@@ -355,25 +353,26 @@ class MondrianKernel(BatchKernel):
         return False
 
     def _covariance(self, x1: Tensor, x2: Tensor, diag: bool, **params: Any) -> Tensor:
-        equal = same_points(x1, x2)
-        if diag and equal:
-            shape = torch.broadcast_shapes(x1.shape[:-1], (*self.batch_shape, 1))
-            return x1.new_ones(shape) + self._no_gradient(x1, x2)
-        cells, signs = self._places(x1)
-        others, other_signs = (cells, signs) if equal else self._places(x2)
-        cells, signs = cells.unsqueeze(-2), signs.unsqueeze(-2)
-        dim = -2 if diag else -3
-        others, other_signs = others.unsqueeze(dim), other_signs.unsqueeze(dim)
+        cells = self._cells(x1)
+        others = cells if same_points(x1, x2) else self._cells(x2)
+        cells = cells.unsqueeze(-2)
+        others = others.unsqueeze(-2 if diag else -3)
         shape = torch.broadcast_shapes(cells.shape[:-1], others.shape[:-1])
-        total = torch.zeros(shape, dtype=x1.dtype, device=x1.device)
-        step = max(1, _CHUNK // max(1, total.numel()))
-        for start in range(0, self.num_trees, step):
-            part = slice(start, start + step)
-            same = cells[..., part] == others[..., part]
-            signed = torch.where(same, signs[..., part] * other_signs[..., part], 0)
-            total += signed.sum(-1)
-        result = total / self.num_trees + self._no_gradient(x1, x2)
+        count = torch.zeros(shape, dtype=x1.dtype, device=x1.device)
+        size = max(1, _CHUNK // max(1, count.numel()))
+        for start in range(0, self.num_trees, size):
+            part = slice(start, start + size)
+            count += (cells[..., part] == others[..., part]).sum(-1)
+        # gradients are zero
+        zero = 0.0 * (x1.sum() + x2.sum() + self.lengthscale.sum())
+        result = count / self.num_trees + zero
         return result.squeeze(-1) if diag else result
+
+    def _cells(self, X: Tensor) -> Tensor:
+        """``batch_shape x n x num_trees``."""
+        with torch.no_grad():
+            cells: Tensor = self.partition(X, self.lengthscale, self.lifetime)
+        return cells
 
     def features(self, X: Tensor) -> Tensor:
         """The explicit feature map, whose inner products are the kernel.
@@ -382,61 +381,34 @@ class MondrianKernel(BatchKernel):
             X: ``batch_shape x n x d``, all columns; ``active_dims`` are honoured.
 
         Returns:
-            ``batch_shape x n x D``. D depends on the trees and the lengthscales, never
-            on the rows: it is ``num_trees * features_per_tree`` if that is given, else
-            the number of cells within ``bounds``. It has ``num_trees`` entries in each
-            row that are not zero, but is dense.
+            ``batch_shape x n x D``, where D is the number of cells within ``bounds``,
+            which depends on the trees and the lengthscales, never on the rows. It has
+            ``num_trees`` entries in each row that are not zero, but is dense.
 
         Raises:
-            ValueError: Without ``features_per_tree``: points outside ``bounds``, about
-                2^20 cells and more, or a kernel with a ``batch_shape``.
+            ValueError: Points outside ``bounds``, about 2^20 cells and more, or a
+                kernel with a ``batch_shape``.
         """
-        if self.active_dims is not None:
-            X = X.index_select(-1, self.active_dims)
-        cells, signs = self._places(X)
-        if self.features_per_tree is None:
-            columns, width = self._columns(cells, X.shape[-1])
-        else:
-            width = self.num_trees * self.features_per_tree
-            first = torch.arange(self.num_trees, device=X.device)
-            columns = cells + first * self.features_per_tree
-        values = signs.to(X) / math.sqrt(self.num_trees)
-        phi = torch.zeros(*columns.shape[:-1], width, dtype=X.dtype, device=X.device)
-        return phi.scatter(-1, columns, values) + self._no_gradient(X)
-
-    def _places(self, X: Tensor) -> tuple[Tensor, Tensor]:
-        """Cells, or shared columns, and signs, ``batch_shape x n x num_trees``."""
-        with torch.no_grad():
-            cells = self.partition(X, self.lengthscale, self.lifetime)
-        if self.features_per_tree is None:
-            return cells, torch.ones_like(cells)
-        hashed = mix(cells)
-        return (hashed >> 1).remainder(self.features_per_tree), 1 - 2 * (hashed & 1)
-
-    def _columns(self, cells: Tensor, dim: int) -> tuple[Tensor, int]:
-        """The column of each cell, and their number."""
         if self.batch_shape:
             raise ValueError(
-                "features: expected features_per_tree for a kernel with a batch_shape, "
-                f"here {tuple(self.batch_shape)}, whose partitions differ; got None."
+                "features: expected a kernel without a batch_shape, whose partitions "
+                f"would differ, got {tuple(self.batch_shape)}."
             )
+        if self.active_dims is not None:
+            X = X.index_select(-1, self.active_dims)
+        cells = self._cells(X)
         listed = self.partition.list_cells(
-            dim, self.lengthscale.detach(), self.lifetime, _MAX_FEATURES
+            X.shape[-1], self.lengthscale.detach(), self.lifetime
         )
         columns = torch.searchsorted(listed, cells).clamp_max(len(listed) - 1)
         if not torch.equal(listed[columns], cells):
             raise ValueError(
                 "features: expected points within bounds, by default the unit cube, "
-                "got some outside: pass bounds= or features_per_tree=."
+                "got some outside: pass bounds=."
             )
-        return columns, len(listed)
-
-    def _no_gradient(self, *inputs: Tensor) -> Tensor | float:
-        """Zero, with the gradient zero in the inputs and lengthscales."""
-        sources = [x for x in (*inputs, self.lengthscale) if x.requires_grad]
-        if not (sources and torch.is_grad_enabled()):
-            return 0.0
-        return 0.0 * torch.stack([x.sum() for x in sources]).sum()
+        phi = X.new_zeros(*columns.shape[:-1], len(listed))
+        phi = phi.scatter(-1, columns, 1.0 / math.sqrt(self.num_trees))
+        return phi + 0.0 * (X.sum() + self.lengthscale.sum())  # gradients are zero
 
 
 def _checked(bounds: Tensor, ard_num_dims: int | None) -> Tensor:
@@ -502,10 +474,11 @@ class LaplaceKernel(BatchKernel):
             ``batch_shape x n x m``, or ``batch_shape x n`` if ``diag``; with
             ``last_dim_is_batch``, ``d`` stands after ``batch_shape``.
         """
-        lengthscale = self.lengthscale
-        a, b = x1 / lengthscale, x2 / lengthscale
+        a = x1 / self.lengthscale
+        b = x2 / self.lengthscale
         if last_dim_is_batch:
-            a, b = a.mT.unsqueeze(-1), b.mT.unsqueeze(-1)
+            a = a.mT.unsqueeze(-1)
+            b = b.mT.unsqueeze(-1)
         if diag:
             return torch.exp(-(a - b).abs().sum(-1))
         return torch.exp(-torch.cdist(a, b, p=1.0))

@@ -28,9 +28,7 @@ from botorch_structured._botorch_names import DefaultType
 from botorch_structured.linalg.hyperparameter import LogInterval
 from botorch_structured.spaces.arguments import check_count
 
-# Bandwidths that fits start from, in turn, relative to the first one.
-_STARTS = (1.0, 3.0, 0.3, 10.0, 0.1)
-# Of the bandwidth. With a smaller one the features are noise on the unit cube.
+# With a smaller bandwidth the features are noise on the unit cube.
 _BOUNDS = (1e-2, 1e3)
 
 
@@ -159,7 +157,7 @@ class RandomFourierFeatures(Module):
         Args:
             number: Which of the starts.
         """
-        self._start = self._first * _STARTS[number % len(_STARTS)]
+        self._start = self._first * (1.0, 3.0, 0.3, 10.0, 0.1)[number % 5]
         _set_lengthscale(self, self._start)
 
     def has_started(self) -> bool:

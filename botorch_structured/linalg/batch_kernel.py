@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["BatchKernel", "same_points", "take_batch"]
-
 from copy import deepcopy
 from typing import Any, Self, TypeVar
 
@@ -56,7 +54,7 @@ class BatchKernel(Kernel):
         return self._covariance(x1, x2, diag, **params)
 
     def _covariance(self, x1: Tensor, x2: Tensor, diag: bool, **params: Any) -> Tensor:
-        """What ``forward`` returns."""
+        """The result of ``forward``."""
         raise NotImplementedError
 
     def __getitem__(self, index: Any) -> Kernel:
@@ -69,8 +67,8 @@ class BatchKernel(Kernel):
 
     def expand_batch(self, *sizes: Any) -> Kernel:
         """The kernel with another batch shape, which its own broadcasts to."""
-        given = sizes[0] if len(sizes) == 1 and not isinstance(sizes[0], int) else sizes
-        shape = torch.Size(given)
+        batch = sizes[0] if len(sizes) == 1 and not isinstance(sizes[0], int) else sizes
+        shape = torch.Size(batch)
         if shape == self.batch_shape:
             return self
         return self._take(_elements(self.batch_shape).expand(shape))
@@ -117,8 +115,8 @@ def take_batch(module: ModuleT, batch_shape: torch.Size, where: Tensor) -> Modul
             if shape and name != "active_dims" and _leads(buffer, shape):
                 values.append(buffer)
         for value in values:
-            own = len(shape) if _leads(value, shape) else 0
-            rest = value.shape[own:]
+            leading = len(shape) if _leads(value, shape) else 0
+            rest = value.shape[leading:]
             full = value.data.expand(*batch_shape, *rest).reshape(-1, *rest)
             value.data = full[where.to(value.device)]
         setattr(part, "_batch_shape" if is_kernel else "batch_shape", where.shape)

@@ -13,8 +13,6 @@ weights are more than rows.
 
 from __future__ import annotations
 
-__all__ = ["Block", "BlockDerivatives", "log_evidence"]
-
 import math
 from typing import NamedTuple
 
@@ -31,7 +29,6 @@ Indices = NDArray[np.int64]
 _ROWS_PER_WEIGHT = 1.5
 # Inverses of blocks up to this size are products of all their inverse factors at once.
 _MEDIUM = 100
-_LOG_TWO_PI = math.log(2.0 * math.pi)
 
 
 class Block(NamedTuple):
@@ -42,16 +39,29 @@ class Block(NamedTuple):
         features: F_p, ``B x N x D``, zero where padded.
         rows: Their rows, ``B x N``; ``n`` where padded.
         weights: Which weights the features are of, ``B x D``; ``V`` where unused.
+        pairs: ``weight_pairs`` of these, if they are at hand.
     """
 
     covariance: Array
     features: Array
     rows: Indices
     weights: Indices
+    pairs: Indices | None = None
 
-    def pairs(self, width: int) -> Indices:
-        """Where products of two of these weights are in a matrix ``width x width``."""
-        return self.weights[:, :, None] * width + self.weights[:, None, :]
+
+def weight_pairs(weights: Indices, num_weights: int) -> Indices:
+    """Places of pairs of columns in a matrix of all weights, ``B x (1 + D) x (1 + D)``.
+
+    The first column is the residual, which counts as a weight of its own. It is the
+    last of the matrix, behind one for unused places.
+
+    Args:
+        weights: See ``Block``.
+        num_weights: V.
+    """
+    columns = np.full((len(weights), 1 + weights.shape[1]), num_weights + 1)
+    columns[:, 1:] = weights
+    return columns[:, :, None] * (num_weights + 2) + columns[:, None, :]
 
 
 class BlockDerivatives(NamedTuple):
@@ -89,55 +99,68 @@ def log_evidence(
 def _by_block(
     blocks: list[Block], residual: Array, num_weights: int
 ) -> tuple[float, list[BlockDerivatives]]:
-    """From factors of A_p and of M; ``residual`` has a zero for padded rows."""
-    width = num_weights + 1  # one more weight, for unused places
-    logdet, parts = 0.0, []
+    """From factors of A_p and of M; ``residual`` has a zero for padded rows.
+
+    With the residual as a column beside the features, most products are of both.
+    """
+    width = num_weights + 2
+    logdet = 0.0
     grams: list[Array] = []
-    sums: list[Array] = []
-    pairs: list[Indices] = []
     places: list[Indices] = []
+    parts = []
     for block in blocks:
         inverse, log_diagonal = inverse_factors(block.covariance)
         logdet += log_diagonal
-        right = residual[block.rows][..., None]
-        half, pair = block.features, block.pairs(width)
-        if num_weights:
-            half = inverse @ half
-            turned = half.swapaxes(1, 2)
-            grams.append((turned @ half).ravel())
-            pairs.append(pair.ravel())
-            sums.append((turned @ (inverse @ right)).ravel())
-            places.append(block.weights.ravel())
-        parts.append((inverse, half, right, pair))
-    mean, covariance = np.zeros(width), np.zeros((width, width))
+        right = residual[block.rows][:, :, None]
+        columns = np.concatenate([right, block.features], axis=-1)
+        half = inverse @ columns
+        pairs = block.pairs
+        if pairs is None:
+            pairs = weight_pairs(block.weights, num_weights)
+        grams.append((half.swapaxes(1, 2) @ half).ravel())
+        places.append(pairs.ravel())
+        parts.append((inverse, columns, half, pairs))
+    covariance = np.zeros((width, width))
+    covariance[-1, -1] = 1.0
+    # minus the mean of the weights, and one for the residual
+    shift = np.zeros(width)
+    shift[-1] = 1.0
     quad = 0.0
     if num_weights:
-        precision = _summed(pairs, grams, width * width)
-        precision[:: width + 1] += 1.0
-        precision = precision.reshape(width, width)[:-1, :-1]
+        if len(parts) > 1:
+            grams = [np.concatenate(grams)]
+            places = [np.concatenate(places)]
+        total = np.bincount(places[0], grams[0], width * width)
+        gram = np.asarray(total, dtype=np.float64).reshape(width, width)
+        precision = gram[:-2, :-2]
+        precision.flat[:: num_weights + 1] += 1.0
         root, log_diagonal = inverse_factors(precision[None])
         logdet += log_diagonal
-        covariance[:-1, :-1] = root[0].T @ root[0]
-        total = _summed(places, sums, width)
-        mean[:-1] = root[0].T @ (root[0] @ total[:-1])
+        covariance[:-2, :-2] = root[0].T @ root[0]
+        mean = root[0].T @ (root[0] @ gram[:-2, -1])
+        shift[:-2] = -mean
         quad = float(mean @ mean)
     derivatives = []
-    for block, (inverse, half, right, pair) in zip(blocks, parts, strict=True):
+    for inverse, columns, half, pairs in parts:
+        shifts = shift[pairs[:, 0] - (num_weights + 1) * width]
         # residuals from the posterior mean of the weights: r'A^-1 r - u'mu is the
         # same, but loses digits by cancellation when the noise is small
-        mine = mean[block.weights][..., None]
-        rest = inverse @ (right - block.features @ mine)
-        both = inverse.swapaxes(1, 2) @ np.concatenate([rest, half], axis=-1)
-        alpha = both[..., :1]
-        spread = both[..., 1:] @ covariance.take(pair)
-        d_features = alpha * mine.swapaxes(1, 2) - spread
-        left = 0.5 * np.concatenate([alpha, spread], axis=-1)
-        g = left @ both.swapaxes(1, 2)
+        rest = inverse @ (columns @ shifts[:, :, None])
         quad += float(np.vdot(rest, rest))
+        half[:, :, :1] = rest
+        both = inverse.swapaxes(1, 2) @ half
+        alpha = both[:, :, :1]
+        spread = both @ covariance.take(pairs)
+        shifts[:, 0] = 0.0
+        d_columns = alpha * -shifts[:, None, :] - spread
+        spread *= 0.5
+        g = spread @ both.swapaxes(1, 2)
         _subtract_half_inverses(g, inverse)
-        derivatives.append(BlockDerivatives(g, d_features, -alpha[..., 0]))
+        d_residual = d_columns[:, :, 0]
+        derivatives.append(BlockDerivatives(g, d_columns[:, :, 1:], d_residual))
     n = len(residual) - 1
-    return -0.5 * (quad + logdet + n * _LOG_TWO_PI), derivatives
+    evidence = -0.5 * (quad + logdet + n * math.log(2.0 * math.pi))
+    return evidence, derivatives
 
 
 def _as_one(
@@ -160,7 +183,8 @@ def _as_one(
     g = whole
     g[:n, :n] = inverse[0].T @ inverse[0]
     np.subtract(np.multiply.outer(alpha, alpha), g[:n, :n], out=g[:n, :n])
-    g[n], g[:, n] = 0.0, 0.0
+    g[n] = 0.0
+    g[:, n] = 0.0
     features[:n, :num_weights] = g[:n, :n] @ F
     g *= 0.5
     d_residual = np.append(-alpha, 0.0)
@@ -172,16 +196,8 @@ def _as_one(
         )
         for b in blocks
     ]
-    evidence = -0.5 * (float(half @ half) + logdet + n * _LOG_TWO_PI)
+    evidence = -0.5 * (float(half @ half) + logdet + n * math.log(2.0 * math.pi))
     return evidence, derivatives
-
-
-def _summed(places: list[Indices], values: list[Array], size: int) -> Array:
-    """Values added up by place, ``size``."""
-    if len(places) == 1:
-        return np.bincount(places[0], values[0], size).astype(np.float64, copy=False)
-    total = np.bincount(np.concatenate(places), np.concatenate(values), size)
-    return total.astype(np.float64, copy=False)
 
 
 def _subtract_half_inverses(g: Array, inverse: Array) -> None:

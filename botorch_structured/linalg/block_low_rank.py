@@ -15,18 +15,6 @@ number of weights is ever factorised.
 
 from __future__ import annotations
 
-__all__ = [
-    "Bucket",
-    "Factorisation",
-    "LeafLayout",
-    "WeightedBlock",
-    "factorise",
-    "group_rows",
-    "pad_groups",
-    "pad_rows",
-    "positions",
-]
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -160,19 +148,20 @@ class LeafLayout:
             return torch.from_numpy(array).to(keys.device)
 
         try:
-            every = keys.cpu().numpy()
+            row_keys = keys.cpu().numpy()
         except RuntimeError:  # under a transform of functorch
-            every = np.array(keys.tolist(), dtype=np.int64)
-        n = self.num_rows = len(every)
-        order = every.argsort(kind="stable")
-        ordered = every[order]
+            row_keys = np.array(keys.tolist(), dtype=np.int64)
+        n = self.num_rows = len(row_keys)
+        order = row_keys.argsort(kind="stable")
+        ordered = row_keys[order]
         new = np.ones(n, dtype=bool)  # the first row of a leaf
         np.not_equal(ordered[1:], ordered[:-1], out=new[1:])
         start = new.nonzero()[0]
         leaf_of_row = np.empty(n, dtype=np.int64)
         leaf_of_row[order] = new.cumsum() - 1
         counts = np.append(start[1:], n) - start
-        self.keys, self.leaf_of_row = tensor(ordered[start]), tensor(leaf_of_row)
+        self.keys = tensor(ordered[start])
+        self.leaf_of_row = tensor(leaf_of_row)
         self.num_leaves = len(start)
         self.representative = tensor(order[start])
         self.sizes: list[int] = counts.tolist()
@@ -192,8 +181,8 @@ class LeafLayout:
     def find(self, keys: Tensor) -> Tensor:
         """The leaf of other rows, ``m``; ``num_leaves`` for a leaf without data."""
         position = torch.searchsorted(self.keys, keys).clamp_max(self.num_leaves - 1)
-        known = self.keys[position] == keys
-        return torch.where(known, position, self.num_leaves)
+        present = self.keys[position] == keys
+        return torch.where(present, position, self.num_leaves)
 
 
 class WeightedBlock(NamedTuple):
@@ -257,18 +246,20 @@ class Factorisation(NamedTuple):
         """
         mean = pad(self.weight_mean, (0, 1))
         covariance = pad(self.weight_root.mT @ self.weight_root, (0, 1, 0, 1))
-        found: list[tuple[Tensor, ...]] = []
+        results: list[tuple[Tensor, ...]] = []
         for block, (inverse, half) in zip(blocks, self.blocks, strict=True):
-            which, both = block.weights, inverse.mT @ half
+            which = block.weights
+            both = inverse.mT @ half
             pairs = which.unsqueeze(-1), which.unsqueeze(-2)
-            alpha, spread = both[..., :1], both[..., 1:] @ covariance[pairs]
+            alpha = both[..., :1]
+            spread = both[..., 1:] @ covariance[pairs]
             left = torch.cat([alpha, spread], dim=-1)
             precision = inverse.mT @ inverse
             g = torch.baddbmm(precision, left, both.mT, beta=-0.5, alpha=0.5)
-            found.append(
+            results.append(
                 (g, alpha * mean[which].unsqueeze(-2) - spread, -alpha[..., 0])
             )
-        return found
+        return results
 
 
 def pad_rows(values: Tensor, bucket: Bucket, fill: float = 0.0) -> Tensor:
@@ -310,7 +301,8 @@ def _factorise(
     """See ``factorise``; also LAPACK's flags, zero where a matrix was definite."""
     # M, and in the first column F'A^-1 r
     gram = torch.eye(num_weights + 1, dtype=residual.dtype, device=residual.device)
-    halves, flags = [], []
+    halves = []
+    flags = []
     for block in blocks:
         chol, flag = cholesky(block.covariance)
         flags.append(flag)
@@ -328,9 +320,10 @@ def _factorise(
     root = _inverse(chol)
     mean = root.mT @ (root @ gram[1:, :1])
     # A^-1 r - A^-1 F mu is equal to what is computed here, but loses digits
-    own, factors = pad(mean, (0, 0, 0, 1)), []
+    padded_mean = pad(mean, (0, 0, 0, 1))
+    factors = []
     for block, (padded, inverse, half) in zip(blocks, halves, strict=True):
-        rest = inverse @ (padded - block.features @ own[block.weights])
+        rest = inverse @ (padded - block.features @ padded_mean[block.weights])
         factors.append(BlockFactor(inverse, torch.cat([rest, half], dim=-1)))
     return Factorisation(factors, root, mean.squeeze(-1)), flags
 

@@ -19,19 +19,6 @@ faster for small matrices: ``array_*`` are the same functions of arrays.
 
 from __future__ import annotations
 
-__all__ = [
-    "ARRAY_SLOPES",
-    "ARRAY_VALUES",
-    "CORRELATIONS",
-    "MATERN52",
-    "RBF",
-    "Correlation",
-    "StationaryForm",
-    "computes_as",
-    "squared_distance",
-    "stationary_form",
-]
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -209,7 +196,7 @@ CORRELATIONS: tuple[Correlation, ...] = (MATERN52, RBF)
 
 
 class StationaryForm(NamedTuple):
-    """What a GPyTorch kernel consists of, with its present values and their graph.
+    """The parts of a GPyTorch kernel, with their present values and graph.
 
     Attributes:
         correlation: k.
@@ -228,10 +215,12 @@ def computes_as(module: Any, kind: Any) -> bool:
 
 
 def stationary_form(kernel: Kernel) -> StationaryForm | None:
-    """Of an RBF or Matern-5/2 kernel, scaled or not; None for any other."""
-    inner, variance = kernel, None
+    """The form of an RBF or Matern-5/2 kernel, scaled or not; None for any other."""
+    inner = kernel
+    variance = None
     if computes_as(kernel, ScaleKernel):
-        inner, variance = kernel.base_kernel, kernel.outputscale
+        inner = kernel.base_kernel
+        variance = kernel.outputscale
     matern = computes_as(inner, MaternKernel) and inner.nu == 2.5
     if not (matern or computes_as(inner, RBFKernel)):
         return None

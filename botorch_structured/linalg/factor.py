@@ -7,8 +7,6 @@ of LAPACK: whoever replays it reads them (``unread_flags``).
 
 from __future__ import annotations
 
-__all__ = ["cholesky", "failed", "given_last", "inverse_factors", "unread_flags"]
-
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -52,11 +50,11 @@ def failed(flags: Sequence[Tensor]) -> bool:
     Args:
         flags: The second outputs of ``torch.linalg.cholesky_ex``.
     """
-    every = torch.cat([flag.reshape(-1) for flag in flags])
+    all_flags = torch.cat([flag.reshape(-1) for flag in flags])
     unread = _UNREAD.get()
     if unread is None:
-        return bool(every.any())
-    unread.append(every)
+        return bool(all_flags.any())
+    unread.append(all_flags)
     return False
 
 
@@ -114,7 +112,8 @@ def inverse_factors(covariance: Array) -> tuple[Array, float]:
             diagonal = factors.reshape(len(factors), -1)[:, :: size + 1]
             total = 2.0 * float(np.add.reduce(np.log(diagonal), None))
             return np.linalg.inv(factors), total
-    inverse, total = np.empty_like(covariance), 0.0
+    inverse = np.empty_like(covariance)
+    total = 0.0
     for one, out in zip(covariance, inverse, strict=True):
         factor = cholesky(one, lower=False)  # the transpose of its inverse is in rows
         total += 2.0 * float(np.add.reduce(np.log(factor.diagonal())))

@@ -8,19 +8,10 @@ size by the same factor.
 
 from __future__ import annotations
 
-__all__ = [
-    "Hyperparameter",
-    "LogInterval",
-    "QuickLogNormalPrior",
-    "log_gaussian_prior",
-    "read_value",
-    "reads",
-]
-
 import inspect
 import math
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from gpytorch import Module
@@ -172,7 +163,7 @@ def reads(name: str, power: float = 1.0) -> Callable[[Closure], Closure]:
 
 @reads("raw_value")
 def read_value(module: Hyperparameter) -> Tensor:
-    """What the prior of a ``Hyperparameter`` is on."""
+    """The value, which has the prior of a ``Hyperparameter``."""
     return module.value
 
 
@@ -181,6 +172,5 @@ def _set_value(module: Hyperparameter, value: Tensor) -> None:
 
 
 # GPyTorch asks for them at each registration; it takes longer than all else there.
-_CLOSURES: tuple[Any, ...] = (read_value, _set_value)
-for _closure in _CLOSURES:
-    _closure.__signature__ = inspect.signature(_closure)
+for _closure in (read_value, _set_value):
+    vars(_closure)["__signature__"] = inspect.signature(_closure)

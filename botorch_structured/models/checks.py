@@ -7,22 +7,6 @@ Errors are instances both of BoTorch's classes, which BoTorch catches, and of
 
 from __future__ import annotations
 
-__all__ = [
-    "DataError",
-    "ShapeError",
-    "check_finite_points",
-    "check_modules",
-    "check_new_data",
-    "check_points",
-    "check_spread",
-    "check_tensor",
-    "check_training_data",
-    "columns_of",
-    "extremes",
-    "is_constant",
-    "raw_inputs",
-]
-
 import math
 from copy import deepcopy
 
@@ -47,14 +31,12 @@ from botorch_structured._botorch_names import DefaultType
 _INACTIVE = (
     " Inactive columns hold any finite value: fill them with ParameterTree.impute."
 )
-_SHOWN, _VALUES = 10, 3  # most places and values in a message
 # Outcomes are equal if they differ by less than this many eps of the largest (up to 4
 # units in the last place).
 _ROUNDING = 2.0
 # Margin to the numbers whose squares overflow or underflow: a sum of 1e8 squares is
 # then finite, and a square times GPyTorch's smallest variance is not zero.
 _MARGIN = 1e4
-_DTYPES = (torch.float32, torch.float64)
 _KINDS: dict[str, tuple[type, ...]] = {
     "likelihood": (Likelihood,),
     "covar_module": (Kernel,),
@@ -121,12 +103,12 @@ def check_training_data(
             negative variances.
         ShapeError: For shapes that do not fit together.
     """
-    given = {"train_X": train_X, "train_Y": train_Y}
+    data = {"train_X": train_X, "train_Y": train_Y}
     if train_Yvar is not None:
-        given["train_Yvar"] = train_Yvar
-    for name, values in given.items():
+        data["train_Yvar"] = train_Yvar
+    for name, values in data.items():
         check_tensor(name, values)
-        if values.dtype not in _DTYPES:
+        if values.dtype not in (torch.float32, torch.float64):
             raise DataError(
                 f"{name}: expected torch.float64 or torch.float32, got {values.dtype}; "
                 "convert it with .double()."
@@ -209,7 +191,8 @@ def check_spread(low: Tensor, high: Tensor) -> None:
         high: The largest, of the same shape.
     """
     finfo = torch.finfo(low.dtype)
-    least, most = _MARGIN * finfo.tiny**0.5, finfo.max**0.5 / _MARGIN
+    least = _MARGIN * finfo.tiny**0.5
+    most = finfo.max**0.5 / _MARGIN
     expected = (
         "train_Y: expected outcomes whose variance is a number (about "
         f"{least:.0e} to {most:.0e} in {low.dtype}), got"
@@ -358,7 +341,8 @@ def check_finite_points(X: Tensor, dtype: torch.dtype, tree: bool = False) -> No
         dtype: That of the training data.
         tree: As in ``check_training_data``.
     """
-    check_tensor("X", X, dtype)
+    if not (isinstance(X, Tensor) and X.dtype == dtype and not X.is_sparse):
+        check_tensor("X", X, dtype)
     # one reduction: a sum is finite only if all of its terms are
     flat = X.detach().reshape(-1)
     if not math.isfinite(flat.dot(flat).item()):
@@ -379,7 +363,8 @@ def columns_of(model: GPyTorchModel) -> int | None:
     if getattr(model, "input_transform", None) is not None:
         transform = deepcopy(model.input_transform).eval()
         with torch.no_grad():
-            trained, seen = transform.preprocess_transform(raw), transform(raw)
+            trained = transform.preprocess_transform(raw)
+            seen = transform(raw)
         if trained.shape[-1] != seen.shape[-1]:
             return None
     has_task = getattr(model, "_task_feature", None) is not None
@@ -451,17 +436,17 @@ def _check_variances(name: str, variances: Tensor, Y: Tensor) -> None:
 
 def _where(values: Tensor, bad: Tensor) -> str:
     """Values and places of bad entries, ``batch_shape x n x d``, for a message."""
-    found = list(dict.fromkeys(f"{v:.4g}" for v in values[bad].tolist()))[:_VALUES]
+    shown = list(dict.fromkeys(f"{v:.4g}" for v in values[bad].tolist()))[:3]
     columns = bad.reshape(-1, bad.shape[-1]).any(0).nonzero().flatten().tolist()
     by_row = bad.any(-1)
     rows = by_row.reshape(-1, by_row.shape[-1]).any(0).nonzero().flatten().tolist()
-    return f"{', '.join(found)} in columns {_first(columns)} of rows {_first(rows)}"
+    return f"{', '.join(shown)} in columns {_first(columns)} of rows {_first(rows)}"
 
 
 def _first(places: list[int]) -> str:
-    if len(places) <= _SHOWN:
+    if len(places) <= 10:
         return str(places)
-    return f"{places[:_SHOWN]} and {len(places) - _SHOWN} more"
+    return f"{places[:10]} and {len(places) - 10} more"
 
 
 def _shape(*sizes: int | str) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["few_threads", "progress_bar", "quiet", "seeded"]
-
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,8 +13,6 @@ from threadpoolctl import LibController, ThreadpoolController
 from tqdm import tqdm
 
 _ROWS_FOR_ONE_THREAD = 1000
-# seconds below which there is no progress bar
-_SECONDS_WITHOUT_BAR = 3.0
 
 
 @contextmanager
@@ -96,7 +92,7 @@ def progress_bar(
         name: Of what takes these steps.
         unit: A step's name.
     """
-    delay = 0.0 if progress else _SECONDS_WITHOUT_BAR
+    delay = 0.0 if progress else 3.0  # seconds
     with tqdm(
         total=total,
         desc=name,

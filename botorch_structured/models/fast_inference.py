@@ -6,8 +6,8 @@ that computes one of them faster overrides one of two methods,
     _fast_evidence(mll, kwargs)   the log evidence, or None for the dense one,
     _fast_posterior(X)            the posterior at transformed inputs, or None,
 
-A shorter way than through a public method is for models that have this method as it is
-here (``has_methods_of``): a subclass may define another one. The class lists the
+A shorter way than through a public method is taken only while no class outside of this
+package defines that method anew (``redefined``). The class lists the
 attributes that hold its caches,
 
     _data_caches   computed from training inputs and outcomes alone,
@@ -15,27 +15,14 @@ attributes that hold its caches,
 
 The class sets each of them to None, which means that nothing is cached; none is a
 module. They are reset to None with new data, another dtype or device, and in copies and
-pickles; ``_fit_caches`` also when ``train`` is called, when ``eval`` ends a fit, and
-when a state is loaded.
+pickles, and when another module is assigned; ``_fit_caches`` also when ``train`` is
+called, when ``eval`` ends a fit, and when a state is loaded.
 
 ``FastSingleTaskGP`` is the base of models that are a ``SingleTaskGP``. It checks the
 points of a posterior, and takes outcomes of any scale.
 """
 
 from __future__ import annotations
-
-__all__ = [
-    "FastInference",
-    "FastSingleTaskGP",
-    "check_noise",
-    "check_own_objective",
-    "has_methods_of",
-    "noise_at",
-    "noise_is_known",
-    "training_prior",
-    "with_gradient",
-    "with_variance_floor",
-]
 
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -63,12 +50,13 @@ from gpytorch.likelihoods.noise_models import (
 )
 from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from gpytorch.models import ExactGP
-from gpytorch.models.exact_prediction_strategies import prediction_strategy
 from linear_operator import to_linear_operator
 from linear_operator.operators import ZeroLinearOperator
 from torch import Tensor
+from torch.nn import Module
 
 from botorch_structured._botorch_names import DefaultType
+from botorch_structured.linalg.redefinition import redefined_names
 from botorch_structured.models.checks import (
     ShapeError,
     check_finite_points,
@@ -76,20 +64,16 @@ from botorch_structured.models.checks import (
     check_points,
     raw_inputs,
 )
-from botorch_structured.models.fantasies import (
-    gradients_in_data,
-    joined_noise,
-    likelihood_of_rows,
-    noise_of_rows,
-)
+from botorch_structured.models.fantasies import gradients_in_data
 from botorch_structured.models.outcome_scale import (
     AnyScaleStandardize,
+    ScaledNormal,
     check_scale,
     least_variance,
     some_outputs,
     with_least_variance,
 )
-from botorch_structured.models.parameters import QuadraticPriors
+from botorch_structured.models.parameters import TorchPriors
 
 
 class FastInference(ExactGP):
@@ -107,19 +91,30 @@ class FastInference(ExactGP):
 
     _data_caches: ClassVar[tuple[str, ...]] = ()
     _fit_caches: ClassVar[tuple[str, ...]] = ()
-    # of the last rows, where fantasies were given some: see ``fantasies``
-    _fantasy_noise: Tensor | None = None
-    _priors_cache: QuadraticPriors | None = None
+    # of the priors that the model has since it entered training
+    _priors_cache: Any = None
+    #: Methods that a class outside of this package defines anew.
+    redefined: ClassVar[frozenset[str]] = frozenset()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.redefined = redefined_names(cls)
 
     # -- caches -------------------------------------------------------------------
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if isinstance(value, Module):  # another kernel, mean or likelihood
+            self._drop_caches()
+
     def _drop_caches(self) -> None:
         # a module takes ten times as long to set an attribute
-        self.__dict__.update(dict.fromkeys((*self._data_caches, *self._fit_caches)))
+        names = (*self._data_caches, *self._fit_caches, "_priors_cache")
+        self.__dict__.update(dict.fromkeys(names))
 
     def _clear_cache(self) -> None:
         super()._clear_cache()
-        self.__dict__.update(dict.fromkeys(self._fit_caches))
+        self.__dict__.update(dict.fromkeys((*self._fit_caches, "_priors_cache")))
 
     def set_train_data(
         self, inputs: Any = None, targets: Tensor | None = None, strict: bool = True
@@ -127,12 +122,6 @@ class FastInference(ExactGP):
         """Replace the training data, see ``ExactGP.set_train_data``."""
         super().set_train_data(inputs, targets, strict)
         self._drop_caches()
-        if targets is not None:  # BoTorch sets inputs alone, transformed or not
-            self._forget_fantasies()
-
-    def _forget_fantasies(self) -> None:
-        """The rows are observations, as all outcomes were replaced."""
-        self._fantasy_noise = None
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Load a state, see ``GPyTorchModel.load_state_dict``."""
@@ -151,19 +140,20 @@ class FastInference(ExactGP):
         data = [] if self.train_inputs is None else self.train_inputs
         tensors = (*data, self.train_targets, *self.parameters(), *self.buffers())
         with torch.no_grad():
-            if all(tensor is None or fn(tensor) is tensor for tensor in tensors):
+            for tensor in tensors:
+                if tensor is not None and fn(tensor) is not tensor:
+                    break
+            else:
                 return self
         result = super()._apply(fn)
-        if self._fantasy_noise is not None:
-            self._fantasy_noise = fn(self._fantasy_noise)
         self._clear_cache()  # GPyTorch's have the old dtype and device
         self._drop_caches()
         return result
 
     def __getstate__(self) -> dict[str, Any]:
         # caches are cheap to rebuild and large to store
-        none = (*self._data_caches, *self._fit_caches, "_priors_cache")
-        return {**self.__dict__, **dict.fromkeys(none)}
+        names = (*self._data_caches, *self._fit_caches, "_priors_cache")
+        return {**self.__dict__, **dict.fromkeys(names)}
 
     # -- evidence -----------------------------------------------------------------
 
@@ -199,12 +189,10 @@ class FastInference(ExactGP):
             if value is not None and value.ndim:  # of a batch
                 return -mll._add_other_terms(value, ()) / self._num_observed
             if value is not None:
-                value = sum((t.loss() for t in mll.model.added_loss_terms()), value)
-                entries = [entry[1:4] for entry in mll.model.named_priors()]
-                priors = self._priors_cache
-                if priors is None or not priors.are(entries):
-                    self.__dict__["_priors_cache"] = priors = QuadraticPriors(entries)
-                return priors.added_to(value, -1.0 / self._num_observed)
+                value = sum((t.loss() for t in self.added_loss_terms()), value)
+                if self._priors_cache is None:
+                    self.__dict__["_priors_cache"] = TorchPriors(self)
+                return -(value + self._priors_cache()) / self._num_observed
         output = self(*self.train_inputs)
         transformed = (self.transform_inputs(t) for t in self.train_inputs)
         return -mll(output, self.train_targets, *transformed, **kwargs)
@@ -230,35 +218,7 @@ class FastInference(ExactGP):
             fast = self._fast_posterior(x)
             if fast is not None:
                 return fast
-            self._use_given_noise()
         return super().__call__(*args, **kwargs)
-
-    def _use_given_noise(self) -> None:
-        """Have GPyTorch predict with the noise that fantasies were given."""
-        if self._fantasy_noise is None or self.prediction_strategy is not None:
-            return
-        inputs = list(self.train_inputs)
-        self.prediction_strategy = prediction_strategy(
-            train_inputs=inputs,
-            train_prior_dist=self.forward(*inputs),
-            train_labels=self.train_targets,
-            likelihood=self._likelihood_of_rows(inputs[0]),
-        )
-
-    def _likelihood_of_rows(self, X: Tensor) -> Likelihood:
-        """That of the training outcomes, at transformed inputs."""
-        if self._fantasy_noise is None:
-            return self.likelihood
-        return likelihood_of_rows(self._noise_of_rows(X))
-
-    def _noise_of_rows(self, X: Tensor) -> Tensor:
-        """Noise variances of the training outcomes, ``batch_shape x n``.
-
-        Args:
-            X: Transformed training inputs, ``batch_shape x n x d``.
-        """
-        own = noise_at(self.likelihood, X, self.train_targets.shape)
-        return noise_of_rows(own, self._fantasy_noise)
 
     def get_fantasy_model(self, inputs: Any, targets: Tensor, **kwargs: Any) -> Any:
         """A model with more data and the same hyperparameters, see ``ExactGP``.
@@ -267,55 +227,15 @@ class FastInference(ExactGP):
             inputs: Transformed, ``batch_shape x n' x d``.
             targets: Transformed, ``batch_shape' x n'``.
             kwargs: ``noise``, the noise variances of the new data, ``batch_shape x n'``
-                (default: the inferred one). GPyTorch's own fantasies use it for the
-                variance, and the model's for the mean.
+                (default: the inferred one). As in GPyTorch, one beside an inferred
+                noise counts for the variance alone.
         """
-        before = self._fantasy_noise
-        noise = self._noise_to_keep(kwargs)
-        if before is None and noise is None:
-            return self._gpytorch_fantasy_model(inputs, targets, **kwargs)
-        kwargs.pop("noise", None)
-        strategy = self.prediction_strategy
-        try:
-            if before is not None:  # the strategy is one of fixed noise
-                self._fantasy_noise = self.prediction_strategy = None
-            new = self._gpytorch_fantasy_model(inputs, targets, **kwargs)
-        finally:
-            self._fantasy_noise, self.prediction_strategy = before, strategy
-        new._fantasy_noise = joined_noise(before, noise, targets)
-        new.prediction_strategy = None
-        return new
-
-    def _noise_to_keep(self, kwargs: dict[str, Any]) -> Tensor | None:
-        """Noise of fantasies that the likelihood does not take up by itself.
-
-        Args:
-            kwargs: Of ``get_fantasy_model``.
-        """
-        known = isinstance(self.likelihood, FixedNoiseGaussianLikelihood)
-        return None if known else kwargs.get("noise")
-
-    def _gpytorch_fantasy_model(
-        self, inputs: Any, targets: Tensor, **kwargs: Any
-    ) -> Any:
         # GPyTorch's fantasies need caches that a fast posterior leaves empty
         if self.prediction_strategy is None and not self.training:
             super().__call__(self.train_inputs[0][..., :1, :])
         X = inputs[0] if isinstance(inputs, (list, tuple)) else inputs
         with gradients_in_data(self, new=X):
             return super().get_fantasy_model(inputs, targets, **kwargs)
-
-
-def has_methods_of(kind: type, model: Any, *names: str) -> bool:
-    """Whether methods of a model are those of a class: no subclass has its own.
-
-    Args:
-        kind: The class.
-        model: An instance of it.
-        names: Of the methods.
-    """
-    own = type(model)
-    return all(getattr(own, name, None) is getattr(kind, name) for name in names)
 
 
 class FastSingleTaskGP(FastInference, SingleTaskGP):
@@ -385,11 +305,15 @@ class FastSingleTaskGP(FastInference, SingleTaskGP):
         """
         self._check_points(X)
         posterior: Any = None
-        if observation_noise is False:
+        if observation_noise is False and X.shape[-2] == 1:
             posterior = self._point_posterior(X)
-        if posterior is None:
+        if posterior is None and self.train_inputs[0].grad_fn is None:
+            posterior = super().posterior(X, observation_noise=observation_noise)
+        elif posterior is None:  # rows of fantasies
             with gradients_in_data(self):
                 posterior = super().posterior(X, observation_noise=observation_noise)
+        normal = getattr(posterior, "distribution", None)
+        if not isinstance(normal, ScaledNormal):
             transform = getattr(self, "outcome_transform", None)
             least = least_variance(transform, X, self.num_outputs)
             posterior = with_least_variance(posterior, least)
@@ -428,10 +352,10 @@ class FastSingleTaskGP(FastInference, SingleTaskGP):
         if fantasize_flag.off():  # else BoTorch made them from points that were checked
             self._check_points(X)
             batch = check_new_data(X, Y, noise, self._num_outputs, self.batch_shape)
-            known = isinstance(self.likelihood, FixedNoiseGaussianLikelihood)
-            if not (known or X.shape[-2]):
+            fixed_noise = isinstance(self.likelihood, FixedNoiseGaussianLikelihood)
+            if not (fixed_noise or X.shape[-2]):
                 noise = None  # BoTorch's fantasies at no points, noise of no rows
-            if noise is not None and not known:
+            if noise is not None and not fixed_noise:
                 raise ValueError(
                     "noise: expected None, as this model has inferred its noise, got "
                     "variances; models with train_Yvar take them."
@@ -452,13 +376,9 @@ class FastSingleTaskGP(FastInference, SingleTaskGP):
         if idcs == list(range(self._num_outputs)):  # a copy
             return new
         which: Any = idcs if len(idcs) > 1 else idcs[0]
-        raw, given = self._original_train_inputs, self._fantasy_noise
+        raw = self._original_train_inputs
         if isinstance(raw, Tensor):  # BoTorch subsets the inputs in use alone
             new._original_train_inputs = raw[..., which, :, :]
-        if given is not None:
-            batch = self.train_targets.shape[:-1]
-            shape = torch.broadcast_shapes(given.shape[:-1], batch)
-            new._fantasy_noise = given.expand(*shape, -1)[..., which, :]
         return new
 
     def _check_points(self, X: Tensor) -> None:
@@ -479,14 +399,14 @@ class FastSingleTaskGP(FastInference, SingleTaskGP):
         """Check the number of columns after the transform, which may append some."""
         self.eval()
         raw = raw_inputs(self).shape[-1]
-        found: int | None = None
+        width: int | None = None
         try:
             with torch.no_grad():
-                found = self.transform_inputs(X).shape[-1]
+                width = self.transform_inputs(X).shape[-1]
         except (RuntimeError, IndexError, ValueError, BotorchTensorDimensionError):
             if X.ndim > 1 and X.shape[-1] == raw:
                 raise
-        if X.ndim < 2 or found != self.train_inputs[0].shape[-1]:
+        if X.ndim < 2 or width != self.train_inputs[0].shape[-1]:
             raise ShapeError(
                 f"X: expected ``batch_shape x q x {raw}`` as train_X, or what "
                 f"input_transform, a {type(self.input_transform).__name__}, makes "
@@ -542,37 +462,31 @@ def with_variance_floor(covariance: Tensor, unit: Tensor | float = 1.0) -> Tenso
     """
     floor = settings.min_variance.value(covariance.dtype) * unit
     lack = (floor - covariance.diagonal(dim1=-1, dim2=-2)).clamp_min(0.0)
+    if not lack.is_cuda and not lack.any():  # on a GPU the host would wait
+        return covariance
     return covariance + torch.diag_embed(lack)
 
 
 # -- noise ------------------------------------------------------------------------
 
-# These classes add exactly ``likelihood.noise``. Of a subclass that has a method of its
-# own for that, the noise is found by calling it.
-_NOISE: dict[type, type] = {
-    GaussianLikelihood: HomoskedasticNoise,
-    FixedNoiseGaussianLikelihood: FixedGaussianNoise,
-    HadamardGaussianLikelihood: MultitaskHomoskedasticNoise,
-}
-_WAY_OF_NOISE = "__call__", "forward"
-
 
 def noise_is_known(likelihood: Any, tasks: bool = False) -> bool:
     """Whether the noise variances are ``likelihood.noise``: one, or one for each row.
+
+    A subclass may add another noise, which is found by calling it.
 
     Args:
         likelihood: Any likelihood.
         tasks: Whether one noise variance for each task is accepted, too.
     """
-    names = (*_WAY_OF_NOISE, "marginal", "noise", "_shaped_noise_covar")
-    noise = getattr(likelihood, "noise_covar", None)
-    return any(
-        isinstance(likelihood, kind)
-        and has_methods_of(kind, likelihood, *names)
-        and has_methods_of(part, noise, *_WAY_OF_NOISE)
-        and (tasks or kind is not HadamardGaussianLikelihood)
-        for kind, part in _NOISE.items()
-    )
+    kinds = [
+        (GaussianLikelihood, HomoskedasticNoise),
+        (FixedNoiseGaussianLikelihood, FixedGaussianNoise),
+    ]
+    if tasks:
+        kinds.append((HadamardGaussianLikelihood, MultitaskHomoskedasticNoise))
+    part = getattr(likelihood, "noise_covar", None)
+    return (type(likelihood), type(part)) in kinds
 
 
 def noise_at(likelihood: Likelihood, X: Tensor, shape: torch.Size) -> Tensor:

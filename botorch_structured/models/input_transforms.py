@@ -2,15 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "dataset_task",
-    "in_evaluation",
-    "leaves_alone",
-    "protect_decisions",
-    "refuse_categories",
-    "refuse_dependencies",
-]
-
 from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
 
@@ -181,8 +172,8 @@ def leaves_alone(columns: Sequence[int], before: Tensor, after: Tensor) -> bool:
 def _restrict_normalize(
     transform: Normalize, tree: ParameterTree, train_X: Tensor, named: list[int]
 ) -> Normalize | None:
-    given = getattr(transform, "indices", None)
-    before = list(range(tree.dim)) if given is None else given.tolist()
+    indices = getattr(transform, "indices", None)
+    before = list(range(tree.dim)) if indices is None else indices.tolist()
     keep = [c for c in before if c not in named]
     if not keep:
         return None
@@ -213,8 +204,9 @@ def _active_bounds(tree: ParameterTree, train_X: Tensor, min_range: float) -> Te
     active = tree.active_mask(train_X)
     lower = torch.where(active, train_X, torch.inf).amin(-2)
     upper = torch.where(active, train_X, -torch.inf).amax(-2)
-    known = upper - lower >= min_range  # False where never active, too
-    lower, upper = torch.where(known, lower, 0.0), torch.where(known, upper, 1.0)
+    ranged = upper - lower >= min_range  # False where never active, too
+    lower = torch.where(ranged, lower, 0.0)
+    upper = torch.where(ranged, upper, 1.0)
     return torch.stack([lower, upper], dim=-2)
 
 
@@ -225,8 +217,8 @@ def dataset_task(
     if task_feature is None:
         if not isinstance(training_data, MultiTaskDataset):
             return None
-        own = training_data.task_feature_index
-        task_feature = -1 if own is None else own  # BoTorch appends it
+        column = training_data.task_feature_index
+        task_feature = -1 if column is None else column  # BoTorch appends it
     return task_feature + training_data.X.shape[-1] * (task_feature < 0)
 
 
@@ -237,11 +229,11 @@ def refuse_categories(model: type, *columns: int | None) -> None:
         model: A class without categorical columns.
         columns: Categorical columns and the task column; None for none.
     """
-    given = [column for column in columns if column is not None]
-    if given:
+    refused = [column for column in columns if column is not None]
+    if refused:
         raise ValueError(
             f"categorical_features, task_feature: expected none, as {model.__name__} "
-            f"takes the values of every column for numbers, got columns {given}. "
+            f"takes the values of every column for numbers, got columns {refused}. "
             "Encode them one-hot, as Ax does unless given other transforms, or leave "
             "out this argument where the order of the values has a meaning."
         )

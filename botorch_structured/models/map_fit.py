@@ -2,17 +2,8 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "FIT_OPTIONS",
-    "FLAT_FIT_OPTIONS",
-    "ArrayObjective",
-    "DeviceObjective",
-    "accept_rounding",
-    "fit_map",
-]
-
 import logging
-import time
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -21,14 +12,15 @@ from warnings import WarningMessage
 
 import numpy as np
 import torch
+from botorch.exceptions.errors import ModelFittingError
 from botorch.exceptions.warnings import OptimizationWarning
 from botorch.fit import DEFAULT_WARNING_HANDLER
-from botorch.optim.core import OptimizationResult, OptimizationStatus
-from botorch.optim.utils.model_utils import get_parameters_and_bounds
+from botorch.optim.core import OptimizationStatus
+from botorch.optim.utils.model_utils import get_parameters_and_bounds, sample_all_priors
 from botorch.optim.utils.numpy_utils import get_bounds_as_ndarray
 from botorch.optim.utils.timeout import minimize_with_timeout
 from gpytorch.mlls import MarginalLogLikelihood
-from linear_operator.utils.errors import NanError
+from linear_operator.utils.errors import NanError, NotPSDError
 from numpy.typing import NDArray
 from scipy import optimize
 from torch import Tensor
@@ -103,7 +95,8 @@ class DeviceObjective:
         record: Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]],
     ) -> None:
         parameters, bounds = get_parameters_and_bounds(mll, requires_grad=True)
-        self._mll, self._free = mll, list(parameters.values())
+        self._mll = mll
+        self._free = list(parameters.values())
         # parameters are parts of one tensor from now on
         self._theta = _in_one(self._free)
         parts = self._theta.split([p.numel() for p in self._free])
@@ -113,7 +106,8 @@ class DeviceObjective:
         limits = get_bounds_as_ndarray(parameters, bounds)
         none = np.multiply.outer(self.units, (-np.inf, np.inf))
         self.bounds = none if limits is None else limits
-        self._record, self._calls = record, 0
+        self._record = record
+        self._calls = 0
         self._graph: tuple[Callable[[], None], Tensor] | None = None
 
     def __call__(self, theta: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
@@ -126,22 +120,23 @@ class DeviceObjective:
             except RuntimeError as error:
                 name = type(self._mll.model).__name__
                 _logger.info("No CUDA graph for a fit of %s: %s", name, error)
-        k, found = 1 + len(theta), None
+        k = 1 + len(theta)
+        numbers = None
         if self._graph is not None:
             self._graph[0]()
-            found = self._graph[1].cpu().numpy()
-        if found is None or found[k:].any():
+            numbers = self._graph[1].cpu().numpy()
+        if numbers is None or numbers[k:].any():
             try:
-                found = self._evaluate().cpu().numpy()
+                numbers = self._evaluate().cpu().numpy()
             except NanError:
-                found = np.full(k, np.nan)
-        return float(found[0]), found[1:k]
+                numbers = np.full(k, np.nan)
+        return float(numbers[0]), numbers[1:k]
 
     def _unread(self) -> Tensor:
         """Value, gradient and flags, without a look at any of them."""
         with unread_flags() as flags:
-            found = self._evaluate()
-        return _in_one([found, *flags])
+            numbers = self._evaluate()
+        return _in_one([numbers, *flags])
 
     def _evaluate(self) -> Tensor:
         """Value and gradient."""
@@ -167,16 +162,17 @@ def _in_one(parts: Sequence[Tensor]) -> Tensor:
 def _cuda_graph(function: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
     """A function as a CUDA graph, see ``DeviceObjective``."""
     mode = torch.cuda.get_sync_debug_mode()
-    with warnings.catch_warnings(record=True) as found:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
         try:
             function()
         finally:
             torch.cuda.set_sync_debug_mode(mode)
-    if any("synchronizing CUDA operation" in str(w.message) for w in found):
+    if any("synchronizing CUDA operation" in str(w.message) for w in caught):
         raise RuntimeError("the host waits for the device in an evaluation.")
-    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+    graph = torch.cuda.CUDAGraph()
+    stream = torch.cuda.current_stream()
     try:
         with torch.cuda.graph(graph):
             result = function()
@@ -196,6 +192,7 @@ def fit_map(
     closure_kwargs: dict[str, Any] | None = None,
     optimizer_kwargs: dict[str, Any] | None = None,
     objective: ArrayObjective | None = None,
+    evaluate: bool = True,
     **kwargs: Any,
 ) -> MarginalLogLikelihood:
     """BoTorch's fit with its retries; a ``custom_fit`` calls it.
@@ -207,24 +204,35 @@ def fit_map(
         objective: The same objective in closed form; a ``DeviceObjective`` of one GP
             on a GPU by default. It is handed to SciPy unless the caller has an
             optimiser of their own, or arguments to one that need the objective itself.
+        evaluate: Whether to put the model in evaluation mode after a fit in closed
+            form. A caller that goes on to fit it need not.
         closure: See ``fit_gpytorch_mll``.
         closure_kwargs: See there.
         optimizer_kwargs: See there.
         kwargs: See there.
+
+    Raises:
+        ModelFittingError: If all attempts fail.
     """
     kwargs.setdefault("warning_handler", accept_rounding)
     if closure is None and "optimizer" not in kwargs:
-        given = dict((optimizer_kwargs or {}).get("options") or {})
-        merged = {**(options or {}), **given}
-        optimizer_kwargs = {**(optimizer_kwargs or {}), "options": merged or None}
-        known = {"options", "method", "timeout_sec"}
-        if closure_kwargs is None and known.issuperset(optimizer_kwargs):
-            kinds = {(p.device.type, p.dtype) for p in mll.parameters()}
-            one = mll.model.train_targets.ndim == 1
-            if objective is None and one and kinds == {(_GPU, torch.float64)}:
-                objective = DeviceObjective(mll, _cuda_graph)
-            if objective:
-                kwargs["optimizer"] = partial(_minimise, objective)
+        arguments = dict(optimizer_kwargs or {})
+        arguments["options"] = {**(options or {}), **(arguments.get("options") or {})}
+        if closure_kwargs is None and arguments.keys() <= {
+            "options",
+            "method",
+            "timeout_sec",
+        }:
+            if objective is None and mll.model.train_targets.ndim == 1:
+                kinds = {(p.device.type, p.dtype) for p in mll.parameters()}
+                if kinds == {(_GPU, torch.float64)}:
+                    objective = DeviceObjective(mll, _cuda_graph)
+            if objective is not None:
+                if not (mll.training and mll.model.training):
+                    mll.train()
+                _fit_objective(mll, objective, **arguments, **kwargs)
+                return mll.eval() if evaluate else mll
+        optimizer_kwargs = arguments | {"options": arguments["options"] or None}
     return fit_fallback(
         mll,
         closure=closure,
@@ -234,52 +242,97 @@ def fit_map(
     )
 
 
-def _minimise(
-    objective: ArrayObjective,
+def _fit_objective(
     mll: MarginalLogLikelihood,
-    closure: None = None,
-    options: Mapping[str, Any] | None = None,
+    objective: ArrayObjective,
+    options: Mapping[str, Any],
+    warning_handler: Callable[[WarningMessage], bool],
     method: str = "L-BFGS-B",
     timeout_sec: float | None = None,
-) -> OptimizationResult:
-    """``fit_gpytorch_mll_scipy`` of an objective in closed form, that of ``mll``."""
-    start = time.monotonic()
-    units, bounds = objective.units, objective.bounds
+    max_attempts: int = 5,
+    pick_best_of_all_attempts: bool = False,
+    caught_exception_types: tuple[type[BaseException], ...] = (NotPSDError,),
+    **ignore: Any,
+) -> None:
+    """BoTorch's ``_fit_fallback`` for an objective in closed form.
+
+    That copies the whole state, and changes the mode of each module, more than once:
+    together they take half as long as the evaluations of a fit.
+    """
+    parameters = list(mll.parameters())
+    start = [p.detach().clone() for p in parameters]
+
+    def restore(which: Callable[[Tensor], bool] = lambda p: True) -> None:
+        for p, value in zip(parameters, start, strict=True):
+            if which(p):
+                p.data.copy_(value)
+
+    best: NDArray[np.float64] | None = None
+    best_loss = math.inf
+    for attempt in range(max_attempts):
+        if attempt > 0:  # from a random start
+            sample_all_priors(mll.model)
+            restore(lambda p: not p.requires_grad)
+        try:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always", category=OptimizationWarning)
+                loss = _minimise(objective, options, method, timeout_sec)
+        except caught_exception_types as error:
+            _logger.debug("Attempt %d of a fit failed: %s", attempt + 1, error)
+            restore()
+            continue
+        refused = [w for w in caught if not warning_handler(w)]
+        for w in refused:
+            warnings.warn_explicit(str(w.message), w.category, w.filename, w.lineno)
+        if not refused and (best is None or loss < best_loss):
+            best = objective.read()
+            best_loss = loss
+        if attempt > 0 or best is None or pick_best_of_all_attempts:
+            restore()  # also what the objective is not of, such as other outputs
+        if best is not None and not pick_best_of_all_attempts:
+            break
+    if best is None:
+        raise ModelFittingError("All attempts to fit the model have failed.")
+    objective.write(best)
+
+
+def _minimise(
+    objective: ArrayObjective,
+    options: Mapping[str, Any],
+    method: str,
+    timeout_sec: float | None,
+) -> float:
+    """One minimisation by SciPy, from the present parameters; the smallest value."""
+    units = objective.units
+    bounds = objective.bounds
 
     def scaled(x: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
         value, gradient = objective(x * units)
         return value, gradient * units
 
-    problem = scaled, objective.read() / units
-    within = bounds / units[:, None]
-    # SciPy's L-BFGS-B and small factorisations are slower on several threads
     minimize: Any = optimize.minimize
     if timeout_sec is not None:  # it looks for the libraries of threads, which takes ms
         minimize = partial(minimize_with_timeout, timeout_sec=timeout_sec)
-    given = {"method": method, "jac": True, "bounds": within, "options": options}
+    # SciPy's L-BFGS-B and small factorisations are slower on several threads
     with few_threads():
-        found = minimize(*problem, **given)
-    objective.write(np.clip(found.x * units, *bounds.T))
-    status = OptimizationStatus.SUCCESS
-    if not found.success:
-        stopped = "REACHED LIMIT", "EXCEEDS LIMIT", "timed out after"
-        status = OptimizationStatus.FAILURE
-        if any(words in found.message for words in stopped):
-            status = OptimizationStatus.STOPPED
-        else:
-            warnings.warn(
-                f"`scipy.optimize.minimize` terminated with status {status}, "
-                f"displaying its message: {found.message}",
-                OptimizationWarning,
-                stacklevel=2,
-            )
-    return OptimizationResult(
-        step=found.nit,
-        fval=float(found.fun),
-        status=status,
-        runtime=time.monotonic() - start,
-        message=found.message,
-    )
+        result = minimize(
+            scaled,
+            objective.read() / units,
+            method=method,
+            jac=True,
+            bounds=bounds / units[:, None],
+            options=dict(options) or None,
+        )
+    objective.write(np.clip(result.x * units, *bounds.T))
+    stopped = "REACHED LIMIT", "EXCEEDS LIMIT", "timed out after"
+    if not result.success and not any(words in result.message for words in stopped):
+        warnings.warn(
+            "`scipy.optimize.minimize` terminated with status "
+            f"{OptimizationStatus.FAILURE}, displaying its message: {result.message}",
+            OptimizationWarning,
+            stacklevel=2,
+        )
+    return float(result.fun)
 
 
 def accept_rounding(warning: WarningMessage) -> bool:

@@ -8,18 +8,6 @@ limits are relative to the outcomes.
 
 from __future__ import annotations
 
-__all__ = [
-    "AnyScaleStandardize",
-    "ScaledMultitaskNormal",
-    "ScaledNormal",
-    "at_unit_scale",
-    "check_scale",
-    "least_variance",
-    "some_outputs",
-    "with_least_variance",
-]
-
-import warnings
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -30,7 +18,6 @@ from botorch.models.transforms.outcome import (
     Standardize,
     StratifiedStandardize,
 )
-from botorch.models.transforms.utils import nanstd
 from botorch.posteriors import GPyTorchPosterior, Posterior, TransformedPosterior
 from gpytorch import settings
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
@@ -52,9 +39,7 @@ class AnyScaleStandardize(Standardize):
     """``Standardize``, for outcomes of any scale: the default of models here.
 
     Outcomes are divided by their standard deviation unless they are equal up to
-    rounding; ``Standardize`` has the absolute limit ``min_stdv`` instead. Where the
-    square of that deviation is no number (below 1.5e-154, 1.1e-19 in single precision)
-    they count as equal, with a warning.
+    rounding; ``Standardize`` has the absolute limit ``min_stdv`` instead.
     """
 
     _min_stdv: Any
@@ -72,34 +57,15 @@ class AnyScaleStandardize(Standardize):
         Returns:
             Both transformed.
         """
-        given = self._min_stdv
-        if not self.training or not Y.shape[-2]:
-            return super().forward(Y, Yvar=Yvar, X=X)
-        # the square of a standard deviation must not underflow
-        limit = torch.finfo(Y.dtype).tiny ** 0.5
-        constant = is_constant(*extremes(Y))
-        least = torch.full_like(Y[..., :1, :], limit)
-        self._min_stdv = least.masked_fill(constant, torch.inf)
+        limit = self._min_stdv
+        if self.training and Y.shape[-2]:
+            # the square of a standard deviation must not underflow
+            least = torch.full_like(Y[..., :1, :], torch.finfo(Y.dtype).tiny ** 0.5)
+            self._min_stdv = least.masked_fill(is_constant(*extremes(Y)), torch.inf)
         try:
-            targets, noise = super().forward(Y, Yvar=Yvar, X=X)
+            return super().forward(Y, Yvar=Yvar, X=X)
         finally:
-            self._min_stdv = given
-        if not (self.stdvs == 1.0).any():  # which it is where Y is not divided
-            return targets, noise
-        small = ~constant & (nanstd(Y, dim=-2, keepdim=True) < limit)
-        if self._outputs is not None:
-            small[..., [i for i in range(Y.shape[-1]) if i not in self._outputs]] = (
-                False
-            )
-        if small.any():
-            warnings.warn(
-                f"Y: expected outcomes with a standard deviation from {limit:.1e} on, "
-                f"whose square is a number in {Y.dtype}, got smaller ones: they count "
-                "as equal. Rescale them.",
-                stacklevel=2,
-            )
-            targets = targets.masked_fill(small, 0.0)
-        return targets, noise
+            self._min_stdv = limit
 
     def untransform_posterior(
         self, posterior: Posterior, X: Tensor | None = None
@@ -113,41 +79,35 @@ class AnyScaleStandardize(Standardize):
             posterior: The posterior of standardised outcomes.
             X: Not used.
         """
-        normal: Any = getattr(posterior, "distribution", None)
-        known = self._is_trained and self._outputs is None
-        known = known and type(posterior) is GPyTorchPosterior
-        several = isinstance(normal, MultitaskMultivariateNormal)
-        if known and not several and self.means.shape[-1] == 1:
+        plain = self._is_trained and self._outputs is None
+        if not plain or type(posterior) is not GPyTorchPosterior:
+            return super().untransform_posterior(posterior, X=X)
+        normal: Any = posterior.distribution
+        covariance = normal.lazy_covariance_matrix
+        least = settings.min_variance.value(self.stdvs.dtype) * self._stdvs_sq
+        scaled: Any
+        if isinstance(covariance, BlockDiagLinearOperator):
+            square = self._stdvs_sq.squeeze(-2)  # ``batch_shape x m``
+            blocks = _times(covariance.base_linear_op, square)
+            scaled = ScaledMultitaskNormal(
+                self.means + self.stdvs * normal.mean,
+                BlockDiagLinearOperator(blocks),
+                interleaved=normal._interleaved,
+            )
+        elif self.means.shape[-1] == 1 and type(normal) is MultivariateNormal:
             square = self._stdvs_sq[..., 0, 0]
-            mean = self.means[..., 0] + self.stdvs[..., 0] * normal.mean
-            covariance = normal.lazy_covariance_matrix
             if covariance.shape[-1] == 1:  # a variance needs no jitter
                 variance = covariance.to_dense() * square[..., None, None]
-                scaled = DenseLinearOperator(variance)
+                covariance = DenseLinearOperator(variance)
             else:
-                scaled = _times(covariance, square)
-            return GPyTorchPosterior(ScaledNormal(mean, scaled))
-        if known and several:
-            covariance = normal.lazy_covariance_matrix
-            if isinstance(covariance, BlockDiagLinearOperator):
-                square = self._stdvs_sq.squeeze(-2)  # ``batch_shape x m``
-                scaled = _times(covariance.base_linear_op, square)
-                mean = self.means + self.stdvs * normal.mean
-                return GPyTorchPosterior(
-                    type(normal)(
-                        mean,
-                        BlockDiagLinearOperator(scaled),
-                        interleaved=normal._interleaved,
-                    )
-                )
-        moved = super().untransform_posterior(posterior, X=X)
-        if isinstance(moved, TransformedPosterior):
-            return moved
-        if isinstance(moved.distribution, MultitaskMultivariateNormal):
-            return moved
-        covariance = posterior.distribution.lazy_covariance_matrix
-        scaled = _times(covariance, self._stdvs_sq.squeeze(-2).squeeze(-1))
-        return type(moved)(type(moved.distribution)(moved.distribution.mean, scaled))
+                covariance = _times(covariance, square)
+            mean = self.means[..., 0] + self.stdvs[..., 0] * normal.mean
+            scaled = ScaledNormal(mean, covariance)
+            least = least.squeeze(-1)
+        else:
+            return super().untransform_posterior(posterior, X=X)
+        scaled.least = least
+        return GPyTorchPosterior(scaled)
 
 
 def _times(covariance: LinearOperator, square: Tensor) -> LinearOperator:
@@ -194,7 +154,9 @@ def check_scale(train_Y: Tensor, targets: Tensor) -> None:
         return
     spread = targets.std(dim=-2, keepdim=True)
     least = settings.min_variance.value(targets.dtype) ** 0.5
-    small = (spread < least) & ~is_constant(*extremes(train_Y)) & (spread > 0)
+    # a transform may have made them equal; a tiny deviation may have no square
+    differ = targets.amax(dim=-2, keepdim=True) > targets.amin(dim=-2, keepdim=True)
+    small = (spread < least) & ~is_constant(*extremes(train_Y)) & differ
     if small.any():
         raise ValueError(
             "train_Y: expected outcomes with a standard deviation of about 1 under "
@@ -217,16 +179,14 @@ class ScaledNormal(MultivariateNormal):
     @property
     def variance(self) -> Tensor:
         """The variances, ``batch_shape x n``."""
-        return self._floored(self._diagonal())
-
-    def _diagonal(self) -> Tensor:
-        diagonal = self.lazy_covariance_matrix.diagonal(dim1=-1, dim2=-2)
-        return diagonal.expand(*self.batch_shape, diagonal.shape[-1])
-
-    def _floored(self, variance: Tensor) -> Tensor:
+        variance = self.lazy_covariance_matrix.diagonal(dim1=-1, dim2=-2)
+        variance = self._by_output(variance.expand(*self.batch_shape, -1))
         if torch.is_tensor(self.least):
             return torch.maximum(variance, self.least.to(variance))
         return variance.clamp_min(max(self.least, torch.finfo(variance.dtype).tiny))
+
+    def _by_output(self, variance: Tensor) -> Tensor:
+        return variance
 
 
 class ScaledMultitaskNormal(MultitaskMultivariateNormal, ScaledNormal):
@@ -235,10 +195,13 @@ class ScaledMultitaskNormal(MultitaskMultivariateNormal, ScaledNormal):
     @property
     def variance(self) -> Tensor:
         """The variances, ``batch_shape x n x m``."""
+        return ScaledNormal.variance.fget(self)  # type: ignore[attr-defined]
+
+    def _by_output(self, variance: Tensor) -> Tensor:
         n, m = self.event_shape
-        shape = (n, m) if self._interleaved else (m, n)
-        variance = self._diagonal().unflatten(-1, shape)
-        return self._floored(variance if self._interleaved else variance.mT)
+        if self._interleaved:
+            return variance.unflatten(-1, (n, m))
+        return variance.unflatten(-1, (m, n)).mT
 
 
 def with_least_variance(posterior: PosteriorT, least: Tensor | float) -> PosteriorT:
@@ -324,9 +287,11 @@ def some_outputs(posterior: Any, outputs: Sequence[int], m: int) -> Any:
             f"linear, got {outputs!r}; use subset_output."
         )
     joint: Any = posterior.distribution
-    shape, dim = tuple(joint.event_shape), -1
+    shape = tuple(joint.event_shape)
+    dim = -1
     if not joint._interleaved:
-        shape, dim = shape[::-1], -2
+        shape = shape[::-1]
+        dim = -2
     # ``... x n x m x n x m``, or m before n: covariances between different outputs are
     # zero
     dense = joint.covariance_matrix.unflatten(-1, shape).unflatten(-3, shape)

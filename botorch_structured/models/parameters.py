@@ -1,22 +1,12 @@
 """The parameters of a GP as one vector, with the log density of their priors.
 
-Fits in closed form evaluate priors as functions of the logarithms u of
-parameters, in NumPy. A log-normal prior is quadratic in u. ``QuadraticPriors`` are
-those of the general objective, in torch.
+Fits in closed form evaluate priors as functions of the logarithms u of parameters, in
+NumPy. A log-normal prior is quadratic in u.
 """
 
 from __future__ import annotations
 
-__all__ = [
-    "LogPriors",
-    "QuadraticPriors",
-    "RawParameters",
-    "UnknownFormError",
-    "known_kind",
-]
-
 import math
-from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -38,11 +28,6 @@ from botorch_structured.linalg.hyperparameter import LogInterval, QuickLogNormal
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
-_MEANS = "constant", "raw_constant", "raw_slope"
-_DENSITIES = LogNormalPrior, NormalPrior, GammaPrior, HorseshoePrior
-_EXPONENTIALS = LogInterval.transform, LogTransformedInterval.transform
-_LOG_TWO_PI = math.log(2.0 * math.pi)
-_LOG_HORSESHOE = math.log(0.5 / math.sqrt(2.0 * math.pi**3))
 
 # Functions that read what a prior is on: the raw parameter, and the power p of
 # ``value = parameter ** p``. Closures of this package say it (``reads``).
@@ -70,9 +55,10 @@ class RawParameters:
     """
 
     def __init__(
-        self, mll: MarginalLogLikelihood, element: tuple[int, ...] | None
+        self, mll: MarginalLogLikelihood, index: tuple[int, ...] | None = ()
     ) -> None:
-        self.batch_dims = len(element or ())
+        index = index or ()
+        self.batch_dims = len(index)
         # Raw values in the memory of the model, valid until it is moved or cast, and
         # the parameters that may change.
         self._parts: list[tuple[Array, slice, Tensor | None]] = []
@@ -81,11 +67,13 @@ class RawParameters:
         self._plain: list[Indices] = []
         self._transformed: list[tuple[Indices, Interval]] = []  # by torch
         self.names: list[str] = []
-        free, bounds, start = [], [], 0
+        free = []
+        bounds = []
+        start = 0
         for name, p, constraint in mll.named_parameters_and_constraints():
             if p.dtype != torch.float64 or p.device.type != "cpu":
                 raise UnknownFormError
-            part = p.detach() if element is None else p.detach()[element]
+            part = p.detach()[index]
             size = part.numel()
             place = np.arange(start, start + size)
             self._place[id(p)] = place
@@ -101,7 +89,8 @@ class RawParameters:
                 bounds[-1][:, 0], bounds[-1][:, 1] = limits
         if not free:
             raise UnknownFormError
-        self.free, self.bounds = np.concatenate(free), np.concatenate(bounds)
+        self.free = np.concatenate(free)
+        self.bounds = np.concatenate(bounds)
         self.values = np.zeros(start)
         self.read()
 
@@ -114,7 +103,8 @@ class RawParameters:
         low, high = (bound.detach().numpy() for bound in constraint)
         if low.size > 1:
             raise UnknownFormError
-        low, high = low.reshape(()), high.reshape(())
+        low = low.reshape(())
+        high = high.reshape(())
         if low >= 0.0:
             self._positive.add(id(p))
         if isinstance(constraint, (LogInterval, LogTransformedInterval)):
@@ -185,7 +175,8 @@ class RawParameters:
             with torch.enable_grad():
                 logarithm = constraint.transform(raw).log()
                 (gradient,) = torch.autograd.grad(logarithm.sum(), raw)
-            slope[place], u[place] = gradient.numpy(), logarithm.detach().numpy()
+            slope[place] = gradient.numpy()
+            u[place] = logarithm.detach().numpy()
         return u, slope
 
 
@@ -217,8 +208,13 @@ class LogPriors:
         constants = 0.0
         rows: list[Array] = []  # place, power, location, scale, tilt
         for _, module, prior, closure, _ in model.named_priors():
-            reader, kind = _reader_of(closure), known_kind(prior)
-            mean = reader is not None and reader[0] in _MEANS
+            reader = _reader_of(closure)
+            kind = known_kind(prior)
+            mean = reader is not None and reader[0] in (
+                "constant",
+                "raw_constant",
+                "raw_slope",
+            )
             if reader is None or kind is None or mean != (kind is NormalPrior):
                 if parameters.batch_dims or not by_torch:
                     raise UnknownFormError
@@ -227,15 +223,18 @@ class LogPriors:
             name, power = reader
             raw = getattr(module, name)
             if mean:
-                place, tilt = parameters.unbounded(raw), 0.0
+                place = parameters.unbounded(raw)
+                tilt = 0.0
             else:
-                place, tilt = parameters.logarithm(raw), power
+                place = parameters.logarithm(raw)
+                tilt = power
             if kind is HorseshoePrior:
                 scale = np.broadcast_to(prior.scale.numpy(), place.shape)
                 self._horseshoes.append((place, power, scale))
                 continue
             if kind is GammaPrior:
-                a, b = prior.concentration, prior.rate
+                a = prior.concentration
+                b = prior.rate
                 terms = torch.xlogy(a, b) - a.lgamma(), a - 1.0, b
                 constant, shape, rate = (
                     np.broadcast_to(t.double().numpy(), place.shape) for t in terms
@@ -254,8 +253,10 @@ class LogPriors:
         self._rate = self._power * self._inverse
         self.deviations = np.ones(len(parameters.values))
         self.deviations[self._place] = scale / self._power
-        self._constant = -float(np.log(scale).sum()) - 0.5 * _LOG_TWO_PI * scale.size
-        self._constant += constants + _LOG_HORSESHOE * sum(
+        self._constant = (
+            -float(np.log(scale).sum()) - 0.5 * math.log(2.0 * math.pi) * scale.size
+        )
+        self._constant += constants + math.log(0.5 / math.sqrt(2.0 * math.pi**3)) * sum(
             p.size for p, _, _ in self._horseshoes
         )
 
@@ -296,102 +297,54 @@ class LogPriors:
         return value.item(), self._parameters.gradient(value)
 
 
-class QuadraticPriors:
-    r"""The log priors of a model; those that are quadratic are computed together.
+class TorchPriors:
+    """The log priors of a model in torch; (log-)normal ones are computed together.
 
-    Log-normal priors are quadratic in the logarithm of a value, and normal ones in the
-    value. Of all raw parameters that are such, packed into one vector u with modes m,
-
-    .. math:: \log p = c - |w (u - m)|^2 / 2 + \sum_i (h_i' (u - m))^2 / 2,
-
-    where the h_i are of exchangeable priors, whose values have a level in common. On a
-    GPU an operation on a few numbers takes as long as one on a million.
+    An operation on a few numbers takes as long as one on many, on a GPU most of all.
+    With a raw parameter u, the logarithm of x, a log-normal prior of x^p is
+    -((p u - m) / s)^2 / 2 - p u plus a constant, and a normal one of u the same with
+    p = 1 and without p u.
 
     Args:
-        entries: The priors: modules, priors, and closures that read values.
+        model: The model, whose priors are those of now.
     """
 
-    def __init__(self, entries: Sequence[tuple[Any, ...]]) -> None:
-        self._kept, self._state = _state(entries)
-        forms = [_quadratic_form(*entry) for entry in entries]
-        self._others = [e for e, f in zip(entries, forms, strict=True) if f is None]
-        self._forms = [form for form in forms if form is not None]
-        self._constant = sum(form[2] for form in self._forms)
-        if self._forms:
-            mode, rate, _ = torch.cat([form[1] for form in self._forms], dim=-1)
-            H = torch.block_diag(*(form[1][2] for form in self._forms))
-            H = H[H.any(-1)]
-            self._numbers = rate, -rate * mode, H, -(H @ mode)
+    def __init__(self, model: Any) -> None:
+        self._raw: list[tuple[Any, Any]] = []
+        self._others: list[tuple[Any, Any, Any]] = []
+        columns: list[Tensor] = []  # p / s, m / s and the factor of u of each number
+        self._constant = 0.0
+        for _, module, prior, closure, _ in model.named_priors():
+            name, power = _reader_of(closure) or ("", 0.0)
+            constraint = name and module.constraint_for_parameter_name(name)
+            kind = known_kind(prior)
+            logarithm = kind is LogNormalPrior and isinstance(constraint, LogInterval)
+            if not (logarithm or (kind is NormalPrior and constraint is None)):
+                self._others.append((module, prior, closure))
+                continue
+            read = attrgetter(name)
+            raw = read(module).detach()
+            loc = prior.loc.to(raw)
+            scale = prior.scale.to(raw)
+            tilt = torch.full_like(raw, power if logarithm else 0.0)
+            numbers = power / scale, loc / scale, tilt
+            columns.append(torch.stack([n.expand_as(raw).flatten() for n in numbers]))
+            logs = scale.log().expand_as(raw) + 0.5 * math.log(2.0 * math.pi)
+            self._constant -= float(logs.sum())
+            self._raw.append((module, read))
+        if columns:
+            self._rate, self._shift, self._tilt = torch.cat(columns, dim=-1)
 
-    def are(self, entries: Sequence[tuple[Any, ...]]) -> bool:
-        """Whether these are the priors of a model, as they are now."""
-        return _state(entries)[1] == self._state
-
-    def added_to(self, value: Tensor, factor: float) -> Tensor:
-        """``factor`` times the sum of a value, a scalar, and all log priors."""
-        if self._forms:
-            rate, shift, H, start = self._numbers
-            u = torch.cat([_raw_of(*form[0])[0].flatten() for form in self._forms])
-            deviation = torch.addcmul(shift, rate, u)
-            value = torch.sub(value, deviation.dot(deviation), alpha=0.5)
-            if len(H):
-                level = torch.addmv(start, H, u)
-                value = torch.add(value, level.dot(level), alpha=0.5)
+    def __call__(self) -> Tensor | float:
+        """The sum of the log priors, at the present parameters."""
+        total: Tensor | float = self._constant
+        if self._raw:
+            u = torch.cat([read(module).flatten() for module, read in self._raw])
+            standard = self._rate * u - self._shift
+            total = total - 0.5 * standard.dot(standard) - self._tilt.dot(u)
         for module, prior, closure in self._others:
-            value = value + prior.log_prob(closure(module)).sum()
-        return torch.rsub(value, factor * self._constant, alpha=-factor)
-
-
-@torch.no_grad()
-def _quadratic_form(module: Any, prior: Any, closure: Any) -> tuple[Any, ...] | None:
-    """Place of a parameter, its m, w and h, ``3 x k``, and the log density at m."""
-    reader, kind = _reader_of(closure), known_kind(prior)
-    # a subclass may have another density
-    own = next(base for base in type(prior).__mro__ if "log_prob" in vars(base))
-    pooled = "pooled" in vars(own)
-    if reader is None or not (pooled or kind in (LogNormalPrior, NormalPrior)):
-        return None
-    power, (raw, constraint) = reader[1], _raw_of(module, reader[0])
-    way = None if constraint is None else type(constraint).transform
-    normal = kind is NormalPrior
-    ways = (None,) if normal else _EXPONENTIALS
-    if way not in ways or (normal and power != 1.0):
-        return None
-    if pooled:
-        mode, scale, common = prior.pooled(raw.numel())
-    else:
-        # all but ours square it in the dtype of the prior
-        quick = isinstance(prior, QuickLogNormalPrior)
-        scale = prior.scale if quick else prior.scale.square().to(raw).sqrt()
-        mode, common = prior.loc, torch.zeros(())
-    mode, scale, common = (t.to(raw).expand_as(raw) for t in (mode, scale, common))
-    if kind is LogNormalPrior:
-        mode = mode - scale.square()
-    constant = float(prior.log_prob(mode if normal else mode.exp()).sum())
-    table = torch.stack([mode / power, power / scale, common]).view(3, -1)
-    place = module, reader[0]
-    return (place, table, constant) if math.isfinite(constant) else None
-
-
-def _raw_of(module: Any, name: str) -> tuple[Any, Any]:
-    """A raw parameter by the name that a closure reads, and its constraint."""
-    raw = attrgetter(name)(module)
-    return raw, module.constraint_for_parameter_name(name)
-
-
-def _state(entries: Sequence[tuple[Any, ...]]) -> tuple[list[Any], list[int]]:
-    """What terms are made of; ids, to be compared, and versions of tensors."""
-    things: list[Any] = []
-    versions = []
-    for module, prior, closure in entries:
-        reader, buffers = _reader_of(closure), prior._buffers.values()
-        things += [module, prior, closure, *buffers]
-        versions += [buffer._version for buffer in buffers]
-        if reader is not None:  # values may be those of ``torch.func.functional_call``
-            raw, constraint = _raw_of(module, reader[0])
-            things.append(constraint)
-            versions += [hash(raw.shape), hash(raw.dtype), hash(raw.device)]
-    return things, [*map(id, things), *versions]
+            total = total + prior.log_prob(closure(module)).sum()
+        return total
 
 
 def _reader_of(closure: Any) -> tuple[str, float] | None:
@@ -404,7 +357,8 @@ def known_kind(prior: Any) -> type | None:
     """The class of a prior whose density has a closed form here."""
     if getattr(prior, "_transform", None) is not None:
         return None
-    for kind in (*_DENSITIES, QuickLogNormalPrior):
+    kinds = LogNormalPrior, NormalPrior, GammaPrior, HorseshoePrior
+    for kind in (*kinds, QuickLogNormalPrior):
         if isinstance(prior, kind) and type(prior).log_prob is kind.log_prob:
             return LogNormalPrior if isinstance(prior, LogNormalPrior) else kind
     return None

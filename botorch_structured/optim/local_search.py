@@ -10,21 +10,21 @@ from __future__ import annotations
 
 __all__ = ["optimize_acqf_local_search", "optimize_acqf_random"]
 
-import math
 from collections.abc import Mapping, Sequence
 
-import torch
+import numpy as np
 from botorch.acquisition import AcquisitionFunction
 from torch import Tensor
 
 from botorch_structured.optim.boxes import Boxes, project, whole_box
 from botorch_structured.optim.climb import (
     Neighbourhood,
-    real_moves,
+    slots_of,
     steps_between,
     walk,
 )
-from botorch_structured.optim.problem import MAX_PATHS, Feasible
+from botorch_structured.optim.problem import Array, Feasible, KnownPoints
+from botorch_structured.optim.regions import MAX_PATHS, make_problem, read_region
 from botorch_structured.optim.search import Search
 from botorch_structured.spaces import ParameterTree, SearchSpace
 from botorch_structured.spaces.arguments import check_count, check_number
@@ -94,10 +94,24 @@ def optimize_acqf_random(
         CandidateGenerationError: Nothing is left to propose.
     """
     check_count("raw_samples", raw_samples)
-    search = Search(**locals(), X_start=())  # all arguments, by name
+    region = read_region(
+        acq_function, bounds, tree, integer_features, categorical_features, fill, space
+    )
+    problem = make_problem(
+        region,
+        [acq_function],
+        fixed_features=fixed_features,
+        inequality_constraints=inequality_constraints,
+        feasible=feasible,
+        X_avoid=X_avoid,
+        around=False,
+        min_distance=min_distance,
+        max_paths=max_paths,
+    )
+    search = Search(problem, acq_function, q, batch_limit=batch_limit, seed=seed)
 
-    def propose(known: Tensor) -> tuple[Tensor, Tensor]:
-        X = search.random(raw_samples, known)
+    def propose(avoid: KnownPoints) -> tuple[Array, Array]:
+        X = search.random(raw_samples, avoid)
         return X, search.evaluator.values(X)
 
     return search.greedily(propose)
@@ -192,36 +206,54 @@ def optimize_acqf_local_search(
     """
     check_count("raw_samples", raw_samples)
     check_count("max_iter", max_iter)
-    search = Search(**locals())  # all arguments, by name
-    problem, evaluator = search.problem, search.evaluator
+    steps = _steps(step, min_step)
+    region = read_region(
+        acq_function, bounds, tree, integer_features, categorical_features, fill, space
+    )
+    problem = make_problem(
+        region,
+        [acq_function],
+        fixed_features=fixed_features,
+        inequality_constraints=inequality_constraints,
+        feasible=feasible,
+        X_avoid=X_avoid,
+        X_start=X_start,
+        min_distance=min_distance,
+        max_paths=max_paths,
+    )
+    search = Search(
+        problem, acq_function, q, num_restarts, raw_samples, batch_limit, seed
+    )
+    evaluator = search.evaluator
     whole = whole_box(problem)
-    hood = one_exchange(whole, _steps(step, min_step), search.generator)
+    hood = one_exchange(whole, steps, search.rng)
+    good = project(whole, problem.good)[:num_restarts]
 
-    def propose(known: Tensor) -> tuple[Tensor, Tensor]:
-        X = search.random(raw_samples, known)
+    def propose(avoid: KnownPoints) -> tuple[Array, Array]:
+        X = search.random(raw_samples, avoid)
         values = evaluator.values(X)
-        best = values.topk(min(num_restarts, len(values))).indices
-        good = project(whole, problem.good)[:num_restarts]
-        new = problem.is_new(good, problem.tree.active_mask(good), known)
+        best = (-values).argsort(kind="stable")[:num_restarts]
+        new = problem.is_new(good, problem.active(good), avoid)
         # A start that may not be proposed gets -inf, less than any admissible
         # neighbour.
-        worth = values.new_full((len(good),), -math.inf)
+        worth = np.full(len(good), -np.inf)
         worth[new] = evaluator.values(good[new])
-        X, values = X[best], values[best]
-        starts, worth = torch.cat([X, good]), torch.cat([values, worth])
-        active = problem.tree.active_mask(starts)
-        box = torch.zeros(len(starts), dtype=torch.long, device=X.device)
+        starts = np.concatenate([X[best], good])
+        worth = np.concatenate([values[best], worth])
+        active = problem.active(starts)
+        box = np.zeros(len(starts), dtype=int)
         ends, reached = walk(
-            hood, evaluator, starts, worth, active, box, known, max_iter
+            hood, evaluator, starts, worth, active, box, avoid, max_iter
         )
-        moved = reached > -math.inf
-        return torch.cat([X, ends[moved]]), torch.cat([values, reached[moved]])
+        moved = reached > -np.inf
+        points = np.concatenate([X[best], ends[moved]])
+        return points, np.concatenate([values[best], reached[moved]])
 
     return search.greedily(propose)
 
 
 def one_exchange(
-    space: Boxes, steps: Sequence[float], generator: torch.Generator
+    space: Boxes, steps: Sequence[float], rng: np.random.Generator
 ) -> Neighbourhood:
     r"""The neighbours of the paper's local search, :math:`N_j(\gamma)` in equation (7).
 
@@ -238,22 +270,9 @@ def one_exchange(
     Args:
         space: `whole_box`.
         steps: Steps of real columns, in widths of the bounds, the largest first.
-        generator: A CPU generator, for parameters that are switched on.
+        rng: Draws parameters that are switched on.
     """
-    free, ordered = space.free[0], space.problem.values.ordered
-    real = space.continuous[0]
-    size = (space.positions[1] - space.positions[0])[0]
-
-    def columns(mask: Tensor) -> list[int]:
-        return mask.nonzero().squeeze(-1).tolist()
-
-    moves = real_moves(columns(real), steps)
-    moves += [(c, way, 0) for way in (-1, 1) for c in columns(free & ordered)]
-    for c in columns(free & ~real & ~ordered):
-        n = int(size[c])
-        moves += [(c, -k, 1 - k) for k in range(n, 0, -1)]
-        moves += [(c, k, k - 1) for k in range(1, n + 1)]
-    return Neighbourhood(space, moves, generator)
+    return Neighbourhood(space, slots_of(space, steps, far=False), rng)
 
 
 def _steps(step: float, min_step: float) -> list[float]:

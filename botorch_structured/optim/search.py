@@ -1,17 +1,15 @@
 """The search over paths: all of them at once, or, as the paper does, few first.
 
-`Search` is the part that all optimisers share: their arguments, and the common search.
+`Search` is the part that all optimisers share.
 """
 
 from __future__ import annotations
 
-__all__ = ["Search", "make_generator", "optimize_acqf_paths", "optimize_acqf_two_step"]
-
-import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from botorch.acquisition import AcquisitionFunction
 from botorch.exceptions.errors import CandidateGenerationError
@@ -31,54 +29,42 @@ from botorch_structured.optim.boxes import (
     path_boxes,
     random_rows,
     raw_candidates,
-    uniform,
     whole_box,
 )
 from botorch_structured.optim.climb import Evaluator, best_of_each, refine
 from botorch_structured.optim.problem import (
-    MAX_PATHS,
+    Array,
     Feasible,
+    KnownPoints,
     Problem,
-    check_acquisition,
     first_of_each,
-    is_known,
+)
+from botorch_structured.optim.regions import (
+    MAX_PATHS,
+    check_acquisition,
     make_problem,
+    read_region,
 )
 from botorch_structured.spaces import ParameterTree, SearchSpace
 from botorch_structured.spaces.arguments import check_count, check_seed
 
-# Candidates for each path by default, and for all of them together.
-_PER_BOX, _IN_ALL = 64, 4096
-# With too many paths to list: rounds in which decisions of the best are changed.
-_ROUNDS, _PARENTS, _CHILDREN = 8, 16, 256
-_POOL = 512
-# Most draws that are discarded as known or inadmissible, in multiples of the points
-# wanted.
-_MAX_DRAWS = 64
-_OF_PATHS = (
-    PathContextLogExpectedImprovement,
-    PathExpectedImprovement,
-    PathLogExpectedImprovement,
-)
-# Sobol points for each path in a search of the columns that matter to paths.
-_PER_PATH = 16
+# Sobol points on each path by default.
+_PER_BOX = 64
 
 
-def make_generator(seed: int | None) -> torch.Generator:
-    """A CPU generator; without a seed, seeded by torch's global one."""
+def make_rng(seed: int | None) -> np.random.Generator:
+    """Random numbers; without a seed, seeded by torch's global generator."""
     seed = check_seed(seed)
     if seed is None:
         seed = int(torch.randint(1 << 31, (1,)))
-    return torch.Generator().manual_seed(seed)
+    return np.random.default_rng(seed % (1 << 64))
 
 
 class Search:
-    """The arguments that the optimisers share, checked, and their common search.
-
-    An optimiser calls ``Search(**locals())`` before it assigns anything: its arguments
-    have the names of those here, of `make_problem` and of its own, which are ignored.
+    """The search that the optimisers share.
 
     Args:
+        problem: Where candidates may lie.
         acq_function: The acquisition function.
         q: The number of candidates.
         num_restarts: How many points to climb from.
@@ -87,7 +73,6 @@ class Search:
         batch_limit: Most rows in one call of the acquisition function.
         seed: The seed; None: drawn from torch's global generator.
         path_acq_function: Another acquisition function that has points pending.
-        **arguments: Arguments of `make_problem`.
 
     Raises:
         ValueError: For arguments that are not valid.
@@ -95,16 +80,16 @@ class Search:
 
     def __init__(
         self,
+        problem: Problem,
         acq_function: AcquisitionFunction,
-        q: int = 1,
+        q: int,
         num_restarts: int = 1,
         raw_samples: int | None = None,
         batch_limit: int | None = None,
         seed: int | None = None,
         path_acq_function: AcquisitionFunction | None = None,
-        **arguments: Any,
     ) -> None:
-        check_acquisition(acq_function, "acq_function")
+        self.problem = problem
         self.q = check_count("q", q)
         if self.q > 1 and not hasattr(acq_function, "X_pending"):
             raise ValueError(
@@ -112,23 +97,18 @@ class Search:
                 f"qLogExpectedImprovement, for q={q}, got "
                 f"{type(acq_function).__name__}."
             )
-        self._told: list[Any] = [
-            a for a in (path_acq_function, acq_function) if hasattr(a, "X_pending")
-        ]
-        self.problem = make_problem(
-            acq_function=acq_function,
-            pending=[a.X_pending for a in self._told],
-            **arguments,
-        )
         self.num_restarts = check_count("num_restarts", num_restarts)
         if raw_samples is not None:
             check_count("raw_samples", raw_samples)
         self.raw_samples = raw_samples
-        self.evaluator = Evaluator(acq_function, batch_limit)
-        self.generator = make_generator(seed)
+        self.evaluator = Evaluator(acq_function, batch_limit, problem.device)
+        self.rng = make_rng(seed)
+        self._told: list[Any] = [
+            a for a in (path_acq_function, acq_function) if hasattr(a, "X_pending")
+        ]
 
     def greedily(
-        self, propose: Callable[[Tensor], tuple[Tensor, Tensor]]
+        self, propose: Callable[[KnownPoints], tuple[Array, Array]]
     ) -> tuple[Tensor, Tensor]:
         """Choose ``q`` candidates one after the other, the earlier ones pending.
 
@@ -136,36 +116,33 @@ class Search:
         afterwards their own pending points are restored.
 
         Args:
-            propose: Maps ``m x d`` known points to points and their values, of which
-                the best is taken; no points where nothing is left.
+            propose: Maps points to avoid to points and their values, of which the best
+                is taken; no points where nothing is left.
 
         Returns:
             ``q x d`` candidates, and a number (``q=1``) or ``q`` values.
         """
-        known = self.problem.known
+        problem = self.problem
+        avoid = KnownPoints(problem, problem.X_avoid)
         before = [a.X_pending for a in self._told]
-        X, values = known[:0], []
+        chosen = problem.X_avoid[:0]
+        values = []
         try:
             for k in range(self.q):
                 if k:
+                    avoid = avoid.and_also(chosen[-1:])
+                    new = problem.tensor(chosen)
                     for acqf, pending in zip(self._told, before, strict=True):
                         acqf.set_X_pending(
-                            X if pending is None else torch.cat([pending.to(X), X])
+                            new
+                            if pending is None
+                            else torch.cat([pending.to(new), new])
                         )
-                found, worth = propose(torch.cat([known, X]))
-                if not len(found):
-                    why = f"{len(known) + k} points are known or pending"
-                    if self.problem.is_restricted:
-                        why += "; no other point satisfying feasible and the "
-                        why += "constraints was found"
-                    if self.problem.fixed:
-                        why += f"; fixed_features hold {self.problem.fixed}"
-                    raise CandidateGenerationError(
-                        f"Expected a path with a new point to propose, got none: {why}."
-                    )
+                X, worth = propose(avoid)
+                if not len(X):
+                    raise CandidateGenerationError(self._why_nothing(len(avoid)))
                 best = worth.argmax()
-                value = worth[best]
-                if bool(value == -math.inf):
+                if worth[best] == -np.inf:
                     warnings.warn(
                         "The acquisition function is NaN or -inf wherever it was "
                         "evaluated: the candidate is an arbitrary point. Look at the "
@@ -173,15 +150,24 @@ class Search:
                         OptimizationWarning,
                         stacklevel=3,
                     )
-                X = torch.cat([X, found[best : best + 1]])
-                values.append(value)
+                chosen = np.concatenate([chosen, X[best : best + 1]])
+                values.append(worth[best])
         finally:
             if self.q > 1:
                 for acqf, pending in zip(self._told, before, strict=True):
                     acqf.set_X_pending(pending)
-        return X, values[0] if self.q == 1 else torch.stack(values)
+        reached = problem.tensor(np.array(values, dtype=chosen.dtype))
+        return problem.tensor(chosen), reached[0] if self.q == 1 else reached
 
-    def paths(self, known: Tensor) -> Boxes:
+    def _why_nothing(self, count: int) -> str:
+        why = f"{count} points are known or pending"
+        if self.problem.is_restricted:
+            why += "; no other point satisfying feasible and the constraints was found"
+        if self.problem.fixed:
+            why += f"; fixed_features hold {self.problem.fixed}"
+        return f"Expected a path with a new point to propose, got none: {why}."
+
+    def paths(self, avoid: KnownPoints) -> Boxes:
         """The boxes of all paths (of many, if there are too many).
 
         Raises:
@@ -189,8 +175,8 @@ class Search:
             ValueError: The arguments leave no path.
         """
         problem = self.problem
-        seen = torch.cat([known, problem.good])
-        boxes = path_boxes(problem, seen, self.generator)
+        seen = np.concatenate([avoid.X, problem.good])
+        boxes = path_boxes(problem, seen, self.rng)
         if not len(boxes):
             if len(problem.avoid_paths):
                 raise CandidateGenerationError(
@@ -208,17 +194,17 @@ class Search:
     def maximise(
         self,
         boxes: Boxes,
-        known: Tensor,
+        avoid: KnownPoints,
         evaluator: Evaluator | None = None,
         evolve: bool = True,
         per_box: int = _PER_BOX,
         ranks: bool = False,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Array, Array]:
         """Maximise the acquisition function over boxes.
 
         Args:
             boxes: The boxes, at least one.
-            known: ``m x d`` points not to be returned.
+            avoid: Points not to be returned.
             evaluator: Another acquisition function.
             evolve: Whether to change decisions of the best candidates, too, where there
                 are more paths than ``max_paths``.
@@ -230,41 +216,43 @@ class Search:
             among them; none where everything admissible is known.
         """
         evaluator = evaluator or self.evaluator
-        raw = self.raw_samples
-        sample = self._sample(boxes, raw, known, per_box)
+        sample = self._sample(boxes, self.raw_samples, avoid, per_box)
         if not len(sample.X):
-            return sample.X, sample.X.new_zeros(0)
-        values = evaluator.values(sample.X)
+            return sample.X, np.zeros(0)
+        on_paths = evaluator.on(boxes.lower)
+        values = on_paths.values(sample.X, sample.box)
         if evolve and self.problem.listed.num_paths > self.problem.max_paths:
             sample, values, boxes = self._evolve(
-                evaluator, sample, values, boxes, known
+                evaluator, sample, values, boxes, avoid
             )
+            on_paths = evaluator.on(boxes.lower)
         by_box = _ranked(best_of_each(sample.box, values), values)
         starts = _starts(sample, values, by_box, self.num_restarts)
-        here = boxes.take(sample.box[starts])
-        X, refined = refine(evaluator, sample.X[starts], values[starts], here, known)
+        starting = sample.take(starts)
+        X, refined = refine(
+            on_paths, starting.X, values[starts], boxes, starting.box, avoid
+        )
         if not ranks:
-            found = self._new(X, refined, known)
+            points, worth = self._new(X, refined, avoid)
             # as a rule: the first start is the best of the sample
-            if len(found[0]) and found[1][0] >= values[starts[0]]:
-                return found
-        pool = values.topk(min(_POOL, len(values))).indices
-        rows = torch.cat([pool, by_box])
-        X = torch.cat([X, sample.X[rows]])
-        return self._new(X, torch.cat([refined, values[rows]]), known)
+            if len(points) and worth[0] >= values[starts[0]]:
+                return points, worth
+        rows = np.concatenate([_ranked(np.arange(len(values)), values)[:512], by_box])
+        X = np.concatenate([X, sample.X[rows]])
+        return self._new(X, np.concatenate([refined, values[rows]]), avoid)
 
-    def _new(self, X: Tensor, values: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
+    def _new(self, X: Array, values: Array, avoid: KnownPoints) -> tuple[Array, Array]:
         """The points that are not known, the best first."""
-        order = _ranked(torch.arange(len(X), device=X.device), values)
-        order = order[~is_known(self.problem, X[order], known)]
+        order = _ranked(np.arange(len(X)), values)
+        order = order[~avoid.contains(X[order])]
         return X[order], values[order]
 
-    def random(self, n: int, known: Tensor) -> Tensor:
+    def random(self, n: int, avoid: KnownPoints) -> Array:
         """Different random points that may be proposed.
 
         Args:
             n: The number of points drawn, repeated ones counted.
-            known: ``m x d`` points that are not returned.
+            avoid: Points that are not returned.
 
         Returns:
             At most ``n x d`` points in random order, uniform in the whole space. Where
@@ -274,111 +262,106 @@ class Search:
         Raises:
             ValueError: The arguments leave no path.
         """
-        problem, space = self.problem, whole_box(self.problem)
-        found: list[Tensor] = []
-        missing, size, drawn = n, n, 0
-        while missing > 0 and drawn < _MAX_DRAWS * n:
-            U = uniform((size, problem.tree.dim), problem.bounds, self.generator)
-            X = space.draw(torch.zeros(size, dtype=torch.long, device=U.device), U)
-            active = problem.tree.active_mask(X)
-            X = torch.where(active, X, problem.fill)
-            found.append(X[problem.is_new(X, active, known)][:missing])
-            missing -= len(found[-1])
-            drawn += size
-            size = min(2 * size, _MAX_DRAWS * n - drawn)
-        X = torch.cat(found)
+        problem = self.problem
+        space = whole_box(problem)
+        parts: list[Array] = []
+        missing = size = n
+        left = 64 * n  # draws that may be discarded as known or inadmissible
+        while missing > 0 and left > 0:
+            X = space.draw(np.zeros(size, dtype=int), self.rng)
+            active = problem.active(X)
+            X = np.where(active, X, problem.fill)
+            parts.append(X[problem.is_new(X, active, avoid)][:missing])
+            missing -= len(parts[-1])
+            left -= size
+            size = min(2 * size, left)
+        X = np.concatenate(parts)
         if not len(X):
             # The feasible set is thin, or nearly all points are known.
-            X = self._sample(self.paths(known), None, known, around=False).X
-            X = X[~is_known(problem, X, known)]
-        _, group = X.unique(dim=0, return_inverse=True)
-        return X[first_of_each(group)]
+            X = self._sample(self.paths(avoid), None, avoid, around=False).X
+            X = X[~avoid.contains(X)]
+        _, first = np.unique(X, axis=0, return_index=True)
+        return X[np.sort(first)]
 
     def _sample(
         self,
         boxes: Boxes,
         raw_samples: int | None,
-        known: Tensor,
+        avoid: KnownPoints,
         per_box: int = _PER_BOX,
         around: bool = True,
     ) -> Sample:
         """Candidates without those that are known; all there are, if none is left."""
-        num = len(boxes)
         if raw_samples is None:
-            per_box = max(4, min(per_box, _IN_ALL // num))
+            per_box = max(4, min(per_box, 4096 // len(boxes)))
         else:
-            per_box = -(-raw_samples // num)
-        good = self.problem.good if around else known[:0]
-        sample = raw_candidates(boxes, per_box, good, self.generator)
-        sample = self._unknown(boxes, sample, known)
+            per_box = -(-raw_samples // len(boxes))
+        good = self.problem.good if around else self.problem.good[:0]
+        sample = raw_candidates(boxes, per_box, good, self.rng)
+        sample = self._unknown(boxes, sample, avoid)
         if len(sample.X):
             return sample
-        return self._unknown(boxes, all_candidates(boxes), known)
+        return self._unknown(boxes, all_candidates(boxes), avoid)
 
-    def _unknown(self, boxes: Boxes, sample: Sample, known: Tensor) -> Sample:
+    def _unknown(self, boxes: Boxes, sample: Sample, avoid: KnownPoints) -> Sample:
         """The candidates without those that are known."""
-        if not len(known):
-            return sample
         if self.problem.min_distance:
-            return sample.take(~is_known(self.problem, sample.X, known))
+            return sample.take(~avoid.contains(sample.X))
         # A random value of a continuous column equals a known one with probability 0.
-        finite = ~boxes.continuous.any(-1)
-        if not finite.any():
-            return sample
-        rows = finite[sample.box].nonzero().squeeze(-1)
-        keep = torch.ones(len(sample.X), dtype=torch.bool, device=sample.X.device)
-        keep[rows] = ~is_known(self.problem, sample.X[rows], known)
-        return sample.take(keep)
+        finite = ~np.any(boxes.continuous, axis=-1)
+        rows = finite[sample.box].nonzero()[0]
+        keep = np.ones(len(sample.X), dtype=bool)
+        keep[rows] = ~avoid.contains(sample.X[rows])
+        return sample if keep.all() else sample.take(keep)
 
     def _evolve(
         self,
         evaluator: Evaluator,
         sample: Sample,
-        values: Tensor,
+        values: Array,
         boxes: Boxes,
-        known: Tensor,
-    ) -> tuple[Sample, Tensor, Boxes]:
+        avoid: KnownPoints,
+    ) -> tuple[Sample, Array, Boxes]:
         """Change one or two decisions of the best candidates, again and again."""
-        problem, generator = self.problem, self.generator
-        decisions = torch.tensor(problem.tree.decision_columns)
-        for _ in range(_ROUNDS):
-            best = values.topk(min(_PARENTS, len(values))).indices
-            pick = torch.randint(len(best), (_CHILDREN,), generator=generator)
-            chosen = best[pick.to(best)]
-            parent, had = sample.X[chosen], boxes.active[sample.box[chosen]]
-            other = random_rows(problem, _CHILDREN, generator)
-            swap = torch.zeros_like(parent, dtype=torch.bool)
-            for count in (_CHILDREN, _CHILDREN // 2):
-                col = torch.randint(len(decisions), (count,), generator=generator)
-                swap[torch.arange(count), decisions[col]] = True
-            more, ok = boxes_at(problem, torch.where(swap, other, parent))
-            more, parent, had = more.take(ok), parent[ok], had[ok]
-            U = uniform(tuple(parent.shape), parent, generator)
+        problem = self.problem
+        decisions = np.array(problem.tree.decision_columns)
+        children = 256
+        for _ in range(8):
+            best = _ranked(np.arange(len(values)), values)[:16]
+            chosen = best[self.rng.integers(len(best), size=children)]
+            parent = sample.X[chosen]
+            inherits = boxes.active[sample.box[chosen]]
+            swap = np.zeros_like(parent, dtype=bool)
+            for count in (children, children // 2):
+                col = self.rng.integers(len(decisions), size=count)
+                swap[np.arange(count), decisions[col]] = True
+            other = random_rows(problem, children, self.rng)
+            more, ok = boxes_at(problem, np.where(swap, other, parent))
+            more = more.take(ok)
+            parent = parent[ok]
             # Columns that the parent has, too, are inherited; the others are drawn.
-            inherited = had & (parent >= more.lower) & (parent <= more.upper)
-            drawn = more.draw(torch.arange(len(more), device=U.device), U)
-            X = problem.snap(torch.where(inherited, parent, drawn), more.free)
-            ok = problem.admissible(X, more.active) & ~is_known(problem, X, known)
-            if not ok.any():
+            inherits = inherits[ok] & (parent >= more.lower) & (parent <= more.upper)
+            drawn = more.draw(np.arange(len(more)), self.rng)
+            X = problem.snap(np.where(inherits, parent, drawn), more.free)
+            new = problem.admissible(X, more.active) & ~avoid.contains(X)
+            if not new.any():
                 continue
-            X, more = X[ok], more.take(ok)
-            new_box = len(boxes) + torch.arange(len(X), device=X.device)
+            X = X[new]
+            more = more.take(new)
+            row = np.arange(len(X))
+            worth = evaluator.on(more.lower).values(X, row)
+            sample = Sample.join([sample, Sample.spread(X, len(boxes) + row)])
             boxes = boxes.join(more)
-            sample = Sample.join([sample, Sample.spread(X, new_box)])
-            values = torch.cat([values, evaluator.values(X)])
+            values = np.concatenate([values, worth])
         return sample, values, boxes
 
 
-def _ranked(index: Tensor, values: Tensor) -> Tensor:
+def _ranked(index: Array, values: Array) -> Array:
     """``index``, that with the largest value first."""
-    # NumPy sorts small arrays in a fraction of the time
-    order = (-values[index].cpu().numpy()).argsort(kind="stable")
-    return index[torch.from_numpy(order).to(index.device)]
+    return index[(-values[index]).argsort(kind="stable")]
 
 
-def _starts(
-    sample: Sample, values: Tensor, by_box: Tensor, num_restarts: int
-) -> Tensor:
+def _starts(sample: Sample, values: Array, by_box: Array, num_restarts: int) -> Array:
     """The candidates to climb from.
 
     Of each path and each source (far, near, nearer, on the bounds) the best one at
@@ -391,21 +374,14 @@ def _starts(
         by_box: The best one of each path, the best of all first.
         num_restarts: How many are wanted.
     """
-    group = sample.box * (int(sample.source.max()) + 1) + sample.source
+    group = sample.box * (sample.source.max() + 1) + sample.source
     diverse = _ranked(best_of_each(group, values), values)
     half = (num_restarts + 1) // 2
-    chosen: dict[int, None] = dict.fromkeys(diverse[:half].tolist())
-
-    def add(rest: Tensor) -> None:
-        for i in rest[:num_restarts].tolist():
-            if len(chosen) < num_restarts:
-                chosen.setdefault(i)
-
-    add(by_box)
-    add(diverse)
-    if len(chosen) < num_restarts:
-        add(values.topk(min(num_restarts, len(values))).indices)
-    return _ranked(torch.tensor(list(chosen), device=values.device), values)
+    best = _ranked(np.arange(len(values)), values)[:num_restarts]
+    order = np.concatenate(
+        [diverse[:half], by_box[:num_restarts], diverse[:num_restarts], best]
+    )
+    return _ranked(order[first_of_each(order)][:num_restarts], values)
 
 
 def optimize_acqf_paths(
@@ -506,10 +482,27 @@ def optimize_acqf_paths(
         CandidateGenerationError: Nothing is left to propose: every admissible point
             is known, none was found that is feasible, or all paths are to be avoided.
     """
-    search = Search(**locals())  # all arguments, by name
+    region = read_region(
+        acq_function, bounds, tree, integer_features, categorical_features, fill, space
+    )
+    problem = make_problem(
+        region,
+        [acq_function],
+        fixed_features=fixed_features,
+        inequality_constraints=inequality_constraints,
+        feasible=feasible,
+        X_avoid=X_avoid,
+        X_start=X_start,
+        min_distance=min_distance,
+        max_paths=max_paths,
+        avoid_paths=avoid_paths,
+    )
+    search = Search(
+        problem, acq_function, q, num_restarts, raw_samples, batch_limit, seed
+    )
 
-    def propose(known: Tensor) -> tuple[Tensor, Tensor]:
-        return search.maximise(search.paths(known), known)
+    def propose(avoid: KnownPoints) -> tuple[Array, Array]:
+        return search.maximise(search.paths(avoid), avoid)
 
     return search.greedily(propose)
 
@@ -590,7 +583,12 @@ def optimize_acqf_two_step(
         CandidateGenerationError: Nothing is left to propose.
     """
     check_acquisition(path_acq_function, "path_acq_function")
-    if isinstance(acq_function, _OF_PATHS):
+    of_paths = (
+        PathContextLogExpectedImprovement,
+        PathExpectedImprovement,
+        PathLogExpectedImprovement,
+    )
+    if isinstance(acq_function, of_paths):
         raise ValueError(
             "acq_function: expected one that tells the points of a path apart, got "
             f"{type(acq_function).__name__}: give it as path_acq_function, the first."
@@ -598,46 +596,68 @@ def optimize_acqf_two_step(
     check_count("top_k", top_k)
     if not isinstance(fix_shared, bool):
         raise ValueError(f"fix_shared: expected True or False, got {fix_shared!r}.")
-    search = Search(**locals())  # all arguments, by name
-    problem, first = search.problem, Evaluator(path_acq_function, batch_limit)
-
+    region = read_region(
+        acq_function, bounds, tree, integer_features, categorical_features, fill, space
+    )
+    problem = make_problem(
+        region,
+        [acq_function, path_acq_function],
+        fixed_features=fixed_features,
+        inequality_constraints=inequality_constraints,
+        feasible=feasible,
+        X_avoid=X_avoid,
+        X_start=X_start,
+        min_distance=min_distance,
+        max_paths=max_paths,
+    )
+    search = Search(
+        problem,
+        acq_function,
+        q,
+        num_restarts,
+        raw_samples,
+        batch_limit,
+        seed,
+        path_acq_function,
+    )
+    first = Evaluator(path_acq_function, batch_limit, problem.device)
     matters = _columns_that_matter(path_acq_function, problem)
 
-    def ranked(every: Boxes, known: Tensor) -> tuple[Boxes, Tensor]:
+    def ranked(paths: Boxes, avoid: KnownPoints) -> tuple[Boxes, Array]:
         """Paths and the points on them by which they are ranked, the best first."""
         if matters is None:
-            found, _ = search.maximise(every, known, first, ranks=True)
+            points, _ = search.maximise(paths, avoid, first, ranks=True)
         else:
             # whether all points of a path are known is for the second step to find out
-            held = every.pin(~matters, every.lower)
-            listed = problem.listed.num_paths <= problem.max_paths
-            if listed and not held.free.any():  # one point on each path
-                values = first.values(held.lower)
-                order = values.argsort(descending=True, stable=True)
-                return every.take(order), held.lower[order]
-            found, _ = search.maximise(
-                held, known[:0], first, per_box=_PER_PATH, ranks=True
-            )
-        X = found[first_of_each(problem.tree.path_key(found))]
+            pinned = paths.pin(~matters, paths.lower)
+            all_listed = problem.listed.num_paths <= problem.max_paths
+            if all_listed and not pinned.free.any():  # one point on each path
+                rows = np.arange(len(pinned))
+                values = first.on(pinned.lower).values(pinned.lower, rows)
+                order = _ranked(rows, values)
+                return paths.take(order), pinned.lower[order]
+            nothing = KnownPoints(problem, avoid.X[:0])
+            points, _ = search.maximise(pinned, nothing, first, per_box=16, ranks=True)
+        X = points[first_of_each(problem.keys(points))]
         return boxes_at(problem, X)[0], X
 
-    def propose(known: Tensor) -> tuple[Tensor, Tensor]:
-        paths, X = ranked(search.paths(known), known)
+    def propose(avoid: KnownPoints) -> tuple[Array, Array]:
+        paths, X = ranked(search.paths(avoid), avoid)
         if fix_shared:
             paths = paths.pin(problem.shared, X)
         for i in range(0, len(paths), top_k):
             few = paths.take(slice(i, i + top_k))
-            found = search.maximise(few, known, evolve=False)
-            if len(found[0]):
-                return found
-        return known[:0], known.new_zeros(0)
+            points, values = search.maximise(few, avoid, evolve=False)
+            if len(points):
+                return points, values
+        return avoid.X[:0], np.zeros(0)
 
     return search.greedily(propose)
 
 
 def _columns_that_matter(
     acq_function: AcquisitionFunction, problem: Problem
-) -> Tensor | None:
+) -> Array | None:
     """``d`` booleans, or None where restrictions or the function involve any column."""
     kinds = (PathExpectedImprovement, PathLogExpectedImprovement)
     if type(acq_function) not in kinds or problem.is_restricted:
@@ -645,6 +665,6 @@ def _columns_that_matter(
     columns = getattr(acq_function.model, "path_columns", None)
     if columns is None:
         return None
-    matters = torch.zeros_like(problem.shared)
+    matters = np.zeros_like(problem.shared)
     matters[[*columns, *problem.tree.numeric_decisions]] = True
     return matters

@@ -17,31 +17,22 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
 from botorch.acquisition import AcquisitionFunction
 from botorch.utils.sampling import draw_sobol_samples
 from torch import Tensor
 
-from botorch_structured.optim.problem import (
-    Feasible,
-    Problem,
+from botorch_structured.optim.problem import Array, Feasible, KnownPoints
+from botorch_structured.optim.regions import (
     check_bounds,
     check_points,
+    make_problem,
+    read_region,
 )
-from botorch_structured.optim.search import Search, make_generator
+from botorch_structured.optim.search import Search, make_rng
 from botorch_structured.spaces import ParameterTree, SearchSpace
 from botorch_structured.spaces.arguments import check_count, check_number
-
-# One in this many points is near an incumbent.
-_LOCAL = 10
-# The smallest and largest standard deviation around an incumbent, in widths of the
-# bounds.
-_NEAR_INCUMBENTS = (1e-3, 0.3)
-# The same around the best point of the grid, whose neighbours are nearer.
-_NEAR_BEST = (1e-4, 0.1)
-_ROUND = 1000  # points
-# The least distance from a known point under ``refine_above``, in widths.
-_REFINE_DISTANCE = 1e-4
 
 
 def adaptive_sobol_candidates(
@@ -75,10 +66,10 @@ def adaptive_sobol_candidates(
     bounds = check_bounds(bounds)
     num_points = check_count("num_points", num_points)
     centres = _centres(bounds, best_X)
-    generator = make_generator(seed)
-    few = num_points // _LOCAL if len(centres) else 0
-    grid = draw_sobol_samples(bounds, num_points - few, 1, seed=_derive(generator))
-    near = _around(centres, few, bounds, _NEAR_INCUMBENTS, generator)
+    rng = make_rng(seed)
+    few = num_points // 10 if len(centres) else 0
+    grid = draw_sobol_samples(bounds, num_points - few, 1, seed=_derive(rng))
+    near = _around(centres, few, bounds, (1e-3, 0.3), rng)
     return torch.cat([grid.squeeze(-2), near])
 
 
@@ -164,11 +155,18 @@ def optimize_acqf_sobol(
         CandidateGenerationError: None of the points can be proposed.
     """
     tree = ParameterTree(check_bounds(bounds).shape[-1]) if space is None else None
-    # All arguments, by name.
-    search = Search(**locals(), X_start=None if best_X is None else ())
-    problem, generator = search.problem, search.generator
-    if problem.discrete or problem.tree.decision_columns:
-        odd = sorted({*problem.discrete, *problem.tree.decision_columns})
+    region = read_region(acq_function, bounds, tree, space=space)
+    problem = make_problem(
+        region,
+        [acq_function],
+        inequality_constraints=inequality_constraints,
+        feasible=feasible,
+        X_avoid=X_avoid,
+        around=best_X is None,
+        min_distance=min_distance,
+    )
+    odd = np.flatnonzero(problem.values.discrete).tolist()
+    if odd := sorted({*odd, *problem.tree.decision_columns}):
         raise ValueError(
             "space: expected real parameters without decisions, got columns "
             f"{odd} of another kind: use optimize_acqf_local_search."
@@ -177,34 +175,39 @@ def optimize_acqf_sobol(
     if refine_above is not None:
         worth = check_number("refine_above", refine_above, finite=False)
     check_count("num_rounds", num_rounds, least=0)
+    search = Search(problem, acq_function, q, batch_limit=batch_limit, seed=seed)
+    rng = search.rng
+    box = region.bounds
     if best_X is None:
-        best_X = problem.good[_inside(problem.good, problem.bounds)]
-    grid = adaptive_sobol_candidates(
-        problem.bounds, num_points, best_X, _derive(generator)
-    )
-    closer = replace(problem, min_distance=min(_REFINE_DISTANCE, problem.min_distance))
+        good = problem.tensor(problem.good)
+        best_X = good[_inside(good, box)]
+    grid = adaptive_sobol_candidates(box, num_points, best_X, _derive(rng))
+    closer = replace(problem, min_distance=min(1e-4, problem.min_distance))
 
-    def best(problem: Problem, X: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
-        X = X[problem.is_new(X, torch.ones_like(X, dtype=torch.bool), known)]
-        values = search.evaluator.values(X)
-        top = values.argsort(descending=True, stable=True)[:1]
-        return X[top], values[top]
+    def best(X: Tensor, avoid: KnownPoints) -> tuple[Array, Array]:
+        points = X.cpu().numpy()
+        active = np.ones_like(points, dtype=bool)
+        points = points[avoid.problem.is_new(points, active, avoid)]
+        values = search.evaluator.values(points)
+        top = (-values).argsort(kind="stable")[:1]
+        return points[top], values[top]
 
-    def refined(problem: Problem, known: Tensor) -> tuple[Tensor, Tensor]:
-        x, value = best(problem, grid, known)
+    def refined(avoid: KnownPoints) -> tuple[Array, Array]:
+        x, value = best(grid, avoid)
         for _ in range(num_rounds if len(x) else 0):
-            around = _around(x, _ROUND, problem.bounds, _NEAR_BEST, generator)
-            better, its_value = best(problem, around, known)
-            if len(better) and its_value > value:
-                x, value = better, its_value
+            around = _around(problem.tensor(x), 1000, box, (1e-4, 0.1), rng)
+            nearer, its_value = best(around, avoid)
+            if len(nearer) and its_value > value:
+                x = nearer
+                value = its_value
         return x, value
 
-    def propose(known: Tensor) -> tuple[Tensor, Tensor]:
+    def propose(avoid: KnownPoints) -> tuple[Array, Array]:
         if worth < math.inf:
-            x, value = refined(closer, known)
+            x, value = refined(KnownPoints(closer, avoid.X))
             if len(x) and value > worth:
                 return x, value
-        return refined(problem, known)
+        return refined(avoid)
 
     return search.greedily(propose)
 
@@ -214,7 +217,7 @@ def _around(
     n: int,
     bounds: Tensor,
     scales: tuple[float, float],
-    generator: torch.Generator,
+    rng: np.random.Generator,
 ) -> Tensor:
     """``n x d`` Gaussian points around ``k x d`` centres, which take turns.
 
@@ -225,7 +228,7 @@ def _around(
         return centres[:0]
     d = bounds.shape[-1]
     cube = bounds.new_tensor([[0.0] * (d + 1), [1.0] * (d + 1)])
-    U = draw_sobol_samples(cube, n, 1, seed=_derive(generator)).squeeze(-2)
+    U = draw_sobol_samples(cube, n, 1, seed=_derive(rng)).squeeze(-2)
     step = torch.special.ndtri(U[:, :d].clamp(1e-6, 1 - 1e-6))
     smallest, largest = map(math.log, scales)
     step = step * (smallest + (largest - smallest) * U[:, d:]).exp()
@@ -241,7 +244,7 @@ def _centres(bounds: Tensor, best_X: Tensor | None) -> Tensor:
         return bounds[:0]
     if isinstance(best_X, Tensor) and best_X.dim() == 1:
         best_X = best_X.unsqueeze(0)
-    centres = check_points("best_X", best_X, ParameterTree(d), bounds)
+    centres = check_points("best_X", best_X, ParameterTree(d), bounds[0])
     if not _inside(centres, bounds).all():
         raise ValueError(
             f"best_X: expected points within the bounds {bounds.tolist()}, got "
@@ -256,6 +259,6 @@ def _inside(X: Tensor, bounds: Tensor) -> Tensor:
     return ((X >= bounds[0] - room) & (X <= bounds[1] + room)).all(-1)
 
 
-def _derive(generator: torch.Generator) -> int:
+def _derive(rng: np.random.Generator) -> int:
     """A new seed, for one sequence."""
-    return int(torch.randint(1 << 31, (1,), generator=generator))
+    return int(rng.integers(1 << 31))

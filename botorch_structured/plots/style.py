@@ -2,28 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "BLUE",
-    "COLOURS",
-    "GREY",
-    "INK",
-    "PALE",
-    "RED",
-    "check_points",
-    "colour_bar",
-    "colour_map",
-    "import_matplotlib",
-    "legend_below",
-    "new_axes",
-    "new_figure",
-    "new_panels",
-    "shortened",
-    "step_curve",
-    "tidy",
-]
-
 import importlib
-import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -34,10 +13,13 @@ from botorch_structured.spaces.arguments import brief
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
 
-BLUE, RED, INK, GREY, PALE = "#2563a8", "#c2410c", "#1f2937", "#6b7280", "#dbe7f5"
+BLUE = "#2563a8"
+RED = "#c2410c"
+INK = "#1f2937"
+GREY = "#6b7280"
+PALE = "#dbe7f5"
 # Distinguishable for the colour-blind; most plots use the first two only.
 COLOURS = (BLUE, RED, "#0f766e", "#7c3aed", "#b45309", "#be185d", "#4d7c0f", INK)
 
@@ -58,10 +40,10 @@ def new_figure(width: float, height: float) -> Figure:
     Raises:
         ImportError: matplotlib is not installed; it says how to install it.
     """
-    made: Figure = import_matplotlib("figure").Figure(
+    figure: Figure = import_matplotlib("figure").Figure(
         (width, height), layout="constrained"
     )
-    return made
+    return figure
 
 
 def new_panels(count: int, width: float, height: float) -> list[Axes]:
@@ -79,9 +61,8 @@ def new_panels(count: int, width: float, height: float) -> list[Axes]:
 def shortened(text: str, most: int = 24) -> str:
     """A name or a value on one line, without its middle where it is longer.
 
-    Beginnings say what a thing is, ends often which one of several. Words stay whole
-    where the first and the last one have room. A dollar sign is one, and not the
-    beginning of a formula.
+    Beginnings say what a thing is, ends often which one of several. A dollar sign is
+    one, and not the beginning of a formula.
 
     Args:
         text: The text.
@@ -89,14 +70,8 @@ def shortened(text: str, most: int = 24) -> str:
     """
     line = " ".join(text.split())
     if len(line) > most:
-        first = most // 2
-        front, back = line[:first], line[first + 1 - most :]
-        start, (*words, last) = "", re.split(r"(?<=[\W_])", line)
-        while words and len(start + words[0] + last) < most:
-            start += words.pop(0)
-        if start:
-            front, back = start, last
-        line = f"{front}…{back}"
+        half = most // 2
+        line = f"{line[:half]}…{line[half + 1 - most :]}"
     return line.replace("$", r"\$")
 
 
@@ -112,23 +87,6 @@ def tidy(ax: Axes) -> None:
     ax.tick_params(color=GREY, labelcolor=INK)
     ax.grid(axis="y", color="#e5e7eb", linewidth=0.8)
     ax.set_axisbelow(True)
-
-
-def colour_map(signed: bool = False) -> Colormap:
-    """From white to dark blue; with ``signed`` from dark red through white."""
-    up = ["#ffffff", PALE, "#7ba6d6", BLUE, "#12305a"]
-    down = ["#5f1d05", RED, "#f0a37f", "#fbe3d7"] if signed else []
-    kind: Any = import_matplotlib("colors").LinearSegmentedColormap
-    made: Colormap = kind.from_list("botorch_structured", down + up)
-    return made
-
-
-def colour_bar(ax: Axes, image: Any, label: str = "") -> None:
-    """A colour bar to the right of the axes of an image."""
-    bar = ax.figure.colorbar(image, ax=ax, fraction=0.046, pad=0.03)
-    bar.outline.set_visible(False)
-    bar.ax.tick_params(color=GREY, labelcolor=INK, labelsize="small")
-    bar.set_label(label, color=INK)
 
 
 def step_curve(
@@ -149,18 +107,23 @@ def step_curve(
     """
     ax.step(steps, values, where="post", **({"linewidth": 2} | style))
     if band is not None:
-        colour, order = style.get("color"), style.get("zorder", 2) - 1
         ax.fill_between(
-            steps, *band, step="post", color=colour, alpha=0.15, lw=0, zorder=order
+            steps,
+            *band,
+            step="post",
+            color=style.get("color"),
+            alpha=0.15,
+            linewidth=0,
+            zorder=style.get("zorder", 2) - 1,
         )
 
 
 def legend_below(figure: Any, axes: Sequence[Axes], columns: int = 4) -> None:
     """One legend for all panels, below them, with each label once."""
-    handles: dict[str, Any] = {}
-    for ax in axes:
-        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
-            handles.setdefault(label, handle)
+    entries = [ax.get_legend_handles_labels() for ax in axes]
+    handles = {
+        label: handle for entry in entries for handle, label in zip(*entry, strict=True)
+    }
     figure.legend(
         handles.values(),
         handles.keys(),

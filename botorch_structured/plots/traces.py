@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["best_so_far", "plot_traces"]
-
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +12,6 @@ from botorch_structured.spaces.arguments import brief
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-_SMALLEST_GAP = 1e-12
 
 
 def best_so_far(values: Any, minimize: bool = True) -> np.ndarray:
@@ -77,38 +73,33 @@ def plot_traces(
     ax = new_axes(ax, 6.4, 3.8)
     from matplotlib.ticker import MaxNLocator
 
-    drawn: list[np.ndarray] = []
     for i, (name, runs) in enumerate(curves.items()):
         best = best_so_far(runs, minimize)
         if optimum is not None:
             gap = best - optimum if minimize else optimum - best
-            best = np.maximum(gap, _SMALLEST_GAP)
-        colour = COLOURS[i % len(COLOURS)]
+            best = np.maximum(gap, 1e-12)
         steps = np.arange(1, best.shape[-1] + 1)
         started = ~np.isnan(best).all(axis=0)
-        steps, best = steps[started], best[:, started]
-        label = name if len(best) == 1 else f"{name} (median of {len(best)})"
-        shade = None
+        steps = steps[started]
+        best = best[:, started]
+        quantiles = None
         if band is not None and len(best) > 1:
-            shade = tuple(np.nanquantile(best, band, axis=0))
-        middle, order = np.nanmedian(best, axis=0), 3 + len(curves) - i
-        # below those that it coincides with, and wide enough to be seen
-        width = 2.0 + 3.0 * sum(_coincide(middle, above) for above in drawn)
-        drawn.append(middle)
-        style = {"color": colour, "label": label, "linewidth": width}
-        step_curve(ax, steps, middle, shade, **style, zorder=order)
+            low, high = np.nanquantile(best, band, axis=0)
+            quantiles = (low, high)
+        step_curve(
+            ax,
+            steps,
+            np.nanmedian(best, axis=0),
+            quantiles,
+            color=COLOURS[i % len(COLOURS)],
+            label=name if len(best) == 1 else f"{name} (median of {len(best)})",
+            # where curves coincide the lower ones stick out
+            linewidth=2.0 + 0.5 * i,
+            zorder=3 + len(curves) - i,
+        )
     if num_starts:
-        ax.axvline(num_starts, color=GREY, linestyle=":", linewidth=1.2)
-        ax.annotate(
-            "common starts",
-            (num_starts, 1),
-            xycoords=("data", "axes fraction"),
-            xytext=(4, -2),
-            textcoords="offset points",
-            rotation=90,
-            va="top",
-            fontsize="small",
-            color=GREY,
+        ax.axvline(
+            num_starts, color=GREY, linestyle=":", linewidth=1.2, label="common starts"
         )
     ax.set_xlabel("evaluations")
     if optimum is not None:
@@ -117,21 +108,9 @@ def plot_traces(
     ax.set_xlim(left=0.5)
     if isinstance(ticks := ax.xaxis.get_major_locator(), MaxNLocator):
         ticks.set_params(integer=True)  # not those that the caller has chosen
-    # Place of the legend: gaps on a log scale fall like lines, other best values fall
-    # steeply at first.
-    corner: Any = "lower left"
-    if optimum is None:
-        corner = "upper right" if minimize else "lower right"
-    ax.legend(loc=corner, edgecolor="none", framealpha=0.8)
+    ax.legend(edgecolor="none", framealpha=0.8)
     tidy(ax)
     return ax
-
-
-def _coincide(one: np.ndarray, other: np.ndarray) -> bool:
-    """Whether most of a curve lies on another one, counted from their ends."""
-    n = min(len(one), len(other))
-    alike = int(np.isclose(one[-n:], other[-n:]).sum())
-    return 2 * alike > len(one)
 
 
 def _runs(method: str, values: Any) -> np.ndarray:

@@ -2,22 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "as_integer",
-    "brief",
-    "check_booleans",
-    "check_by_column",
-    "check_column",
-    "check_columns",
-    "check_count",
-    "check_deviation",
-    "check_number",
-    "check_seed",
-    "check_values",
-    "later_seed",
-    "warn",
-]
-
 import inspect
 import math
 import operator
@@ -29,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# What ``torch.Generator.manual_seed`` takes.
+# The seeds of ``torch.Generator.manual_seed``.
 _SEEDS = range(-(1 << 63), 1 << 64)
 
 
@@ -44,7 +28,7 @@ def as_integer(value: Any) -> int | None:
 
 
 def brief(value: Any, most: int = 60) -> str:
-    """What an error shows of a value: its text, cut off after ``most`` characters."""
+    """The text of a value for an error, cut off after ``most`` characters."""
     text = repr(value)
     return text if len(text) <= most else f"{text[:most]}..."
 
@@ -79,17 +63,17 @@ def check_columns(name: str, columns: Any, d: int, negative: bool = False) -> li
 
 
 def check_by_column(
-    name: str, given: Any, d: int, negative: bool = False
+    name: str, lists: Any, d: int, negative: bool = False
 ) -> dict[int, list[Any]]:
-    """``given`` if it is a list of values for each of some columns; None for none."""
-    if given is None:
+    """``lists`` if it has a list of values for each of some columns; None for none."""
+    if lists is None:
         return {}
-    if not isinstance(given, Mapping):
-        raise ValueError(f"{name}: expected {{column: [values]}}, got {given!r}.")
-    for c, values in given.items():
+    if not isinstance(lists, Mapping):
+        raise ValueError(f"{name}: expected {{column: [values]}}, got {lists!r}.")
+    for c, values in lists.items():
         if isinstance(values, str) or not isinstance(values, Iterable):
             raise ValueError(f"{name}[{c}]: expected a list of values, got {values!r}.")
-    return {check_column(name, c, d, negative): list(v) for c, v in given.items()}
+    return {check_column(name, c, d, negative): list(v) for c, v in lists.items()}
 
 
 def check_count(name: str, value: Any, least: int = 1) -> int:
@@ -149,17 +133,17 @@ def later_seed(seed: int, n: int) -> int:
     return seed + n if seed + n in _SEEDS else seed + n - _SEEDS.stop
 
 
-# Whose code calls ours between a line of the user and the place of a warning.
-_LIBRARIES = ("botorch_structured", "sklearn")
-
-
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
     """Warn of a line of the user's, and not of one of the code that it called."""
-    frame, level = inspect.currentframe(), 1
-    while frame and frame.f_back and _library(frame) in _LIBRARIES:
-        frame, level = frame.f_back, level + 1
+    frame = inspect.currentframe()
+    level = 1
+    while frame and frame.f_back and _is_library(frame):
+        frame = frame.f_back
+        level += 1
     warnings.warn(message, category, stacklevel=level)
 
 
-def _library(frame: FrameType) -> str:
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
+def _is_library(frame: FrameType) -> bool:
+    """Whether it is of code that stands between a line of the user and ours."""
+    package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+    return package in ("botorch_structured", "sklearn")

@@ -15,6 +15,7 @@ declared default, None if there is none. All kinds have these methods:
                       ``span`` (default: the bounds); ``spread``: one of them in each
                       n-th of the distribution, in random order
 ``expected()``        the values that the parameter takes, in words
+``takes_blank``       whether None, NaN or empty text is one of them
 ====================  ==================================================================
 
 A `Constant` is a parameter without a column.
@@ -22,21 +23,11 @@ A `Constant` is a parameter without a column.
 
 from __future__ import annotations
 
-__all__ = [
-    "TAIL",
-    "CategoricalColumn",
-    "Column",
-    "Constant",
-    "FloatColumn",
-    "IntegerColumn",
-    "QuantileColumn",
-]
-
 import math
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain
 from numbers import Real
 from typing import Any, NoReturn
 
@@ -44,36 +35,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from botorch_structured.spaces.arguments import check_seed
 from botorch_structured.spaces.conditions import And, Condition
 
-# How far beyond its bounds a number may lie and still count as rounding, relative to
-# the range or the bounds themselves, whichever is larger. Fits float32.
-_SLACK = 1e-6
-# How far beyond them a value may lie, relative to the range on its scale: as numbers
-# that were written with ten digits.
-_PRINTED = 1e-9
-# Numbers that differ by less, relative to the largest choice, are one.
-_ROUNDING = 1e-12
 #: The share of a distribution that is left out at each of its ends.
 TAIL = 1e-3
-_MAX_FLOAT = sys.float_info.max
-# The largest numbers whose differences models can square.
-_MAX_INPUT = 1e150
-
-# Where the number is looked for of which a number is the logarithm, in last places.
-_BESIDE = (0, *(k * sign for k in range(1, 9) for sign in (-1, 1)))
+#: How far from a number another one may lie and still count as rounding, relative to
+#: the numbers. Fits float32.
+SLACK = 1e-6
 
 Span = tuple[float, float]
 # Where random numbers come from; None: PyTorch's own generator.
 Source = torch.Generator | None
 
 
-def _uniform(n: int, generator: Source, spread: bool) -> Tensor:
-    """``n`` numbers in [0, 1), independent, or one in each n-th in random order."""
-    if not spread:
-        return torch.rand(n, generator=generator, dtype=torch.double)
-    order = torch.randperm(n, generator=generator)
-    return (order + torch.rand(n, generator=generator, dtype=torch.double)) / max(n, 1)
+def random_source(seed: int | None) -> Source:
+    """Random numbers of a seed, which is checked; PyTorch's own for None."""
+    seed = check_seed(seed)
+    return None if seed is None else torch.Generator().manual_seed(seed)
 
 
 def native(value: Any) -> Any:
@@ -82,13 +61,15 @@ def native(value: Any) -> Any:
 
 
 def described(column: Column) -> str:
-    """What a column takes, on which scale or in which order, in words."""
-    more = ", on a logarithmic scale" if getattr(column, "log", False) else ""
-    if column.ordered and hasattr(column, "choices"):
-        more = ", in this order"
+    """The values of a column, and their scale or order, in words."""
+    words = column.expected()
     if isinstance(column, QuantileColumn):
-        more = f", by quantiles of {column.distribution}"
-    return f"{column.expected()}{more}"
+        return f"{words}, by quantiles of {column.distribution}"
+    if column.log:
+        return f"{words}, on a logarithmic scale"
+    if isinstance(column, CategoricalColumn) and column.ordered:
+        return f"{words}, in this order"
+    return words
 
 
 def is_blank(value: Any) -> bool:
@@ -96,53 +77,47 @@ def is_blank(value: Any) -> bool:
     if isinstance(value, str):
         return not value.strip()
     # The missing values of pandas are recognised by name, so as not to import it.
-    missing = type(value).__name__ in ("NAType", "NaTType")
-    return value is None or missing or (isinstance(value, Real) and value != value)
+    if value is None or type(value).__name__ in ("NAType", "NaTType"):
+        return True
+    return isinstance(value, Real) and value != value
 
 
 def _number(column: Column, value: Any) -> float:
     """``value`` as a number, read from text if it is one."""
     value = native(value)
+    number = None
     if isinstance(value, str):
         number = _read(value)
-        return _refuse(column, value) if number is None else number
-    huge = isinstance(value, int) and abs(value) > _MAX_FLOAT
-    if isinstance(value, bool) or not isinstance(value, Real) or huge:
-        return _refuse(column, value)
-    return value if isinstance(value, int) else float(value)
+    elif isinstance(value, Real) and not isinstance(value, bool):
+        with suppress(OverflowError):
+            number = float(value)
+    return _refuse(column, value) if number is None else number
 
 
-def _read(text: str) -> int | float | None:
+def _read(text: str) -> float | None:
     """The number that a text is, None if it is none."""
     if "_" in text:  # "1_000" is a number in Python, but not in tables
         return None
-    for read in (int, float):
-        try:
-            number = read(text)
-        except ValueError:
-            continue
-        return number if abs(number) <= _MAX_FLOAT else float(text)
-    return None
+    try:
+        return float(text)
+    except ValueError:
+        return None
 
 
 def _written(value: Any) -> Any:
-    """What a table with ``value`` in it would be read as: a number, or text."""
-    if isinstance(value, bool) or not isinstance(value, (str, Real)):
-        return str(value)
-    if not isinstance(value, str):
-        huge = isinstance(value, int) and abs(value) > _MAX_FLOAT
-        return value if huge else float(value)
-    number = _read(value)
-    return value.strip() if number is None else float(number)
+    """The number, or text, that is read where a table has ``value``."""
+    if isinstance(value, str):
+        number = _read(value)
+        return value.strip() if number is None else number
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    return value if is_number else str(value)
 
 
-def _truth(text: str) -> bool | None:
-    """What tables write for True and False; Excel and R do so in capitals."""
-    word = text.strip().lower()
-    if word in ("true", "false"):
-        return word == "true"
-    number = _read(text)
-    return bool(number) if number in (0, 1) else None
+def _truth(text: Any) -> bool | None:
+    """True and False as tables write them; Excel and R do so in capitals."""
+    truths = {"true": True, "false": False, 1.0: True, 0.0: False}
+    written = _written(text) if isinstance(text, str) else None
+    return truths.get(written.lower() if isinstance(written, str) else written)
 
 
 def _refuse(column: Column, value: Any) -> NoReturn:
@@ -159,7 +134,7 @@ def takes(parameter: Column | Constant, value: Any) -> bool:
 
 
 def with_slack(bounds: tuple[float, float], whole: bool = False) -> Span:
-    """The bounds, and what beyond them still counts as rounding.
+    """The bounds, and numbers beyond them that still count as rounding.
 
     Args:
         bounds: The bounds.
@@ -167,41 +142,61 @@ def with_slack(bounds: tuple[float, float], whole: bool = False) -> Span:
             of that end: from 1 to 1e12, 0 is not rounding.
     """
     lo, hi = bounds
-    room = _SLACK * max(hi - lo, abs(lo), abs(hi))
-    if not whole:
-        return lo - room, hi + room
-    below, above = (min(room, max(0.25, _SLACK * abs(end))) for end in bounds)
+    room = SLACK * max(hi - lo, abs(lo), abs(hi))
+    below = above = room
+    if whole:
+        below = min(room, max(0.25, SLACK * abs(lo)))
+        above = min(room, max(0.25, SLACK * abs(hi)))
     return lo - below, hi + above
 
 
 def is_equal(a: Any, b: Any) -> bool:
-    """Whether two values are equal; arrays are to nothing but themselves."""
+    """Whether two values are equal, or both NaN; arrays only to themselves."""
     if a is b:
         return True
     try:
-        return bool(a == b)
+        return bool(a == b) or bool(a != a and b != b)
     except (TypeError, ValueError, RuntimeError):
         return False
 
 
-def is_alike(a: Any, b: Any) -> bool:
-    """Whether two values are equal, or both are NaN."""
-    if is_equal(a, b):
-        return True
-    return isinstance(a, float) and isinstance(b, float) and a != a and b != b
-
-
 def is_same(a: Any, b: Any) -> bool:
-    """Whether two values are equal and of one type; NaN is itself."""
-    return type(a) is type(b) and is_alike(a, b)
+    """Whether two values are equal and of one type."""
+    return type(a) is type(b) and is_equal(a, b)
 
 
-class _Range:
-    """What columns between two bounds have in common."""
+class _Column:
+    """A parameter with a column."""
 
-    discrete, ordered = False, True
     default: float | None = None
+    log = False
+    takes_blank = False
     bounds: Span
+
+    def draw(
+        self, n: int, generator: Source, span: Span | None = None, spread: bool = False
+    ) -> Tensor:
+        """``n`` random numbers within ``span``; see the module docstring."""
+        u = torch.rand(n, generator=generator, dtype=torch.double)
+        if spread:
+            order = torch.randperm(n, generator=generator)
+            u = (order + self._offset(u)) / max(n, 1)
+        return self._at(u, span or self.bounds)
+
+    def _offset(self, u: Tensor) -> Tensor:
+        """Where the numbers lie in each n-th of the distribution."""
+        return u
+
+    def _at(self, u: Tensor, span: Span) -> Tensor:
+        """Numbers by the share of the distribution within ``span`` below them."""
+        raise NotImplementedError
+
+
+class _Range(_Column):
+    """A column between two bounds."""
+
+    discrete = False
+    ordered = True
 
     def __init__(
         self, name: str, lower: float, upper: float, log: bool, largest: float
@@ -216,82 +211,104 @@ class _Range:
                 f"{name!r}: expected a positive lower bound on a logarithmic scale, "
                 f"got {lower}."
             )
-        self.name, self.lower, self.upper, self.log = name, lower, upper, log
+        self.name = name
+        self.lower = lower
+        self.upper = upper
+        self.log = log
 
     def within(self, lo: float, hi: float) -> Span | None:
-        lo, hi = max(lo, self.bounds[0]), min(hi, self.bounds[1])
+        lo = max(lo, self.bounds[0])
+        hi = min(hi, self.bounds[1])
         if self.discrete:
-            lo, hi = float(math.ceil(lo)), float(math.floor(hi))
+            lo = float(math.ceil(lo))
+            hi = float(math.floor(hi))
         return (lo, hi) if lo <= hi else None
 
 
 class FloatColumn(_Range):
     """A real parameter: the number itself, or its decimal logarithm.
 
-    The logarithm loses the last digits. `decode` returns a value whose logarithm is the
-    number it is given, of 12 digits if one has that, and remembers the values met by
-    `encode` for which that would not be the very same one.
+    Logarithms have 14 decimal places, so that the value of a number has the very same
+    number again. It is one of few digits if there is one: a value of up to 13 digits
+    comes back as it was, others within 1e-13 of it.
     """
+
+    _places = 14
+    _digits: tuple[int, ...] = (13, 15)
 
     def __init__(
         self, name: str, lower: float, upper: float, log: bool = False
     ) -> None:
-        largest = _MAX_FLOAT if log else _MAX_INPUT
+        # models square differences
+        largest = sys.float_info.max if log else 1e150
         super().__init__(name, float(lower), float(upper), log, largest)
         self.bounds = (self._forward(self.lower), self._forward(self.upper))
         self.fill = self.middle(self.bounds)
-        self._originals: dict[float, float] = {}
+
+    @property
+    def _is_rounded(self) -> bool:
+        return self.log
 
     def _forward(self, value: float) -> float:
-        return math.log10(value) if self.log else value
+        return round(math.log10(value), self._places) if self.log else value
 
     def _backward(self, x: float) -> float:
-        return x
+        return 10.0**x
 
     def expected(self) -> str:
         return f"a number in [{self.lower}, {self.upper}]"
 
     def encode(self, value: Any) -> float:
-        number = float(_number(self, value))
+        number = _number(self, value)
         lo, hi = self.bounds
-        room = max(_PRINTED * (hi - lo), 4.0 * math.ulp(max(abs(lo), abs(hi))))
-        at = -math.inf if self.log and number <= 0.0 else self._forward(number)
-        if not lo - room <= at <= hi + room:
+        # numbers that were written with ten digits may lie beyond the bounds
+        last_place = math.ulp(max(abs(lo), abs(hi)))
+        room = max(1e-9 * (hi - lo), 4.0 * last_place)
+        is_positive = number > 0.0
+        x = self._forward(number) if is_positive or not self.log else -math.inf
+        if not lo - room <= x <= hi + room:
             _refuse(self, value)
-        number = min(max(number, self.lower), self.upper)
-        x = self._forward(number)
-        if self.decode(x) != number:
-            self._originals[x] = number
-        return x
+        return min(max(x, lo), hi)
 
     def decode(self, x: float) -> float:
-        x = float(x)
-        if x in self._originals:
-            return self._originals[x]
         if x <= self.bounds[0]:
             return self.lower
         if x >= self.bounds[1]:
             return self.upper
-        if not self.log:
-            return self._backward(x)
-        value = min(max(10.0**x, self.lower), self.upper)
-        short = (float(f"{value:.{digits}g}") for digits in (12, 15, 16))
-        # 10**x may be off by a few units in the last place.
-        beside = (value + k * math.ulp(value) for k in _BESIDE)
-        same = (v for v in chain(short, beside) if math.log10(v) == x)
-        return next(same, value)
+        if not self._is_rounded:
+            return x
+        x = round(x, self._places)
+        value = min(max(self._backward(x), self.lower), self.upper)
+        short = (float(f"{value:.{digits}g}") for digits in self._digits)
+        return next((v for v in short if self._forward(v) == x), value)
+
+    @property
+    def beside_cut(self) -> float:
+        """How far from a cut of the tree a value is that ConfigSpace tells from it.
+
+        It rounds. In decades on a logarithmic scale.
+        """
+        return 1e-8 if self.log else 1e-12 * self._scale
+
+    @property
+    def _scale(self) -> float:
+        return max(self.upper - self.lower, abs(self.lower), abs(self.upper), 1.0)
+
+    def is_round(self, x: float) -> bool:
+        """Whether a number has few decimal places, as those of values have."""
+        if self._is_rounded:
+            return round(x, self._places) == x
+        # not significant digits: 5e-324, which is next to a cut at 0, has one
+        return round(x, 12 - math.ceil(math.log10(self._scale))) == x
 
     def middle(self, span: Span) -> float:
         return 0.5 * (span[0] + span[1])
 
-    def draw(
-        self, n: int, generator: Source, span: Span | None = None, spread: bool = False
-    ) -> Tensor:
-        lo, hi = span or self.bounds
-        x = lo + (hi - lo) * _uniform(n, generator, spread)
-        if self.log:  # only logarithms of float64 numbers come back
-            back = [self._forward(self.decode(v)) for v in x.tolist()]
-            x = torch.tensor(back, dtype=torch.double)
+    def _at(self, u: Tensor, span: Span) -> Tensor:
+        lo, hi = span
+        x = lo + (hi - lo) * u
+        if self._is_rounded:
+            x = x.round(decimals=self._places)
         return x.clamp(lo, hi)
 
 
@@ -299,21 +316,29 @@ class QuantileColumn(FloatColumn):
     """A real parameter with a distribution: the share of it that is below the number.
 
     So random draws have the distribution, and the scale is logarithmic where that of
-    the distribution is.
+    the distribution is. The share has 12 decimal places.
 
     Args:
         name: The name of the parameter.
         frozen: The distribution, of ``scipy.stats``.
     """
 
+    _places = 12
+    _digits = (11,)
+
     def __init__(self, name: str, frozen: Any) -> None:
         self._frozen = frozen
-        given = [*map(repr, frozen.args), *(f"{k}={v}" for k, v in frozen.kwds.items())]
-        self.distribution = f"{frozen.dist.name}({', '.join(given)})"
+        values = map(repr, frozen.args)
+        named = (f"{k}={v}" for k, v in frozen.kwds.items())
+        self.distribution = f"{frozen.dist.name}({', '.join([*values, *named])})"
         super().__init__(name, *frozen.ppf([TAIL, 1.0 - TAIL]))
 
+    @property
+    def _is_rounded(self) -> bool:
+        return True
+
     def _forward(self, value: float) -> float:
-        return float(self._frozen.cdf(value))
+        return round(float(self._frozen.cdf(value)), self._places)
 
     def _backward(self, x: float) -> float:
         return float(self._frozen.ppf(x))
@@ -336,29 +361,27 @@ class IntegerColumn(_Range):
 
     def encode(self, value: Any) -> float:
         number = _number(self, value)
-        whole = isinstance(number, int) or number.is_integer()
-        if not whole or not self.lower <= number <= self.upper:
+        if not number.is_integer() or not self.lower <= number <= self.upper:
             _refuse(self, value)
-        return float(number)
+        return number
 
     def decode(self, x: float) -> int:
         return min(max(round(float(x)), self.lower), self.upper)
 
     def middle(self, span: Span) -> float:
         lo, hi = span
-        return float(round(math.sqrt(lo * hi)) if self.log else (lo + hi) // 2)
+        if self.log:
+            return float(round(math.sqrt(lo * hi)))
+        return float((lo + hi) // 2)
 
-    def draw(
-        self, n: int, generator: Source, span: Span | None = None, spread: bool = False
-    ) -> Tensor:
-        u = _uniform(n, generator, spread)
-        span = span or self.bounds
-        lo, hi = span[0] - 0.5, span[1] + 0.5
+    def _at(self, u: Tensor, span: Span) -> Tensor:
+        lo = span[0] - 0.5
+        hi = span[1] + 0.5
         x = lo * (hi / lo) ** u if self.log else lo + (hi - lo) * u
         return x.round().clamp(*span)
 
 
-class CategoricalColumn:
+class CategoricalColumn(_Column):
     """A choice: the number that stands for it, by default its position.
 
     Args:
@@ -370,7 +393,6 @@ class CategoricalColumn:
     """
 
     discrete = True
-    default: float | None = None
 
     def __init__(
         self,
@@ -383,9 +405,10 @@ class CategoricalColumn:
         self.name = name
         self.choices = tuple(native(c) for c in choices)
         self.ordered = ordered
-        self.codes = tuple(float(c) for c in (codes or range(len(self.choices))))
-        ascending = all(a < b for a, b in zip(self.codes, self.codes[1:], strict=False))
-        if not self.choices or len(self.codes) != len(self.choices) or not ascending:
+        codes = codes or range(len(choices))
+        self.codes = tuple(map(float, codes))
+        ascending = tuple(sorted(set(self.codes)))
+        if not ascending or self.codes != ascending or len(codes) != len(choices):
             raise ValueError(
                 f"{name!r}: expected at least one choice and as many ascending codes, "
                 f"got {list(self.choices)} and {list(self.codes)}."
@@ -396,9 +419,11 @@ class CategoricalColumn:
                     f"{name!r}: expected distinct choices, got {choice!r} twice in "
                     f"{list(self.choices)}."
                 )
-        self.weights = None if weights is None else tuple(float(w) for w in weights)
+        equal = [1.0] * len(self.choices)
+        self.weights = tuple(map(float, equal if weights is None else weights))
         self.bounds = (self.codes[0], self.codes[-1])
         self.fill = self.middle(self.bounds)
+        self.takes_blank = any(map(is_blank, self.choices))
 
     def expected(self) -> str:
         if len(self.choices) == 1:
@@ -414,60 +439,54 @@ class CategoricalColumn:
         rounding.
         """
         value = native(value)
-        choices = list(enumerate(self.choices))
-        for test in (is_same, is_alike):
-            for i, choice in choices:
-                if test(choice, value):
+        places = range(len(self.choices))
+        for test in (is_same, is_equal):
+            for i in places:
+                if test(self.choices[i], value):
                     return i
-        if is_blank(value):
-            alike = [i for i, c in choices if is_blank(c)]
-        else:
-            text = _written(value)
-            alike = [i for i, c in choices if _written(c) == text]
-            truth = _truth(value) if isinstance(value, str) else None
-            if not alike and truth is not None:
-                alike = [i for i, c in choices if c is truth]
-            if not alike and isinstance(value, float):  # 0.3 for 0.1 + 0.2
-                numbers = [(i, c) for i, c in choices if isinstance(c, float)]
-                room = _ROUNDING * max((abs(c) for _, c in numbers), default=0.0)
-                alike = [i for i, c in numbers if abs(c - value) <= room]
+        alike = [i for i in places if self._is_alike(self.choices[i], value)]
+        if not alike and (truth := _truth(value)) is not None:
+            alike = [i for i in places if self.choices[i] is truth]
         return alike[0] if len(alike) == 1 else _refuse(self, value)
+
+    def _is_alike(self, choice: Any, value: Any) -> bool:
+        """Whether a table that was given a choice may have a value in its place."""
+        if is_blank(value):
+            return is_blank(choice)
+        if _written(choice) == _written(value):
+            return True
+        if not (isinstance(choice, float) and isinstance(value, float)):
+            return False
+        largest = max(abs(c) for c in self.choices if isinstance(c, float))
+        return abs(choice - value) <= 1e-12 * largest  # 0.3 for 0.1 + 0.2
 
     def encode(self, value: Any) -> float:
         return self.codes[self.position(value)]
 
     def decode(self, x: float) -> Any:
-        nearest = min(range(len(self.codes)), key=lambda i: abs(self.codes[i] - x))
-        return self.choices[nearest]
-
-    def _among(self, span: Span) -> list[float]:
-        return [c for c in self.codes if span[0] <= c <= span[1]]
+        distances = [abs(code - x) for code in self.codes]
+        return self.choices[distances.index(min(distances))]
 
     def within(self, lo: float, hi: float) -> Span | None:
-        codes = self._among((lo, hi))
+        codes = [code for code in self.codes if lo <= code <= hi]
         return (codes[0], codes[-1]) if codes else None
 
     def middle(self, span: Span) -> float:
-        codes = self._among(span)
+        codes = [code for code in self.codes if span[0] <= code <= span[1]]
         return codes[(len(codes) - 1) // 2]
 
-    def draw(
-        self, n: int, generator: Source, span: Span | None = None, spread: bool = False
-    ) -> Tensor:
+    def _offset(self, u: Tensor) -> Tensor:
+        return u[:1]  # evenly spaced: counts differ by less than one from expectation
+
+    def _at(self, u: Tensor, span: Span) -> Tensor:
         codes = torch.tensor(self.codes, dtype=torch.double)
-        weights = torch.tensor(self.weights or [1.0] * len(codes), dtype=torch.double)
-        if span is not None:
-            inside = (codes >= span[0]) & (codes <= span[1])
-            weights = weights * inside if weights[inside].any() else inside.double()
-        if spread:
-            shares = (weights / weights.sum()).cumsum(0)[:-1]  # the last one is 1
-            # evenly spaced: counts differ from their expectation by less than one
-            start = torch.rand(1, generator=generator, dtype=torch.double)
-            place = (torch.randperm(n, generator=generator) + start) / max(n, 1)
-            code = torch.bucketize(place, shares, right=True)
-        else:
-            code = torch.multinomial(weights, max(n, 1), True, generator=generator)
-        return codes[code[:n]]
+        weights = torch.tensor(self.weights, dtype=torch.double)
+        inside = (codes >= span[0]) & (codes <= span[1])
+        weights = weights * inside if weights[inside].any() else inside.double()
+        shares = (weights / weights.sum()).cumsum(0)
+        last = int(weights.nonzero()[-1])  # its share is 1, but for rounding
+        place = torch.bucketize(u, shares[:last], right=True)
+        return codes[place]
 
 
 Column = FloatColumn | IntegerColumn | CategoricalColumn
@@ -494,6 +513,11 @@ class Constant:
         """Its value."""
         return (self.value,)
 
+    @property
+    def takes_blank(self) -> bool:
+        """Whether its value is what tables write where there is none."""
+        return is_blank(self.value)
+
     def expected(self) -> str:
         """Its value, in words."""
         return f"its constant {self.value!r}"
@@ -505,11 +529,13 @@ class Constant:
 
 def is_same_parameter(a: Column | Constant, b: Column | Constant) -> bool:
     """Whether two columns, or constants, were made with the same arguments."""
-    parts = []
-    for p in (a, b):
-        # the values that a logarithmic column has met do not count
-        aside = ("choices", "_originals", "_frozen")
-        own = {k: v for k, v in vars(p).items() if k not in aside}
-        choices = getattr(p, "choices", ())
-        parts.append([type(p).__name__, *own, *own.values(), *choices])
-    return len(parts[0]) == len(parts[1]) and all(map(is_same, *parts))
+
+    def parts(p: Column | Constant) -> list[Any]:
+        values = dict(vars(p))
+        values.pop("_frozen", None)
+        choices = values.pop("choices", ())
+        return [type(p), *values, *values.values(), *choices]
+
+    one = parts(a)
+    other = parts(b)
+    return len(one) == len(other) and all(map(is_same, one, other))

@@ -18,25 +18,9 @@ one side of it: a column or a constant.
 
 from __future__ import annotations
 
-__all__ = [
-    "And",
-    "Atom",
-    "Between",
-    "Comparison",
-    "Condition",
-    "Equals",
-    "In",
-    "Inactive",
-    "LinearClause",
-    "Operand",
-    "Or",
-    "Relation",
-]
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from typing import Any, ClassVar
 
 import torch
@@ -46,7 +30,7 @@ from botorch_structured.spaces.arguments import as_integer, check_number, check_
 
 
 class Condition:
-    """What the three atoms and their combinations have in common."""
+    """A statement about points; ``&`` and ``|`` combine them."""
 
     def __and__(self, other: Condition) -> Condition:
         return And((self, other)) if isinstance(other, Condition) else NotImplemented
@@ -103,12 +87,11 @@ class Atom(Condition):
     def takes(self, x: Tensor) -> Tensor:
         """Whether it holds at numbers of the column, where that is active."""
         x = x.double()  # a float32 point is compared with the very bounds
-        tests = (
-            (x >= lo - room) & (x <= hi + room)
-            for lo, hi in self.intervals
-            for room in [self.rounding * max(1.0, abs(lo)) if self.rounding else 0.0]
-        )
-        return reduce(torch.logical_or, tests)
+        is_inside = torch.zeros_like(x, dtype=torch.bool)
+        for lo, hi in self.intervals:
+            room = self.rounding * max(1.0, abs(lo)) if self.rounding else 0.0
+            is_inside |= (x >= lo - room) & (x <= hi + room)
+        return is_inside
 
     def holds(self, X: Tensor, active: Tensor | None = None) -> Tensor:
         mask = self.takes(X[..., self.col])
@@ -177,7 +160,7 @@ class Inactive(Atom):
 
     def holds(self, X: Tensor, active: Tensor | None = None) -> Tensor:
         if active is None:
-            return torch.zeros(X.shape[:-1], dtype=torch.bool, device=X.device)
+            return X.new_zeros(X.shape[:-1], dtype=torch.bool)
         return ~active[..., self.col]
 
 
@@ -208,9 +191,13 @@ class _Combination(Condition):
         return frozenset().union(*(part.columns() for part in self.parts))
 
     def holds(self, X: Tensor, active: Tensor | None = None) -> Tensor:
-        start = torch.full(X.shape[:-1], self.is_all, device=X.device)
-        combine = torch.logical_and if self.is_all else torch.logical_or
-        return reduce(combine, (p.holds(X, active) for p in self.parts), start)
+        verdict = X.new_full(X.shape[:-1], self.is_all, dtype=torch.bool)
+        for part in self.parts:
+            if self.is_all:
+                verdict &= part.holds(X, active)
+            else:
+                verdict |= part.holds(X, active)
+        return verdict
 
 
 class And(_Combination):
@@ -231,31 +218,30 @@ class Operand:
 
     Args:
         col: The column; None for a constant.
-        log: Whether the column holds the decimal logarithm of its value.
         codes: For choices the numbers that stand for them; ``(0,)`` for a constant.
         values: The choices, or the constant alone.
+        log: Whether the column holds the decimal logarithm of its value.
         condition: Where a constant is active.
     """
 
     col: int | None
-    log: bool = False
     codes: tuple[float, ...] = ()
     values: tuple[Any, ...] = ()
+    log: bool = False
     condition: Condition = And(())
 
     def index(self, X: Tensor) -> Tensor:
         """``batch_shape x n`` positions among the choices."""
         if self.col is None:
-            return torch.zeros(X.shape[:-1], dtype=torch.long, device=X.device)
-        codes = torch.tensor(self.codes, dtype=X.dtype, device=X.device)
-        return (X[..., self.col, None] - codes).abs().argmin(-1)
+            return X.new_zeros(X.shape[:-1], dtype=torch.long)
+        distance = X[..., self.col, None] - X.new_tensor(self.codes)
+        return distance.abs().argmin(-1)
 
     def evaluate(self, X: Tensor) -> Tensor:
         """``batch_shape x n`` numbers."""
         if self.values:
             values = [float(v) for v in self.values]
-            table = torch.tensor(values, dtype=torch.double, device=X.device)
-            return table[self.index(X)]
+            return X.new_tensor(values, dtype=torch.double)[self.index(X)]
         x = X[..., self.col].double()
         return 10.0**x if self.log else x
 
@@ -268,13 +254,13 @@ class Operand:
         if self.col is None:
             return self.condition.holds(X, active)
         if active is None:
-            return torch.ones(X.shape[:-1], dtype=torch.bool, device=X.device)
+            return X.new_ones(X.shape[:-1], dtype=torch.bool)
         return active[..., self.col]
 
 
 @dataclass(frozen=True, eq=False)
 class Comparison(Condition):
-    """What holds only where all of its ``operands`` are active."""
+    """A statement that holds only where all of its ``operands`` are active."""
 
     operands: tuple[Operand, ...]
 
@@ -282,8 +268,10 @@ class Comparison(Condition):
         return frozenset().union(*(operand.columns() for operand in self.operands))
 
     def holds(self, X: Tensor, active: Tensor | None = None) -> Tensor:
-        known = (operand.is_active(X, active) for operand in self.operands)
-        return reduce(torch.logical_and, known, self._compare(X))
+        verdict = self._compare(X)
+        for operand in self.operands:
+            verdict = verdict & operand.is_active(X, active)
+        return verdict
 
     def _compare(self, X: Tensor) -> Tensor:
         raise NotImplementedError
@@ -299,9 +287,8 @@ class LinearClause(Comparison):
 
     def _compare(self, X: Tensor) -> Tensor:
         values = [operand.evaluate(X) for operand in self.operands]
-        excess = torch.full_like(values[0], -self.bound)
-        for weight, value in zip(self.weights, values, strict=True):
-            excess = excess + weight * value
+        products = [w * value for w, value in zip(self.weights, values, strict=True)]
+        excess = torch.stack(products).sum(0) - self.bound
         return (excess.abs() if self.equality else excess) > 1e-8
 
 
@@ -316,5 +303,4 @@ class Relation(Comparison):
         if self.table:
             verdict = torch.tensor(self.table, device=X.device)
             return verdict[tuple(operand.index(X) for operand in self.operands)]
-        verdict = self.compare(*(operand.evaluate(X) for operand in self.operands))
-        return verdict
+        return self.compare(*(operand.evaluate(X) for operand in self.operands))

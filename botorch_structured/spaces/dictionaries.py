@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["DictionaryNames", "read_dictionaries"]
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
@@ -33,9 +31,6 @@ from botorch_structured.spaces.columns import (
 from botorch_structured.spaces.conditions import And, Condition, In, Or
 from botorch_structured.spaces.parameter_tree import ParameterTree
 
-# The name of a decision between dictionaries that no parameter tells apart.
-_WHICH = "dictionary"
-
 
 @dataclass
 class _Parameter:
@@ -43,15 +38,15 @@ class _Parameter:
 
     Args:
         column: The values, under the name that the dictionaries use.
-        where: The decisions and their values under which it is active: one or several.
         splits: Whether it is a decision between dictionaries.
         shown: Whether it is part of configurations.
+        where: The decisions and their values under which it is active: one or several.
     """
 
     column: Column
-    where: list[dict[int, list[Any]]] = field(default_factory=list)
-    splits: bool = False
-    shown: bool = True
+    splits: bool
+    shown: bool
+    where: list[dict[int, Sequence[Any]]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -86,39 +81,40 @@ class DictionaryNames:
         """
         # First as it is: None may be a choice, and not the lack of one.
         for is_table in (False, True):
-            for k, own in enumerate(self.dictionaries):
-                given = _given(row, own) if is_table else row
-                if given.keys() == own.keys() and not _refused_by(own, given):
-                    inner = {self.inner[k][name]: v for name, v in given.items()}
+            for k, columns in enumerate(self.dictionaries):
+                stated = _stated(row, columns) if is_table else row
+                if stated.keys() == columns.keys() and not _refused_by(columns, stated):
+                    inner = {self.inner[k][name]: v for name, v in stated.items()}
                     return {**inner, **self.hidden[k]}
         raise ValueError(self._mismatch(row))
 
     def _mismatch(self, row: Mapping[str, Any]) -> str:
-        """What is wrong with a configuration that no dictionary has."""
-        known = {name for d in self.dictionaries for name in d}
-        if unknown := [name for name in row if name not in known]:
+        """The error of a configuration that no dictionary has."""
+        names = {name for columns in self.dictionaries for name in columns}
+        if unknown := [name for name in row if name not in names]:
             return (
-                f"configs: expected parameters among {sorted(known)}, got unknown ones "
+                f"configs: expected parameters among {sorted(names)}, got unknown ones "
                 f"{unknown} in {row}."
             )
         for name, value in row.items():
-            columns = [d[name] for d in self.dictionaries if name in d]
-            if not is_blank(value) and not any(takes(c, value) for c in columns):
-                expected = " or ".join(dict.fromkeys(c.expected() for c in columns))
+            same = [columns[name] for columns in self.dictionaries if name in columns]
+            if not is_blank(value) and not any(takes(c, value) for c in same):
+                expected = " or ".join(dict.fromkeys(c.expected() for c in same))
                 return f"{name!r}: expected {expected}, got {value!r}."
 
-        def distance(own: Mapping[str, Column]) -> tuple[int, int]:
-            given = _given(row, own)
-            return len(_refused_by(own, given)), len(given.keys() ^ own.keys())
+        def distance(columns: Mapping[str, Column]) -> tuple[int, int]:
+            stated = _stated(row, columns)
+            others = stated.keys() ^ columns.keys()
+            return len(_refused_by(columns, stated)), len(others)
 
-        own = min(self.dictionaries, key=distance)
-        given = _given(row, own)
-        for name in _refused_by(own, given):
-            return f"{name!r}: expected {own[name].expected()}, got {row[name]!r}."
-        absent = [name for name in own if name not in given]
-        extra = [name for name in given if name not in own]
-        what = f"without {absent}" if absent else f"with {extra} in addition"
-        return f"configs: expected {list(own)}, got {row} {what}."
+        nearest = min(self.dictionaries, key=distance)
+        stated = _stated(row, nearest)
+        for name in _refused_by(nearest, stated):
+            return f"{name!r}: expected {nearest[name].expected()}, got {row[name]!r}."
+        absent = [name for name in nearest if name not in stated]
+        extra = [name for name in stated if name not in nearest]
+        wrong = f"without {absent}" if absent else f"with {extra} in addition"
+        return f"configs: expected {list(nearest)}, got {row} {wrong}."
 
     def decode(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """A configuration under the names of the dictionaries."""
@@ -152,9 +148,9 @@ def read_dictionaries(
             raise ValueError(
                 f"dictionaries: expected dictionaries {{name: values}}, got {d!r}."
             )
-    given = [{name: _column(name, v) for name, v in d.items()} for d in many]
-    reader = _DictionaryReader(given)
-    reader.split(list(range(len(given))), {})
+    columns = [{name: _column(name, v) for name, v in d.items()} for d in many]
+    reader = _DictionaryReader(columns)
+    reader.split(list(range(len(columns))), {})
     return reader.assemble()
 
 
@@ -162,142 +158,143 @@ class _DictionaryReader:
     """One pass over dictionaries.
 
     Args:
-        given: For each dictionary, the columns by the names that it uses.
+        dictionaries: For each, the columns by the names that it uses.
     """
 
-    def __init__(self, given: Sequence[Mapping[str, Column]]) -> None:
-        self.given = given
+    def __init__(self, dictionaries: Sequence[Mapping[str, Column]]) -> None:
+        self.dictionaries = dictionaries
         self.parameters: list[_Parameter] = []
+        # Name -> the numbers of its parameters.
+        self.numbers: dict[str, list[int]] = {}
         # For each dictionary, the decisions that lead to it and their values.
-        self.paths: list[dict[int, list[Any]]] = [{} for _ in given]
+        self.paths: list[dict[int, Sequence[Any]]] = [{} for _ in dictionaries]
 
-    def split(self, group: list[int], above: dict[int, list[Any]]) -> None:
+    def split(self, group: list[int], above: dict[int, Sequence[Any]]) -> None:
         """Find the decisions that tell a group of dictionaries apart."""
         if len(group) <= 1:
             for k in group:
                 self.paths[k] = above
             return
-        name = _decision([self.given[k] for k in group])
-        parts: list[tuple[list[Any], list[int]]] = []
+        name = _decision([self.dictionaries[k] for k in group])
+        parts: list[tuple[Sequence[Any], list[int]]] = []
         if name is None:
             parts = [([k + 1], [k]) for k in group]
         else:
             for k in group:
-                column = self.given[k][name]
+                column = self.dictionaries[k][name]
                 assert isinstance(column, CategoricalColumn)
                 for _, part in parts:
-                    if _is_same_column(column, self.given[part[0]][name]):
+                    if _is_same_column(column, self.dictionaries[part[0]][name]):
                         part.append(k)
                         break
                 else:
-                    parts.append((list(column.choices), [k]))
-        choices = [c for own, _ in parts for c in own]
-        decision = CategoricalColumn(name or _WHICH, choices)
+                    parts.append((column.choices, [k]))
+        choices = [choice for values, _ in parts for choice in values]
+        decision = CategoricalColumn(name or "dictionary", choices)
         p = self._find(decision, splits=True, shown=name is not None)
         self.parameters[p].where.append(above)
-        for own, part in parts:
-            self.split(part, {**above, p: own})
+        for values, part in parts:
+            self.split(part, {**above, p: values})
 
     def _find(self, column: Column, splits: bool = False, shown: bool = True) -> int:
         """The number of a parameter, which is new if no other has the same values."""
-        for p, other in enumerate(self.parameters):
-            if (
-                (other.splits, other.shown) == (splits, shown)
-                and other.column.name == column.name
-                and _is_same_column(other.column, column)
-            ):
+        numbers = self.numbers.setdefault(column.name, [])
+        for p in numbers:
+            other = self.parameters[p]
+            is_alike = other.splits == splits and other.shown == shown
+            if is_alike and _is_same_column(other.column, column):
                 return p
-        self.parameters.append(_Parameter(column, splits=splits, shown=shown))
-        return len(self.parameters) - 1
+        self.parameters.append(_Parameter(column, splits, shown))
+        numbers.append(len(self.parameters) - 1)
+        return numbers[-1]
 
     def assemble(
         self,
     ) -> tuple[list[Column], ParameterTree, list[Constant], DictionaryNames]:
-        """All that makes the space, once it is known what leads to each dictionary."""
+        """The parts of the space, once it is known which decisions lead where."""
         parameters = self.parameters
-        members = [
-            {parameters[p].column.name: p for p in path if parameters[p].shown}
-            for path in self.paths
-        ]
-        for own, path, member in zip(self.given, self.paths, members, strict=True):
-            for name in own:
+        members: list[dict[str, int]] = []  # for each dictionary, name -> number
+        for dictionary, path in zip(self.dictionaries, self.paths, strict=True):
+            member = {parameters[p].column.name: p for p in path if parameters[p].shown}
+            for name in dictionary:
                 if name not in member:
-                    member[name] = p = self._find(own[name])
-                    parameters[p].where.append(path)
-        of_name: dict[str, list[int]] = {}
+                    member[name] = self._find(dictionary[name])
+                    parameters[member[name]].where.append(path)
+            members.append(member)
+        names: dict[int, str] = {}
+        for name, numbers in self.numbers.items():
+            for i, p in enumerate(numbers, 1):
+                names[p] = name if len(numbers) == 1 else f"{name}@{i}"
+        position: dict[int, int] = {}
         for p, parameter in enumerate(parameters):
-            of_name.setdefault(parameter.column.name, []).append(p)
-        names = {
-            p: name if len(same) == 1 else f"{name}@{i}"
-            for name, same in of_name.items()
-            for i, p in enumerate(same, 1)
-        }
-        choices = [getattr(p.column, "choices", ()) for p in parameters]
-        varied = [p for p, own in enumerate(choices) if len(own) != 1]
-        if not varied:
-            only = f"only constants, {list(of_name)}" if of_name else "none"
+            if len(getattr(parameter.column, "choices", ())) != 1:
+                position[p] = len(position)
+        if not position:
+            only = f"only constants, {list(self.numbers)}" if self.numbers else "none"
             raise ValueError(
                 "dictionaries: expected at least one parameter with several values, "
                 f"got {only}."
             )
-        columns = [copy(parameters[p].column) for p in varied]
-        for column, p in zip(columns, varied, strict=True):
-            column.name = names[p]
-        position = {p: c for c, p in enumerate(varied)}
+        columns: list[Column] = []
         conditions: dict[int, Condition] = {}
         values: dict[int, Sequence[float]] = {}
         constants: list[Constant] = []
         for p, parameter in enumerate(parameters):
             where = self._condition(parameter, position)
-            column = parameter.column
+            column = copy(parameter.column)
+            column.name = names[p]
             if p not in position:
                 constants.append(Constant(names[p], column.decode(0.0), where, p))
                 continue
+            columns.append(column)
             if where != And(()):
                 conditions[position[p]] = where
             if parameter.splits and isinstance(column, CategoricalColumn):
                 values[position[p]] = column.codes
         tree = ParameterTree(len(columns), conditions=conditions, values=values)
         inner = [
-            {name: names[member[name]] for name in own}
-            for own, member in zip(self.given, members, strict=True)
+            {name: names[member[name]] for name in dictionary}
+            for dictionary, member in zip(self.dictionaries, members, strict=True)
         ]
         hidden = [
-            {names[p]: own[0] for p, own in path.items() if not parameters[p].shown}
+            {names[p]: v[0] for p, v in path.items() if not parameters[p].shown}
             for path in self.paths
         ]
-        return columns, tree, constants, DictionaryNames(self.given, inner, hidden)
+        translation = DictionaryNames(self.dictionaries, inner, hidden)
+        return columns, tree, constants, translation
 
     def _condition(self, parameter: _Parameter, position: dict[int, int]) -> Condition:
         """Where a parameter is active."""
-        encode = {p: self.parameters[p].column.encode for p in position}
-        clauses = [
-            And(tuple(In(position[p], [*map(encode[p], v)]) for p, v in path.items()))
-            for path in parameter.where
-        ]
+        clauses = []
+        for path in parameter.where:
+            parts = []
+            for p, values in path.items():
+                column = self.parameters[p].column
+                parts.append(In(position[p], [column.encode(v) for v in values]))
+            clauses.append(And(tuple(parts)))
         if And(()) in clauses or len(clauses) == len(self.paths):
             return And(())
         return Or(tuple(clauses))
 
 
 def _decision(group: Sequence[Mapping[str, Column]]) -> str | None:
-    """The parameter that tells dictionaries apart best; None if none does."""
+    """The parameter that tells dictionaries apart best; None if none does.
+
+    All of them have it, with choices that are equal or disjoint from one to another.
+    """
     sizes: dict[str, int] = {}
     for name in group[0]:
         distinct: list[CategoricalColumn] = []
-        for d in group:
-            column = d.get(name)
+        for columns in group:
+            column = columns.get(name)
             if not isinstance(column, CategoricalColumn) or column.ordered:
                 break
-            if not any(_is_same_column(column, other) for other in distinct):
-                if any(
-                    is_equal(a, b)
-                    for other in distinct
-                    for a in other.choices
-                    for b in column.choices
-                ):
-                    break
-                distinct.append(column)
+            if any(_is_same_column(column, other) for other in distinct):
+                continue
+            choices = [choice for other in distinct for choice in other.choices]
+            if any(is_equal(a, b) for a in choices for b in column.choices):
+                break
+            distinct.append(column)
         else:
             if len(distinct) > 1:
                 sizes[name] = sum(len(column.choices) for column in distinct)
@@ -312,25 +309,24 @@ def _is_same_column(a: Column, b: Column) -> bool:
     return is_same_parameter(a, b)
 
 
-def _given(row: Mapping[str, Any], own: Mapping[str, Column]) -> dict[str, Any]:
-    """What a row says; blanks are values only where they are choices."""
+def _stated(row: Mapping[str, Any], columns: Mapping[str, Column]) -> dict[str, Any]:
+    """The values of a row; blanks are values only where they are choices."""
     return {
         name: value
         for name, value in row.items()
-        if not is_blank(value)
-        or any(map(is_blank, getattr(own.get(name), "choices", ())))
+        if not is_blank(value) or (name in columns and columns[name].takes_blank)
     }
 
 
-def _refused_by(own: Mapping[str, Column], given: Mapping[str, Any]) -> list[str]:
-    """The parameters of a dictionary that cannot take what is given."""
+def _refused_by(columns: Mapping[str, Column], row: Mapping[str, Any]) -> list[str]:
+    """The parameters of a dictionary that cannot take their values."""
     return [
-        name for name, c in own.items() if name in given and not takes(c, given[name])
+        name for name, c in columns.items() if name in row and not takes(c, row[name])
     ]
 
 
 def _column(name: str, values: Any) -> Column:
-    """What a dictionary says of one parameter."""
+    """The column that a dictionary's entry describes."""
     if isinstance(values, tuple):
         return _range(name, values)
     if hasattr(values, "dist") and hasattr(values, "support"):
@@ -345,12 +341,10 @@ def _column(name: str, values: Any) -> Column:
         raise _refused(name, values, "at least one choice")
     listed = values.tolist() if isinstance(values, torch.Tensor) else values
     choices = [native(v) for v in listed]
-    is_log = len(choices) == 3 and isinstance(choices[2], str) and choices[2] == "log"
-    if is_log and _are_numbers(choices[:2]):
-        low, high, _ = choices
-        raise _refused(name, values, f"a tuple, ({low}, {high}, 'log'), for a range")
-    numbers = _are_numbers(choices)
-    ascending = sorted(set(choices)) if numbers else []
+    if len(choices) == 3 and is_same(choices[2], "log") and _are_numbers(choices[:2]):
+        range_text = f"({choices[0]}, {choices[1]}, 'log')"
+        raise _refused(name, values, f"a tuple, {range_text}, for a range")
+    ascending = sorted(set(choices)) if _are_numbers(choices) else []
     ordered = len(choices) > 1 and ascending in (choices, choices[::-1])
     return CategoricalColumn(name, choices, ordered=ordered)
 
@@ -361,8 +355,9 @@ def _are_numbers(values: Sequence[Any]) -> bool:
 
 def _is_one(value: Any) -> bool:
     """Whether it is no collection: a number, a text, a function, an estimator."""
-    alone = value is None or isinstance(value, (str, bytes, Real)) or callable(value)
-    return alone or hasattr(value, "get_params")
+    if value is None or isinstance(value, (str, bytes, Real)):
+        return True
+    return callable(value) or hasattr(value, "get_params")
 
 
 def _range(name: str, values: tuple[Any, ...]) -> Column:
@@ -370,10 +365,9 @@ def _range(name: str, values: tuple[Any, ...]) -> Column:
         wanted = "(low, high) or (low, high, 'log'), or a list of choices"
         raise _refused(name, values, wanted)
     low, high, *scale = map(native, values)
-    for v in (low, high):
-        if isinstance(v, bool) or not isinstance(v, Real):
-            wanted = f"numbers low and high, or a list of choices {list(values)}"
-            raise _refused(name, values, wanted)
+    if not _are_numbers([low, high]):
+        wanted = f"numbers low and high, or a list of choices {list(values)}"
+        raise _refused(name, values, wanted)
     if scale not in ([], ["log"]):
         wanted = f"({low}, {high}) or ({low}, {high}, 'log'), or a list of choices"
         raise _refused(name, values, wanted)
@@ -386,14 +380,15 @@ def _range(name: str, values: tuple[Any, ...]) -> Column:
 
 def _distribution(name: str, frozen: Any) -> Column:
     kind = getattr(frozen.dist, "name", None)
-    low, high = (native(v) for v in frozen.support())
+    low, high = map(native, frozen.support())
     if kind == "uniform":
         return _range(name, (float(low), float(high)))
     if hasattr(frozen.dist, "pmf"):  # of whole numbers
-        ends = (low, high) if kind == "randint" else frozen.ppf([TAIL, 1.0 - TAIL])
-        low, high = map(int, ends)
-        one = low == high
-        return CategoricalColumn(name, [low]) if one else _range(name, (low, high))
+        if kind != "randint":
+            low, high = frozen.ppf([TAIL, 1.0 - TAIL])
+        if low == high:
+            return CategoricalColumn(name, [int(low)])
+        return _range(name, (int(low), int(high)))
     # a shifted one is not uniform on a logarithmic scale
     middle = math.sqrt(low * high) if low > 0 else math.nan
     if kind in ("loguniform", "reciprocal") and math.isclose(frozen.median(), middle):

@@ -10,8 +10,6 @@ a hundred values.
 
 from __future__ import annotations
 
-__all__ = ["check_aligned", "read_ax", "read_configspace"]
-
 import math
 import operator
 import re
@@ -55,7 +53,8 @@ Parts = tuple[list[Column], ParameterTree, list[Constant], list[Condition]]
 # Closed intervals on the axis of a column.
 Spans = list[tuple[float, float]]
 
-_ALWAYS, _NEVER = And(()), Or(())
+_ALWAYS = And(())
+_NEVER = Or(())
 _COMPARISONS: Mapping[str, Callable[[Any, Any], Any]] = {
     "Equals": operator.eq,
     "NotEquals": operator.ne,
@@ -65,8 +64,6 @@ _COMPARISONS: Mapping[str, Callable[[Any, Any], Any]] = {
     "GreaterThanEquals": operator.ge,
     "In": lambda value, values: value in values,
 }
-# Of a parameter that Ax rounds, at most so many values are choices.
-_MOST_ROUNDED = 1000
 
 
 def _any_of(parts: Iterable[Condition]) -> Condition:
@@ -94,7 +91,9 @@ class _Reader:
         columns: dict[str, Column],
         fixed: dict[str, Any],
     ) -> None:
-        self.names, self.columns, self.fixed = list(names), columns, fixed
+        self.names = list(names)
+        self.columns = columns
+        self.fixed = fixed
         if not columns:
             only = f"only constants, {self.names}" if self.names else "none"
             raise ValueError(
@@ -104,15 +103,16 @@ class _Reader:
         self.position = {name: i for i, name in enumerate(columns)}
 
     def condition(self, name: str) -> Condition:
-        """What activates a parameter."""
+        """The condition under which a parameter is active."""
         raise NotImplementedError
 
     def operand(self, name: str) -> Operand:
         """A parameter as one side of a comparison."""
         if name in self.fixed:
-            value, where = self.fixed[name], self.condition(name)
-            return Operand(None, codes=(0.0,), values=(value,), condition=where)
-        column, col = self.columns[name], self.position[name]
+            values = (self.fixed[name],)
+            return Operand(None, (0.0,), values, condition=self.condition(name))
+        column = self.columns[name]
+        col = self.position[name]
         if isinstance(column, CategoricalColumn):
             return Operand(col, codes=column.codes, values=column.choices)
         return Operand(col, log=isinstance(column, FloatColumn) and column.log)
@@ -120,19 +120,19 @@ class _Reader:
     def parts(
         self, values: Mapping[str, Sequence[float]], clauses: list[Condition]
     ) -> Parts:
-        """All that makes the space; ``values``: of the decisions that declare them."""
+        """The parts of the space; ``values``: of the decisions that declare them."""
         conditions = {
             self.position[name]: condition
             for name in self.columns
             if (condition := self.condition(name)) != _ALWAYS
         }
         used = {col for condition in conditions.values() for col in condition.columns()}
-        declared = {self.position[name]: codes for name, codes in values.items()}
-        tree = ParameterTree(
-            len(self.columns),
-            conditions=conditions,
-            values={col: declared[col] for col in declared.keys() & used},
-        )
+        declared = {
+            self.position[name]: codes
+            for name, codes in values.items()
+            if self.position[name] in used
+        }
+        tree = ParameterTree(len(self.columns), conditions=conditions, values=declared)
         constants = [
             Constant(name, value, self.condition(name), self.names.index(name))
             for name, value in self.fixed.items()
@@ -168,7 +168,7 @@ def _column(hp: chp.Hyperparameter) -> Column:
 
 
 def _kind(statement: object) -> str:
-    """What a simple condition, clause or relation says: a key of `_COMPARISONS`."""
+    """The key of `_COMPARISONS` for a simple condition, clause or relation."""
     name = type(statement).__name__
     name = re.sub("^Forbidden|(Condition|Clause|Relation)$", "", name)
     if name not in _COMPARISONS:
@@ -180,7 +180,7 @@ def _kind(statement: object) -> str:
 
 
 def _argument(statement: Any) -> Any:
-    """What a simple condition or clause compares with."""
+    """The value, or values, that a simple condition or clause compares with."""
     if _kind(statement) == "In":
         return [native(value) for value in statement.values]
     return native(statement.value)
@@ -215,21 +215,22 @@ class _ConfigSpaceReader(_Reader):
                 if column is None or not column.discrete:
                     continue
                 lo, hi = column.bounds
-                here = cuts.setdefault(column.name, set())
-                for a, b in self._spans(column, c):
-                    here |= {x for x in (a, b + 1) if lo < x <= hi}
-        found = set()
-        for name, here in cuts.items():
-            column = self.columns[name]
-            lo, hi = column.bounds
-            if not column.ordered or len(here) == hi - lo:
-                found.add(name)
-        return found
+                ends = {x for a, b in self._spans(column, c) for x in (a, b + 1)}
+                cuts.setdefault(column.name, set()).update(
+                    x for x in ends if lo < x <= hi
+                )
+        return {
+            name
+            for name, ends in cuts.items()
+            if not self.columns[name].ordered
+            or len(ends) == self.columns[name].bounds[1] - self.columns[name].bounds[0]
+        }
 
     def _spans(self, column: Column, statement: Any) -> Spans:
         """Where on the axis of ``column`` a simple condition or clause holds."""
         lo, hi = column.bounds
-        kind, argument = _kind(statement), _argument(statement)
+        kind = _kind(statement)
+        argument = _argument(statement)
         if kind == "In":
             spans: Spans = []
             for x in sorted({column.encode(value) for value in argument}):
@@ -239,9 +240,8 @@ class _ConfigSpaceReader(_Reader):
                     spans.append((x, x))
             return spans
         x = column.encode(argument)
-        below, above = x - 1, x + 1
-        if not column.discrete:
-            below, above = math.nextafter(x, -math.inf), math.nextafter(x, math.inf)
+        below = x - 1 if column.discrete else math.nextafter(x, -math.inf)
+        above = x + 1 if column.discrete else math.nextafter(x, math.inf)
         spans = {
             "Equals": [(x, x)],
             "NotEquals": [(lo, below), (above, hi)],
@@ -255,7 +255,7 @@ class _ConfigSpaceReader(_Reader):
     # -- conditions ------------------------------------------------------------------
 
     def condition(self, name: str) -> Condition:
-        """What activates a parameter."""
+        """The condition under which a parameter is active."""
         return self._translate(self.raw[name]) if name in self.raw else _ALWAYS
 
     def _translate(self, condition: Any) -> Condition:
@@ -267,9 +267,9 @@ class _ConfigSpaceReader(_Reader):
         parent = condition.parent.name
         if parent in self.fixed:
             return self._on_constant(condition)
-        column, col = self.columns[parent], self.position[parent]
-        spans = self._spans(column, condition)
-        parts = [self._inside(column, col, spans)]
+        column = self.columns[parent]
+        col = self.position[parent]
+        parts = [self._inside(column, col, self._spans(column, condition))]
         # A hyperparameter without a value is not equal to anything: ConfigSpace leaves
         # the child of NotEquals active where the parent is not.
         if _kind(condition) == "NotEquals" and parent in self.raw:
@@ -284,13 +284,16 @@ class _ConfigSpaceReader(_Reader):
         for a, b in spans:
             if column.discrete:
                 # Cut half-way; the upper half belongs to the number above.
-                a, b = a - 0.5, math.nextafter(b + 0.5, -math.inf)
-            a, b = -math.inf if a <= lo else a, math.inf if b >= hi else b
-            parts.append(Between(col, a, b))
+                a -= 0.5
+                b = math.nextafter(b + 0.5, -math.inf)
+            low = -math.inf if a <= lo else a
+            high = math.inf if b >= hi else b
+            parts.append(Between(col, low, high))
         return _any_of(parts)
 
     def _on_constant(self, condition: SimpleCondition) -> Condition:
-        parent, kind = condition.parent.name, _kind(condition)
+        parent = condition.parent.name
+        kind = _kind(condition)
         holds = _COMPARISONS[kind](self.fixed[parent], _argument(condition))
         if kind != "NotEquals":
             return self.condition(parent) if holds else _NEVER
@@ -315,13 +318,17 @@ class _ConfigSpaceReader(_Reader):
         if name in self.fixed:
             holds = _COMPARISONS[_kind(clause)](self.fixed[name], _argument(clause))
             return self.condition(name) if holds else _NEVER
-        column, col = self.columns[name], self.position[name]
+        column = self.columns[name]
         half = 0.5 if column.discrete else 0.0
-        spans = self._spans(column, clause)
-        return Or(tuple(Between(col, a - half, b + half) for a, b in spans))
+        return Or(
+            tuple(
+                Between(self.position[name], a - half, b + half)
+                for a, b in self._spans(column, clause)
+            )
+        )
 
     def _relation(self, relation: ForbiddenRelation) -> Condition:
-        both = self.operand(relation.left.name), self.operand(relation.right.name)
+        both = (self.operand(relation.left.name), self.operand(relation.right.name))
         left, right = (operand.values for operand in both)
         compare = _COMPARISONS[_kind(relation)]
         try:
@@ -398,8 +405,9 @@ def read_ax(search_space: Any, aligned: Iterable[Iterable[str]] = ()) -> Parts:
         elif isinstance(p, ChoiceParameter):
             columns[name] = CategoricalColumn(name, p.values, ordered=p.is_ordered)
         elif isinstance(p, RangeParameter) and p.parameter_type is ParameterType.INT:
-            lower, upper = int(p.lower), int(p.upper)
-            columns[name] = IntegerColumn(name, lower, upper, log=p.log_scale)
+            columns[name] = IntegerColumn(
+                name, int(p.lower), int(p.upper), log=p.log_scale
+            )
         elif isinstance(p, RangeParameter):
             columns[name] = FloatColumn(name, p.lower, p.upper, log=p.log_scale)
             if not p.log_scale and (rounded := _rounded_values(p)):
@@ -418,7 +426,8 @@ def read_ax(search_space: Any, aligned: Iterable[Iterable[str]] = ()) -> Parts:
     reader.above = above
     clauses: list[Condition] = []
     for c in search_space.parameter_constraints:
-        weights, is_equal = c.constraint_dict, bool(getattr(c, "is_equality", False))
+        weights = c.constraint_dict
+        is_equal = bool(getattr(c, "is_equality", False))
         numbers = [n for n in weights if isinstance(columns.get(n), FloatColumn)]
         if numbers and is_equal:
             raise ValueError(
@@ -427,8 +436,8 @@ def read_ax(search_space: Any, aligned: Iterable[Iterable[str]] = ()) -> Parts:
                 "function."
             )
         operands = tuple(map(reader.operand, weights))
-        factors, bound = tuple(map(float, weights.values())), float(c.bound)
-        clauses.append(LinearClause(operands, factors, bound, is_equal))
+        factors = tuple(map(float, weights.values()))
+        clauses.append(LinearClause(operands, factors, float(c.bound), is_equal))
     values = {
         name: column.codes
         for name, column in columns.items()
@@ -457,12 +466,12 @@ class _AxReader(_Reader):
         return _any_of(parts) if self.above[name] else _ALWAYS
 
 
-def _rounded_values(p: Any) -> list[float]:
-    """What Ax's rounding leaves of a range, if it leaves few values; else nothing."""
-    if p.digits is None or (p.upper - p.lower) * 10.0**p.digits >= _MOST_ROUNDED:
+def _rounded_values(p: Any, most: int = 1000) -> list[float]:
+    """The values that Ax's rounding leaves of a range; none if they are many."""
+    if p.digits is None or (p.upper - p.lower) * 10.0**p.digits >= most:
         return []
     first = math.floor(p.lower * 10.0**p.digits)
-    values = (p.cast((first + i) / 10.0**p.digits) for i in range(_MOST_ROUNDED + 1))
+    values = (p.cast((first + i) / 10.0**p.digits) for i in range(most + 1))
     return [v for v in dict.fromkeys(values) if p.lower <= v <= p.upper]
 
 

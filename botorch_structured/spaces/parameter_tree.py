@@ -1,16 +1,14 @@
 """`ParameterTree`: which columns of a search space are active where.
 
 A column is *active* where its condition holds; a *decision* is a column that conditions
-refer to; a *path* is one joint setting of the active decisions. Paths are never listed
-unless asked for: see `decomposition` (counting) and `lookup` (the work on tensors).
+refer to; a *path* is one joint setting of the active decisions. Paths are listed up to
+4,096, see `path_search`; `lookup` has the work on tensors.
 """
 
 from __future__ import annotations
 
-__all__ = ["HierarchicalDependencies", "ParameterTree", "Path", "Paths", "translated"]
-
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from graphlib import CycleError, TopologicalSorter
@@ -31,25 +29,24 @@ from botorch_structured.spaces.conditions import (
     Inactive,
     Or,
 )
-from botorch_structured.spaces.decomposition import (
-    Decomposition,
+from botorch_structured.spaces.lookup import (
+    Decision,
     Expr,
+    Located,
+    Lookup,
+    Span,
     all_of,
     any_of,
     atom,
-    codes_in,
-    evaluate,
+    bits,
+    cut_intervals,
     negated,
+    parents_first,
 )
-from botorch_structured.spaces.lookup import Decision, Located, Lookup, cut_intervals
+from botorch_structured.spaces.path_search import MAX_LISTED, PathSearch
 
 # {parent column: {parent value: [child columns]}}, the convention of BoTorch and Ax.
 HierarchicalDependencies = Mapping[int, Mapping[float, Sequence[int]]]
-
-# Path numbers are int64; numbers of undeclared paths lie above those of declared ones.
-_MAX_INDEXED = 1 << 62
-# Conditions that are shown of a tree.
-_MAX_LINES = 40
 
 
 @dataclass(frozen=True)
@@ -62,7 +59,7 @@ class Path:
         active_columns: The active columns, ascending; active decisions among them.
     """
 
-    decisions: dict[int, float | tuple[float, float]] = field(hash=False)
+    decisions: dict[int, float | Span] = field(hash=False)
     active_columns: tuple[int, ...]
 
     @property
@@ -76,40 +73,9 @@ class Path:
         return {c: v for c, v in self.decisions.items() if not isinstance(v, tuple)}
 
     @property
-    def intervals(self) -> dict[int, tuple[float, float]]:
+    def intervals(self) -> dict[int, Span]:
         """The numeric decision columns with the interval they move in on this path."""
         return {c: v for c, v in self.decisions.items() if isinstance(v, tuple)}
-
-    @property
-    def free_columns(self) -> list[int]:
-        """The active columns that this path does not fix to one value."""
-        fixed = self.fixed_features
-        return [c for c in self.active_columns if c not in fixed]
-
-
-class Paths(Sequence[Path]):
-    """All declared paths of a tree, each one built when it is asked for."""
-
-    def __init__(self, num_paths: int, build: Callable[[int], Path]) -> None:
-        self._num_paths = num_paths
-        self._build = build
-
-    def __len__(self) -> int:
-        return self._num_paths
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(self._num_paths))]
-        number = int(index)
-        if not -self._num_paths <= number < self._num_paths:
-            raise IndexError(
-                f"path: expected a number below {self._num_paths}, got {number} "
-                "(numbers from there on stand for undeclared values: use path_of)."
-            )
-        return self._build(number % self._num_paths)
-
-    def __repr__(self) -> str:
-        return f"<{self._num_paths} paths>"
 
 
 class ParameterTree:
@@ -236,8 +202,7 @@ class ParameterTree:
             return cls(dim, x)
         raise ValueError(
             "hierarchical_dependencies: expected a ParameterTree or {column: {value: "
-            "[columns]}}, with {} for a space without decisions, got "
-            f"{kind}{hint}."
+            f"[columns]}}}}, with {{}} for a space without decisions, got {kind}{hint}."
         )
 
     def _collect_decisions(self) -> list[Decision]:
@@ -245,27 +210,29 @@ class ParameterTree:
         for condition in self.conditions.values():
             for a in condition.atoms():
                 atoms.setdefault(a.col, []).append(a)
-        decisions = []
-        for col in sorted({*atoms, *self._values}):
-            here = atoms.get(col, [])
-            points = set(self._dependencies.get(col, ()))
-            for a in here:
-                points |= {lo for lo, _ in a.intervals if not isinstance(a, Between)}
-            declared = self._values.get(col)
-            if declared is not None:
-                missing = sorted(points - set(declared))
-                if missing:
-                    raise ValueError(
-                        f"values[{col}]: expected all values of column {col}, those "
-                        f"its conditions name included, got {list(declared)} without "
-                        f"{missing}."
-                    )
-            numeric = declared is None and any(isinstance(a, Between) for a in here)
-            lows = highs = tuple(sorted(points)) if declared is None else declared
-            if numeric:
-                lows, highs = cut_intervals([*here, *(Equals(col, v) for v in points)])
-            decisions.append(Decision(col, lows, highs, numeric, declared is not None))
-        return decisions
+        for col in self._values:
+            atoms.setdefault(col, [])
+        return [self._decision(col, atoms[col]) for col in sorted(atoms)]
+
+    def _decision(self, col: int, atoms: Sequence[Atom]) -> Decision:
+        """A column that atoms are about."""
+        values = {
+            *self._dependencies.get(col, ()),
+            *(v for a in atoms if not isinstance(a, Between) for v, _ in a.intervals),
+        }
+        if (declared := self._values.get(col)) is not None:
+            if missing := sorted(values - set(declared)):
+                raise ValueError(
+                    f"values[{col}]: expected all values of column {col}, those its "
+                    f"conditions name included, got {list(declared)} without {missing}."
+                )
+            spans = [(v, v) for v in declared]
+            return Decision(col, tuple(spans), numeric=False, strict=True)
+        spans = [(v, v) for v in sorted(values)]
+        numeric = any(isinstance(a, Between) for a in atoms)
+        if numeric:
+            spans = cut_intervals([*atoms, *(Equals(col, v) for v in values)])
+        return Decision(col, tuple(spans), numeric, strict=False)
 
     @cached_property
     def decision_columns(self) -> list[int]:
@@ -290,8 +257,7 @@ class ParameterTree:
     @cached_property
     def edge_offsets(self) -> list[int]:
         """Where the edges of every decision start; see `num_edges`."""
-        sizes = [len(o) for o in self._decisions]
-        return list(accumulate(sizes, initial=0))[:-1]
+        return list(accumulate(map(len, self._decisions), initial=0))[:-1]
 
     @cached_property
     def num_edges(self) -> int:
@@ -300,7 +266,7 @@ class ParameterTree:
         Outcome ``code`` of the ``k``-th decision has the number
         ``edge_offsets[k] + code``.
         """
-        return sum(len(o) for o in self._decisions)
+        return sum(map(len, self._decisions))
 
     @cached_property
     def leaf_edges(self) -> Tensor:
@@ -309,94 +275,126 @@ class ParameterTree:
         for col in self.decision_columns:
             for a in self.conditions.get(col, And(())).atoms():
                 k = self._position[a.col]
-                mask, size = self._decisions[k].mask(a), len(self._decisions[k])
-                for code in codes_in(mask, size):
-                    leaf[self.edge_offsets[k] + code] = False
+                decision = self._decisions[k]
+                start = self.edge_offsets[k]
+                is_inner = bits(decision.mask(a), len(decision) + 1)[1:]
+                leaf[start : start + len(decision)] &= torch.from_numpy(~is_inner)
         return leaf
 
     @cached_property
-    def _decomposition(self) -> Decomposition:
-        return Decomposition(
-            [len(o) for o in self._decisions],
-            [self._exprs[o.col] for o in self._decisions],
-        )
+    def _order(self) -> list[int]:
+        """The decisions, parents first."""
+        return parents_first([self._exprs[o.col] for o in self._decisions])
+
+    @cached_property
+    def _search(self) -> PathSearch:
+        sizes = [len(o.intervals) for o in self._decisions]
+        conditions = [self._exprs[o.col] for o in self._decisions]
+        return PathSearch(sizes, conditions, self._order)
 
     @cached_property
     def num_paths(self) -> int:
-        """The number of paths over declared outcomes."""
-        return self._decomposition.num_paths
+        """The number of paths over declared outcomes.
+
+        Above 4,096 it is a bound: the number of combinations of outcomes, whether they
+        go together or not.
+        """
+        return self._search.num_paths
 
     @cached_property
-    def paths(self) -> Paths:
-        """The declared paths in the order of `path_index`, built when asked for."""
-        return Paths(
-            self.num_paths, lambda i: self._path(self._decomposition.unrank(i))
-        )
+    def path_points(self) -> Tensor:
+        """One point on each of `paths`, ``num_paths x d``; all but decisions are 0.
+
+        Raises:
+            ValueError: There are more than 4,096 paths.
+        """
+        if not self._search.is_listed:
+            raise ValueError(
+                f"tree: expected at most {MAX_LISTED} paths to list, got up to "
+                f"{self.num_paths}: use path_key, path_of or random_paths."
+            )
+        states = torch.from_numpy(self._search.states).long()
+        X = torch.zeros(len(states), self.dim, dtype=torch.double)
+        for k, o in enumerate(self._decisions):
+            values = [0.0, *(lo for lo, _ in o.spans())]
+            X[:, o.col] = X.new_tensor(values)[states[:, k]]
+        return X
+
+    @cached_property
+    def paths(self) -> tuple[Path, ...]:
+        """The declared paths in the order of `path_index`.
+
+        Raises:
+            ValueError: There are more than 4,096 paths.
+        """
+        return tuple(self._paths_of(self.path_points))
+
+    @cached_property
+    def sorted_keys(self) -> Tensor:
+        """The keys of `paths`, ascending, and their numbers, ``2 x num_paths``."""
+        return torch.stack(tuple(self.path_key(self.path_points).sort()))
 
     @cached_property
     def _path_counts(self) -> list[int]:
-        """On how many declared paths every column is active."""
-        counts = {e: self._decomposition.count_where(e) for e in set(self._exprs)}
+        """On how many declared paths each column is active; above 4,096 paths 2 stands
+        for more."""
+        if self._search.is_listed:
+            return self._locate(self.path_points).active.sum(0).tolist()
+        distinct = set(self._exprs)
+        counts = {e: len(self._search.where(e, most=2)[0]) for e in distinct}
         return [counts[expr] for expr in self._exprs]
 
-    def can_be_active(self, column: int, held: Mapping[int, float]) -> bool:
-        """Whether a column is active on some path with other columns held.
+    def can_be_active(self, column: int, fixed: Mapping[int, float]) -> bool:
+        """Whether a column is active on some path with other columns fixed.
 
         Args:
             column: The column.
-            held: Column -> its value wherever it is active. Those that decide nothing
+            fixed: Column -> its value wherever it is active. Those that decide nothing
                 do not matter.
         """
-        return self.can_hold(self.conditions.get(column, And(())), held)
+        return self.can_hold(self.conditions.get(column, And(())), fixed)
 
-    def can_hold(self, condition: Condition, held: Mapping[int, float]) -> bool:
-        """Whether a condition can hold at some point with columns held.
+    def can_hold(self, condition: Condition, fixed: Mapping[int, float]) -> bool:
+        """Whether a condition can hold at some point with columns fixed.
 
         Conditions on parts of one interval of a decision are taken for compatible.
 
         Args:
             condition: The condition; of any columns, decisions or not.
-            held: Column -> its value wherever it is active.
+            fixed: Column -> its value wherever it is active.
         """
-        goals = [translated(condition, partial(self._possible, held=held))]
-        for k, outcomes in enumerate(self._decisions):
-            if (value := held.get(outcomes.col)) is not None:
-                ends = zip(*outcomes.limits, strict=True)
-                bits = (2 << c for c, (lo, hi) in enumerate(ends) if lo <= value <= hi)
-                goals.append(atom(k, 1 | sum(bits)))  # or it is inactive
-        return self._decomposition.count_where(all_of(goals)) > 0
+        goals = [translated(condition, partial(self._possible, fixed=fixed))]
+        for k, o in enumerate(self._decisions):
+            if (value := fixed.get(o.col)) is not None:  # it has the value, or none
+                goals.append(atom(k, 1 | _overlapping(o, [(value, value)])))
+        states, _ = self._search.where(all_of(goals))
+        return len(states) > 0
 
-    def _possible(self, condition: Any, held: Mapping[int, float]) -> Expr:
-        """On which paths an atom holds at some point with columns held."""
+    def _possible(self, condition: Any, fixed: Mapping[int, float]) -> Expr:
+        """On which paths an atom holds at some point with columns fixed."""
         is_active = self._exprs[condition.col]
         if isinstance(condition, Inactive):
             return negated(is_active)
-        if (value := held.get(condition.col)) is not None:
-            is_there = bool(condition.takes(torch.tensor(value, dtype=torch.double)))
-            return all_of([is_active, is_there])
+        if (value := fixed.get(condition.col)) is not None:
+            x = torch.tensor(value, dtype=torch.double)
+            return all_of([is_active, bool(condition.takes(x))])
         if condition.col not in self._position:
             return is_active
         # it may hold in a part of an interval, other than the conditions of the tree
-        k, spans = self._position[condition.col], condition.intervals
-        ends = zip(*self._decisions[k].limits, strict=True)
-        bits = (
-            2 << c
-            for c, (lo, hi) in enumerate(ends)
-            if any(a <= hi and lo <= b for a, b in spans)
-        )
-        return atom(k, sum(bits))
+        k = self._position[condition.col]
+        return atom(k, _overlapping(self._decisions[k], condition.intervals))
 
     @cached_property
     def own_columns(self) -> list[int]:
         """The columns, other than decisions by value, that are active on one path."""
-        counts, fixed = enumerate(self._path_counts), self.decisions_by_value
-        return [c for c, n in counts if n == 1 and c not in fixed]
+        counts = enumerate(self._path_counts)
+        return [c for c, n in counts if n == 1 and c not in self.decisions_by_value]
 
     @cached_property
     def shared_columns(self) -> list[int]:
         """The columns, other than decisions by value, active on more than one path."""
-        counts, fixed = enumerate(self._path_counts), self.decisions_by_value
-        return [c for c, n in counts if n > 1 and c not in fixed]
+        counts = enumerate(self._path_counts)
+        return [c for c, n in counts if n > 1 and c not in self.decisions_by_value]
 
     def leaf_columns(self, path: Path | int) -> list[int]:
         """The columns that are active on this path and on no other.
@@ -404,23 +402,20 @@ class ParameterTree:
         Args:
             path: One of `paths`, or its number.
         """
-        found = path if isinstance(path, Path) else self.paths[path]
-        own = set(self.own_columns)
-        return [c for c in found.active_columns if c in own]
+        chosen = path if isinstance(path, Path) else self.paths[path]
+        return sorted({*chosen.active_columns} & {*self.own_columns})
 
-    def _path(
-        self, codes: dict[int, int], undeclared: Mapping[int, float] | None = None
-    ) -> Path:
-        """The path of these outcomes; ``undeclared``: decisions with other values."""
-        decisions: dict[int, Any] = {
-            o.col: o.values[codes[k]]
-            for k, o in enumerate(self._decisions)
-            if codes.get(k, len(o)) < len(o)
-        }
-        decisions |= undeclared or {}
-        holds = {expr: evaluate(expr, codes) for expr in set(self._exprs)}
-        active = (c for c, expr in enumerate(self._exprs) if holds[expr])
-        return Path(dict(sorted(decisions.items())), tuple(active))
+    def _paths_of(self, X: Tensor) -> Iterator[Path]:
+        """The path of each of ``n x d`` points."""
+        located = self._locate(X)
+        every_row = (located.values.tolist(), located.states.tolist(), located.active)
+        for values, states, active in zip(*every_row, strict=True):
+            decisions = {}
+            for o, x, state in zip(self._decisions, values, states, strict=True):
+                if state:
+                    is_declared = state <= len(o)
+                    decisions[o.col] = o.values[state - 1] if is_declared else x
+            yield Path(decisions, tuple(active.nonzero().flatten().tolist()))
 
     def _identity(self) -> tuple[Any, ...]:
         return (self.dim, tuple(self._decisions), tuple(self._exprs))
@@ -448,7 +443,7 @@ class ParameterTree:
     def __repr__(self) -> str:
         title = f"ParameterTree(dim={self.dim}, num_paths={self.num_paths})"
         lines = [f"  column {c} if {where}" for c, where in self.conditions.items()]
-        return "\n".join([title, *lines[:_MAX_LINES]])
+        return "\n".join([title, *lines[:40]])
 
     def decision_codes(self, X: Tensor, strict: bool = True) -> Tensor:
         """The outcome of every decision.
@@ -477,8 +472,12 @@ class ParameterTree:
             ``batch_shape x n x num_decisions`` integers, ``batch_shape x n x d``
             booleans and ``batch_shape x n`` integers.
         """
-        at = self._locate(X, strict)
-        return at.states - 1, at.active.clone(), at.keys.clone()
+        located = self._locate(X, strict)
+        return located.states - 1, located.active.clone(), located.keys.clone()
+
+    def _active_states(self, states: Tensor) -> Tensor:
+        """Which columns are active, given the states of the decisions."""
+        return self._lookup(states.device).active(states)
 
     def is_declared(self, X: Tensor) -> Tensor:
         """Whether all active decisions of a row have values that were declared.
@@ -518,7 +517,7 @@ class ParameterTree:
         """
         active = self.active_mask(X)
         value = torch.as_tensor(fill, dtype=X.dtype, device=X.device)
-        if value.dim() > 1 or (value.dim() == 1 and value.shape[0] != self.dim):
+        if value.shape not in ((), (self.dim,)):
             raise ValueError(
                 f"fill: expected a number or {self.dim} numbers, got shape "
                 f"{tuple(value.shape)}."
@@ -552,22 +551,15 @@ class ParameterTree:
 
         Raises:
             ValueError: A strictly declared decision has another value, or there are
-                more paths than int64 can number.
+                more than 4,096 paths.
         """
-        if self.num_paths > _MAX_INDEXED:
-            raise ValueError(
-                f"tree: expected at most 2^62 paths to number, got {self.num_paths}: "
-                "use path_key or decision_codes."
-            )
-        at = self._locate(X)
-        key = at.keys
-        number = (self.num_paths + (key & (_MAX_INDEXED - 1))).flatten().cpu().numpy()
-        states = at.states.reshape(key.numel(), -1)
-        undeclared = at.undeclared.reshape(states.shape)
-        known = (~undeclared.any(-1)).cpu().numpy()
-        codes = states.cpu().numpy()[known] - 1
-        number[known] = self._decomposition.rank(codes)
-        return torch.from_numpy(number).to(X.device).reshape(key.shape)
+        key = self._locate(X).keys
+        listed, number = self.sorted_keys.to(X.device)
+        if not len(listed):
+            return key
+        place = torch.searchsorted(listed, key).clamp(max=len(listed) - 1)
+        undeclared = self.num_paths + (key & ((1 << 62) - 1))
+        return torch.where(listed[place] == key, number[place], undeclared)
 
     def path_of(self, x: Tensor) -> Path:
         """The path of one point, undeclared values included.
@@ -575,12 +567,8 @@ class ParameterTree:
         Args:
             x: ``d`` (or ``1 x d``) point.
         """
-        row = x.reshape(1, -1) if isinstance(x, Tensor) else x
-        codes = dict(enumerate(self.decision_codes(row)[0].tolist()))
-        values = row[0].double().tolist()
-        odd = [o.col for k, o in enumerate(self._decisions) if codes[k] == len(o)]
-        found = {k: code for k, code in codes.items() if code >= 0}
-        return self._path(found, {col: values[col] for col in odd})
+        self._check_points(x)
+        return next(self._paths_of(x.reshape(1, -1).double()))
 
     def random_paths(
         self,
@@ -605,8 +593,8 @@ class ParameterTree:
         arguments.check_count("n", n, least=0)
         X = torch.zeros(n, self.dim, dtype=torch.double)
         for o in self._decisions:
-            limits = None if bounds is None else bounds[:, o.col].tolist()
-            low, high = torch.tensor(o.spans(limits), dtype=torch.double)
+            limits = () if bounds is None else (bounds[:, o.col].tolist(),)
+            low, high = X.new_tensor(o.spans(*limits)).unbind(-1)
             code = torch.randint(len(low), (n,), generator=generator)
             u = torch.rand(n, generator=generator, dtype=torch.double)
             x = low[code] + u * (high - low)[code]
@@ -616,7 +604,7 @@ class ParameterTree:
     def _lookup(self, device: torch.device) -> Lookup:
         lookups: dict[torch.device, Lookup] = self.__dict__.setdefault("_lookups", {})
         if device not in lookups:
-            lookups[device] = Lookup(self.dim, self._decisions, self._exprs, device)
+            lookups[device] = Lookup(self._decisions, self._exprs, self._order, device)
         return lookups[device]
 
     def _check_points(self, X: Tensor) -> None:
@@ -633,16 +621,28 @@ class ParameterTree:
     def _locate(self, X: Tensor, strict: bool = True) -> Located:
         """Values and states of all decisions, and what they say."""
         self._check_points(X)
-        at = self._lookup(X.device).at(X)
-        if strict and (bad := at.refused) is not None:
-            k = int(bad.reshape(-1, bad.shape[-1]).any(0).nonzero()[0])
-            got = at.values[..., k][bad[..., k]].unique().tolist()
-            o = self._decisions[k]
-            expected = f"one of its declared values {list(o.values)}"
-            if not o.strict:
-                expected = "a number, as it decides which columns are active"
-            raise ValueError(f"X: column {o.col}: expected {expected}, got {got}.")
-        return at
+        located = self._lookup(X.device).at(X)
+        if strict and (refused := located.refused) is not None:
+            k = int(refused.flatten(0, -2).any(0).nonzero()[0])
+            values = located.values[..., k]
+            got = values[refused[..., k]].unique().tolist()
+            decision = self._decisions[k]
+            expected = "a number, as it decides which columns are active"
+            if decision.strict:
+                expected = f"one of its declared values {list(decision.values)}"
+            raise ValueError(
+                f"X: column {decision.col}: expected {expected}, got {got}."
+            )
+        return located
+
+
+def _overlapping(decision: Decision, spans: Sequence[Span]) -> int:
+    """The states of outcomes that some number in the spans has, as a bit set."""
+    return sum(
+        2 << code
+        for code, (lo, hi) in enumerate(decision.limits)
+        if any(a <= hi and lo <= b for a, b in spans)
+    )
 
 
 def translated(condition: Condition, of_atom: Callable[[Condition], Expr]) -> Expr:
@@ -653,21 +653,21 @@ def translated(condition: Condition, of_atom: Callable[[Condition], Expr]) -> Ex
     return of_atom(condition)
 
 
-def _mapping(name: str, given: Any, form: str) -> Mapping[Any, Any]:
-    """``given`` if it is a mapping; an empty one for None."""
-    if given is not None and not isinstance(given, Mapping):
-        raise ValueError(f"{name}: expected {form}, got {given!r}.")
-    return given or {}
+def _mapping(name: str, value: Any, form: str) -> Mapping[Any, Any]:
+    """``value`` if it is a mapping; an empty one for None."""
+    if value is not None and not isinstance(value, Mapping):
+        raise ValueError(f"{name}: expected {form}, got {value!r}.")
+    return value or {}
 
 
 def _read_dependencies(
-    dim: int, given: HierarchicalDependencies | None
+    dim: int, dependencies: HierarchicalDependencies | None
 ) -> dict[int, dict[float, list[int]]]:
     """The dictionary with plain integers and floats, once it is checked."""
     name = "hierarchical_dependencies"
     plain: dict[int, dict[float, list[int]]] = {}
-    given = _mapping(name, given, "{parent: {value: [children]}}")
-    for parent, branches in given.items():
+    branches_of = _mapping(name, dependencies, "{parent: {value: [children]}}")
+    for parent, branches in branches_of.items():
         parent = arguments.check_column(name, parent, dim)
         if not _mapping(f"{name}[{parent}]", branches, "{value: [children]}"):
             raise ValueError(
@@ -687,39 +687,41 @@ def _read_dependencies(
 def _read_conditions(
     dim: int,
     dependencies: dict[int, dict[float, list[int]]],
-    given: Mapping[int, Condition] | None,
+    conditions: Mapping[int, Condition] | None,
 ) -> dict[int, Condition]:
     """``{child: condition}``, children ascending, one condition for each."""
-    under: dict[tuple[int, int], list[float]] = {}  # child and parent -> values
+    parts: dict[int, list[Condition]] = {}
     for parent, branches in dependencies.items():
+        values: dict[int, list[float]] = {}
         for value, children in branches.items():
             for child in children:
-                under.setdefault((child, parent), []).append(value)
-    parts: dict[int, list[Condition]] = {}
-    for (child, parent), values in under.items():
-        parts.setdefault(child, []).append(In(parent, values))
-    given = _mapping("conditions", given, "{child: condition}")
-    for child, condition in given.items():
+                values.setdefault(child, []).append(value)
+        for child in values:
+            parts.setdefault(child, []).append(In(parent, values[child]))
+    conditions = _mapping("conditions", conditions, "{child: condition}")
+    for child, condition in conditions.items():
         child = arguments.check_column("conditions", child, dim)
+        name = f"conditions[{child}]"
         if not isinstance(condition, Condition):
             raise ValueError(
-                f"conditions[{child}]: expected Equals, In, Between or a combination "
-                f"of them by & and |, got {condition!r}."
+                f"{name}: expected Equals, In, Between or a combination of them by & "
+                f"and |, got {condition!r}."
             )
-        arguments.check_columns(
-            f"conditions[{child}]", sorted(condition.columns()), dim
-        )
+        arguments.check_columns(name, sorted(condition.columns()), dim)
         parts.setdefault(child, []).append(condition)
-    normal = {c: p[0] if len(p) == 1 else Or(tuple(p)) for c, p in parts.items()}
-    return dict(sorted(normal.items()))
+    joined = {}
+    for child in sorted(parts):
+        several = parts[child]
+        joined[child] = several[0] if len(several) == 1 else Or(tuple(several))
+    return joined
 
 
 def _read_values(
-    dim: int, given: Mapping[int, Sequence[float]] | None
+    dim: int, values: Mapping[int, Sequence[float]] | None
 ) -> dict[int, tuple[float, ...]]:
     """``{decision: all its values}``, both ascending."""
-    given = _mapping("values", given, "{decision: [all its values]}")
-    listed = {arguments.check_column("values", col, dim): given[col] for col in given}
+    values = _mapping("values", values, "{decision: [all its values]}")
+    listed = {arguments.check_column("values", c, dim): v for c, v in values.items()}
     return {
         c: arguments.check_values(f"values[{c}]", listed[c]) for c in sorted(listed)
     }

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["SearchSpace", "random_source"]
-
-import math
 import pickle
-import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -23,57 +19,30 @@ from torch import Tensor
 
 from botorch_structured.spaces import arguments
 from botorch_structured.spaces.columns import (
+    SLACK,
     CategoricalColumn,
     Column,
     Constant,
     FloatColumn,
     IntegerColumn,
-    Source,
     Span,
     described,
     is_blank,
     is_same_parameter,
+    random_source,
     with_slack,
 )
-from botorch_structured.spaces.conditions import Atom, Between, Condition
-from botorch_structured.spaces.decomposition import (
-    Expr,
-    all_of,
-    any_of,
-    atom,
-    evaluate,
-    negated,
-)
-from botorch_structured.spaces.parameter_tree import ParameterTree, translated
+from botorch_structured.spaces.conditions import Condition
+from botorch_structured.spaces.parameter_tree import ParameterTree
+from botorch_structured.spaces.starts import Starts
 
 if TYPE_CHECKING:
     from ConfigSpace import ConfigurationSpace
 
     from botorch_structured.spaces.dictionaries import DictionaryNames
 
-# How far from a cut a value is kept: in decades on a logarithmic scale, on a linear one
-# relative to the range or the bounds, whichever is larger, but as if that were at least
-# 1. ConfigSpace, which rounds, does not tell values from the cut that are nearer.
-_BESIDE_LOG_CUT = 1e-8
-_BESIDE_CUT = 1e-12
-
-# Decimal logarithms beyond these are no float64.
-_LOGS = (-307.0, 308.0)
-
-# `sample` gives up when fewer points than wanted are feasible among so many draws.
-_MAX_DRAWS = 1_000_000
-
+#: The kinds of `SearchSpace.starts`.
 KINDS = ("random", "spread", "middle", "default")
-# A forbidden start is replaced by one of 100 random points on its path; if none of them
-# is feasible, by one of 1,000, then of 10,000.
-_OTHERS = (100, 1_000, 10_000)
-# How far from a value a number may lie and still count as rounding. Fits float32.
-_SLACK = 1e-6
-# So often paths are chosen; after that, starts are random points.
-_MAX_ROUNDS = 20
-# Where ``at_most`` is given: paths up to which each has a start, and starts where there
-# are more paths and fewer starts show every value.
-_EACH, _FEWEST = 10, 5
 
 
 class SearchSpace:
@@ -145,19 +114,23 @@ class SearchSpace:
                 f"{type(tree).__name__}."
             )
         tree = ParameterTree.from_any({} if tree is None else tree, d)
-        whole = set(arguments.check_columns("integer_features", integer_features, d))
+        integers = set(arguments.check_columns("integer_features", integer_features, d))
         logs = set(arguments.check_columns("log_features", log_features, d))
         labels = arguments.check_by_column("choices", choices, d)
-        named = arguments.check_by_column(
+        listed = arguments.check_by_column(
             "categorical_features", categorical_features, d
         )
-        codes = {c: tree.decision_values[c] for c in tree.decisions_by_value}
-        codes = {c: values for c, values in codes.items() if c not in whole} | named
-        for what, given in (("integer_features", whole), ("log_features", logs)):
-            if given & codes.keys():
+        codes: dict[int, Sequence[Any]] = {
+            c: tree.decision_values[c]
+            for c in tree.decisions_by_value
+            if c not in integers
+        }
+        codes |= listed
+        for name, some in (("integer_features", integers), ("log_features", logs)):
+            if some & codes.keys():
                 raise ValueError(
-                    f"{what}: expected none of the categorical columns {list(codes)}, "
-                    f"got {sorted(given)}."
+                    f"{name}: expected none of the categorical columns {list(codes)}, "
+                    f"got {sorted(some)}."
                 )
         if labels.keys() - codes.keys():
             raise ValueError(
@@ -166,36 +139,20 @@ class SearchSpace:
             )
         columns: list[Column] = []
         for c, name in enumerate(names):
-            lo, hi = limits[:, c].tolist()
+            span = (limits[0, c].item(), limits[1, c].item())
             declared = tree._values.get(c, ())
-            where = f"column {c} ({name!r}), got {lo} and {hi}"
             if c in codes:
-                what = f"categorical_features[{c}]" if c in named else "tree"
-                numbers = _codes(what, codes[c], (lo, hi), declared)
+                argument = f"categorical_features[{c}]" if c in listed else "tree"
+                numbers = _codes(argument, codes[c], span, declared)
                 plain = [int(v) if v.is_integer() else v for v in numbers]
                 values = labels.get(c, plain)
                 columns.append(CategoricalColumn(name, values, codes=numbers))
-            elif c in whole:
-                if not (lo.is_integer() and hi.is_integer()):
-                    raise ValueError(
-                        f"bounds: expected whole numbers for the integer {where}."
-                    )
-                if declared and list(declared) != list(range(int(lo), int(hi) + 1)):
-                    raise ValueError(
-                        f"integer_features: expected column {c}, a decision, to have "
-                        f"all whole numbers from {lo} to {hi} among its values, got "
-                        f"{list(declared)}: list them in categorical_features."
-                    )
-                columns.append(IntegerColumn(name, int(lo), int(hi), log=c in logs))
+            elif c in integers:
+                columns.append(_integer(c, name, span, declared, c in logs))
             elif c in logs:
-                if not (_LOGS[0] <= lo and hi <= _LOGS[1]):
-                    raise ValueError(
-                        f"bounds: expected decimal logarithms from {_LOGS[0]} to "
-                        f"{_LOGS[1]} for {where}."
-                    )
-                columns.append(FloatColumn(name, 10.0**lo, 10.0**hi, log=True))
+                columns.append(_logarithmic(c, name, span))
             else:
-                columns.append(FloatColumn(name, lo, hi))
+                columns.append(FloatColumn(name, *span))
         self._setup(columns, tree, feasible=feasible)
         defaults = {} if defaults is None else defaults
         if not isinstance(defaults, Mapping):
@@ -333,12 +290,13 @@ class SearchSpace:
             )
         self.columns = tuple(columns)
         self.constants = tuple(constants)
+        #: Columns, then constants.
+        self.parameters = (*self.columns, *self.constants)
         self.tree = tree.of_space(self)
         self._forbidden = tuple(forbidden)
         self.names = [c.name for c in columns]
-        self.bounds = torch.tensor(
-            [[c.bounds[i] for c in columns] for i in (0, 1)], dtype=torch.double
-        )
+        bounds = [c.bounds for c in columns]
+        self.bounds = torch.tensor(bounds, dtype=torch.double).mT.contiguous()
         self.fill = torch.tensor([c.fill for c in columns], dtype=torch.double)
         ends = [with_slack(c.bounds, c.discrete and c.ordered) for c in columns]
         self._ends = torch.tensor(ends, dtype=torch.double).mT  # with rounding
@@ -349,10 +307,11 @@ class SearchSpace:
         }
         discrete = [i for i, c in enumerate(columns) if c.discrete]
         self.integer_features = [i for i in discrete if columns[i].ordered]
+        self._discrete = discrete
         # The tree has its own tolerance around the values of decisions. All other
         # discrete columns are rounded.
         self._rounded = [i for i in discrete if i not in tree.decisions_by_value]
-        self._position = {name: i for i, name in enumerate(self.names)}
+        self._position = {p.name: i for i, p in enumerate(self.parameters)}
 
     def __getstate__(self) -> dict[str, Any]:
         try:
@@ -365,7 +324,7 @@ class SearchSpace:
         return self.__dict__
 
     def __copy__(self) -> SearchSpace:
-        return self  # columns learn more values, and nothing else changes
+        return self  # nothing about it changes
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SearchSpace:
         return self
@@ -380,7 +339,7 @@ class SearchSpace:
 
     @property
     def shown_names(self) -> list[str | None]:
-        """What configurations call the columns; None for one that they do not show.
+        """The columns' names in configurations; None for one that they do not show.
 
         They have "C" where ``.names`` has "C@1", see `from_dictionaries`.
         """
@@ -388,22 +347,21 @@ class SearchSpace:
 
     def _shown(self, name: str) -> str | None:
         """The same of a column or a constant."""
-        own = self._dictionaries
-        return name if own is None else own.outer.get(name)
+        names = self._dictionaries
+        return name if names is None else names.outer.get(name)
 
     def __eq__(self, other: object) -> bool:
         """Whether it has the same columns, tree, constants and restrictions."""
         if not isinstance(other, SearchSpace):
             return NotImplemented
-        mine, its = (
-            (s.names, s.tree, repr(s._forbidden), s._feasible, s._dictionaries)
-            for s in (self, other)
-        )
-        if mine != its or len(self.constants) != len(other.constants):
-            return False
-        columns = map(is_same_parameter, self.columns, other.columns)
-        return all(columns) and all(
-            map(is_same_parameter, self.constants, other.constants)
+        return (
+            self.names == other.names
+            and self.tree == other.tree
+            and repr(self._forbidden) == repr(other._forbidden)
+            and self._feasible == other._feasible
+            and self._dictionaries == other._dictionaries
+            and len(self.constants) == len(other.constants)
+            and all(map(is_same_parameter, self.parameters, other.parameters))
         )
 
     def __hash__(self) -> int:
@@ -435,33 +393,30 @@ class SearchSpace:
         rows = _rows(configs)
         if self._dictionaries is not None:
             rows = [self._dictionaries.encode(row) for row in rows]
-        parameters: list[Column | Constant] = [*self.columns, *self.constants]
-        position = {p.name: i for i, p in enumerate(parameters)}
-        numbers = np.zeros((len(rows), len(parameters)))
+        numbers = np.zeros((len(rows), len(self.parameters)))
         numbers[:, : self.dim] = self.fill.numpy()
-        given, blank = np.zeros((2, *numbers.shape), dtype=bool)
+        has_value = np.zeros(numbers.shape, dtype=bool)
+        is_empty = np.zeros(numbers.shape, dtype=bool)
         for i, row in enumerate(rows):
-            if unknown := [name for name in row if name not in position]:
+            if unknown := [name for name in row if name not in self._position]:
                 raise ValueError(
                     "configs: expected parameters among "
                     f"{[p.name for p in self._ordered()]}, got unknown ones {unknown} "
                     f"in {row}."
                 )
             for name, value in row.items():
-                k = position[name]
-                blank[i, k] = is_blank(value)
-                # None and empty text may also be choices.
-                choices = getattr(parameters[k], "choices", ())
-                if not blank[i, k] or any(map(is_blank, choices)):
-                    numbers[i, k] = parameters[k].encode(value)
-                    given[i, k] = True
+                k = self._position[name]
+                is_empty[i, k] = is_blank(value)
+                if not is_empty[i, k] or self.parameters[k].takes_blank:
+                    numbers[i, k] = self.parameters[k].encode(value)
+                    has_value[i, k] = True
         X = torch.from_numpy(numbers[:, : self.dim].copy())
         active = self.tree.active_mask(X)
         present = self._present(X, active)
-        stated = torch.from_numpy(given) & (present | ~torch.from_numpy(blank))
-        for row, on, here in zip(rows, present.tolist(), stated.tolist(), strict=True):
-            if on != here:
-                raise ValueError(self._mismatch(row, on, here))
+        stated = has_value & (present.numpy() | ~is_empty)
+        for row, on, told in zip(rows, present.tolist(), stated.tolist(), strict=True):
+            if on != told:
+                raise ValueError(self._mismatch(row, on, told))
         return torch.where(active, X, self.fill)
 
     def decode(self, X: Tensor) -> list[dict[str, Any]]:
@@ -483,13 +438,11 @@ class SearchSpace:
         if len(shape) not in (1, 2) or shape[-1] != self.dim:
             got = tuple(shape) if isinstance(X, Tensor) else type(X).__name__
             raise ValueError(f"X: expected an n x {self.dim} tensor, got {got}.")
-        X = X.reshape(-1, self.dim)
-        X = self._snap(X.detach().double().cpu())
+        X = self._snap(X.reshape(-1, self.dim).detach().double().cpu())
         active = self.tree.active_mask(X)
         self._check_inside("X", X, active)
         present = self._present(X, active)
-        names = [*self.names, *(c.name for c in self.constants)]
-        order = [(names.index(p.name), p) for p in self._ordered()]
+        order = [(self._position[p.name], p) for p in self._ordered()]
         configs = [
             {
                 p.name: p.value if isinstance(p, Constant) else self._decode(k, x[k])
@@ -515,12 +468,10 @@ class SearchSpace:
         except ValueError as error:  # of the tree, which calls them X
             raise type(error)(f"{argument}{str(error).removeprefix('X')}") from None
         self._check_inside(argument, points, active)
-        discrete = [i for i, column in enumerate(self.columns) if column.discrete]
-        off = (X - self._snap(X.detach(), discrete)).abs() > _SLACK * X.abs().clamp_min(
-            1.0
-        )
-        if (off & active).any():
-            i, c = (off & active).nonzero()[0].tolist()
+        distance = (X - self._snap(X.detach(), self._discrete)).abs()
+        between = active & (distance > SLACK * X.abs().clamp_min(1.0))
+        if between.any():
+            i, c = between.nonzero()[0].tolist()
             column = self.columns[c]
             codes = getattr(column, "codes", None)
             expected = f"one of {list(codes)}" if codes else column.expected()
@@ -552,12 +503,12 @@ class SearchSpace:
         Returns:
             ``P`` booleans.
         """
-        still = (lower == upper) | ~active
-        found = torch.zeros_like(still[:, 0])
+        is_fixed = (lower == upper) | ~active
+        forbidden = torch.zeros_like(is_fixed[:, 0])
         for clause in self._forbidden:
-            held = still[:, sorted(clause.columns())].all(-1)
-            found |= held & clause.holds(lower, active)
-        return found
+            decided = is_fixed[:, sorted(clause.columns())].all(-1)
+            forbidden |= decided & clause.holds(lower, active)
+        return forbidden
 
     def feasible(self, X: Tensor) -> Tensor:
         """Which points are configurations of this space.
@@ -603,21 +554,23 @@ class SearchSpace:
         """
         n = arguments.check_count("n", n, least=0)
         generator = random_source(seed)
-        found: list[Tensor] = []
-        missing, drawn, batch = n, 0, n
+        points: list[Tensor] = [self.bounds.new_zeros(0, self.dim)]
+        missing = n
+        drawn = 0
+        batch = n
         while missing > 0:
             X = torch.stack([c.draw(batch, generator) for c in self.columns], -1)
             X = self.impute(X)
             drawn += batch
-            found.append(X[self.feasible(X)][:missing])
-            missing -= len(found[-1])
-            if missing and drawn > _MAX_DRAWS:
+            points.append(X[self.feasible(X)][:missing])
+            missing -= len(points[-1])
+            if missing and drawn > 1_000_000:
                 raise ValueError(
                     f"space: expected {n} points that are not forbidden, got "
                     f"{n - missing} of {drawn} random draws."
                 )
             batch = max(64, min(2 * batch, 16384))
-        return torch.cat(found) if found else self.bounds.new_zeros(0, self.dim)
+        return torch.cat(points)
 
     def starts(
         self,
@@ -683,147 +636,7 @@ class SearchSpace:
             raise ValueError(f"kind: expected one of {list(KINDS)}, got {kind!r}.")
         if kind in ("middle", "default") and seed is None:
             seed = 0
-        empty: list[Expr] = []  # paths on which no point was found
-        for _ in range(_MAX_ROUNDS):
-            generator = random_source(seed)
-            paths = self._choose_paths(n, at_most, kind, generator, empty)
-            decisions = range(len(self.tree.decision_columns))
-            rows = [[path.get(k, -1) for k in decisions] for path in paths]
-            codes = torch.tensor(rows, dtype=torch.long).reshape(len(paths), -1)
-            # paths, then repetitions
-            first = len(rows) if kind == "spread" else len(set(map(tuple, rows)))
-            parts = [
-                self._start(codes[:first], kind, generator),
-                self._start(codes[first:], "random", generator),
-            ]
-            X, found = (torch.cat(part) for part in zip(*parts, strict=True))
-            if found.all():
-                return X
-            empty += [
-                all_of([atom(k, 2 << code) for k, code in path.items()])
-                for path, good in zip(paths, found.tolist(), strict=True)
-                if not good
-            ]
-        return torch.cat([X[found], self.sample(int((~found).sum()), seed)])
-
-    def _choose_paths(
-        self,
-        n: int | None,
-        at_most: int | None,
-        kind: str,
-        generator: Source,
-        empty: Sequence[Expr],
-    ) -> list[dict[int, int]]:
-        """Active decisions and their outcomes; see `starts`.
-
-        Args:
-            n: See `starts`.
-            at_most: See `starts`.
-            kind: See `starts`.
-            generator: Random numbers.
-            empty: Paths that are not to be chosen.
-        """
-        tree, decomposition = self.tree, self.tree._decomposition
-        edges = [(k, c) for k, o in enumerate(tree._decisions) for c in range(len(o))]
-        outside = [atom(k, 2 << c) for k, c in edges if self._span(k, c) is None]
-        forbidden = [translated(c, self._certain) for c in self._forbidden]
-        where = negated(any_of([*outside, *forbidden, *empty]))
-        goals = dict.fromkeys([*(atom(k, 2 << c) for k, c in edges), *tree._exprs])
-        total = decomposition.count_where(where)
-        if not total:
-            raise ValueError(
-                "space: expected some path that has points within the bounds that are "
-                f"not forbidden, got none of {tree.num_paths}"
-                + (f" (of {_OTHERS[-1]} random draws on each)." if empty else ".")
-            )
-        first: list[dict[int, int]] = []  # the path of the defaults
-        if kind == "default" and any(c.default is not None for c in self.columns):
-            x = [self._at(c, 1, kind, None, c.bounds) for c in self.columns]
-            X = torch.stack(x, -1)
-            codes = tree.locate(X, strict=False)[0][0].tolist()
-            default = {k: code for k, code in enumerate(codes) if code >= 0}
-            if tree.is_declared(X).all() and evaluate(where, default):
-                first = [default]
-        state = int(torch.randint(1 << 62, (), generator=generator))
-        if at_most is not None and total > min(at_most, _EACH):
-            rng = random.Random(state)  # that chooses the same paths below
-            needed = decomposition.cover(at_most, where, goals, rng, first)
-            n = min(at_most, max(len(needed), _FEWEST))
-        return decomposition.spread(n, where, goals, random.Random(state), first)
-
-    def _span(self, k: int, code: int) -> Span | None:
-        """Where the ``k``-th decision has an outcome; None if outside of the bounds."""
-        o = self.tree._decisions[k]
-        return self.columns[o.col].within(o.lows[code], o.highs[code])
-
-    def _certain(self, clause: Condition) -> Expr:
-        """On which paths a clause forbids every point (False where that is not seen).
-
-        Of clauses that compare parameters it is not: draws show that.
-        """
-        if not isinstance(clause, Atom) or clause.col not in self.tree._position:
-            return False
-        if not isinstance(clause, Between):
-            return self.tree._states(clause)
-        k, bits = self.tree._position[clause.col], 0
-        for code in range(len(self.tree._decisions[k])):
-            span = self._span(k, code)
-            if span and clause.lo <= span[0] and span[1] <= clause.hi:
-                bits |= 2 << code
-        return atom(k, bits)
-
-    def _start(
-        self, codes: Tensor, kind: str, generator: Source
-    ) -> tuple[Tensor, Tensor]:
-        """``n x num_decisions`` outcomes -> ``n x d`` points, and which are feasible.
-
-        All are, but those on paths where no feasible point is found.
-        """
-        X = self._place(codes, kind, generator)
-        found = self.feasible(X) if len(X) else torch.zeros(0, dtype=torch.bool)
-        width = (self.bounds[1] - self.bounds[0]).clamp(min=1e-300)
-        for i in (~found).nonzero().flatten().tolist():
-            for size in _OTHERS:
-                others = self._place(codes[i].expand(size, -1), "random", generator)
-                others = others[self.feasible(others)]
-                if len(others):
-                    distance = ((others - X[i]) / width).square().sum(-1)
-                    X[i] = others[0 if kind == "random" else distance.argmin()]
-                    found[i] = True
-                    break
-        return X, found
-
-    def _place(self, codes: Tensor, kind: str, generator: Source) -> Tensor:
-        """``n x num_decisions`` outcomes -> ``n x d`` points, feasible or not."""
-        n = len(codes)
-        x = [self._at(c, n, kind, generator, c.bounds) for c in self.columns]
-        X = torch.stack(x, -1)
-        for k, col in enumerate(self.tree.decision_columns):
-            column, here = self.columns[col], codes[:, k]
-            for code in here[here >= 0].unique().tolist():
-                rows, span = (here == code).nonzero().flatten(), self._span(k, code)
-                assert span is not None  # it is a path within the bounds
-                X[rows, col] = self._at(column, len(rows), kind, generator, span)
-        X = self.impute(X)
-        if kind == "spread":  # over the rows in which a column is active
-            active = self.tree.active_mask(X)
-            active[:, self.tree.decision_columns] = False
-            for c in active.any(0).nonzero().flatten().tolist():
-                rows = active[:, c].nonzero().flatten()
-                column = self.columns[c]
-                X[rows, c] = self._at(column, len(rows), kind, generator, column.bounds)
-        return X
-
-    @staticmethod
-    def _at(column: Column, n: int, kind: str, generator: Source, span: Span) -> Tensor:
-        """``n`` numbers of a column within ``span``."""
-        if kind in ("spread", "random"):
-            return column.draw(n, generator, span, spread=kind == "spread")
-        value = column.middle(span)
-        if kind == "default" and column.default is not None:
-            inside = span[0] <= column.default <= span[1]
-            value = column.default if inside else value
-        return torch.full((n,), value, dtype=torch.double)
+        return Starts(self, kind, seed).draw(n, at_most)
 
     def input_transform(self) -> InputTransform | None:
         """The transform that brings the columns to the unit interval for a model.
@@ -851,8 +664,7 @@ class SearchSpace:
     @cached_property
     def log_integers(self) -> list[int]:
         """The columns of ``integer_features`` that are on a logarithmic scale."""
-        columns = self.columns
-        return [i for i in self.integer_features if getattr(columns[i], "log", False)]
+        return [i for i in self.integer_features if self.columns[i].log]
 
     def _ordered(self) -> list[Column | Constant]:
         """Columns and constants in the order they were declared in."""
@@ -872,16 +684,16 @@ class SearchSpace:
                 named.setdefault(shown, []).append(p)
         return named
 
-    def can_have(self, p: Column | Constant, held: Mapping[int, float]) -> bool:
-        """Whether some configuration with columns held has a parameter.
+    def can_have(self, p: Column | Constant, fixed: Mapping[int, float]) -> bool:
+        """Whether some configuration with columns fixed has a parameter.
 
         Args:
             p: A column or a constant.
-            held: Column -> its value wherever it is active.
+            fixed: Column -> its value wherever it is active.
         """
         if isinstance(p, Constant):
-            return self.tree.can_hold(p.condition, held)
-        return self.tree.can_be_active(self._position[p.name], held)
+            return self.tree.can_hold(p.condition, fixed)
+        return self.tree.can_be_active(self._position[p.name], fixed)
 
     def _present(self, X: Tensor, active: Tensor) -> Tensor:
         """``n x (d + num_constants)`` booleans: which parameters points have."""
@@ -889,13 +701,13 @@ class SearchSpace:
         return torch.cat([active, *(on.unsqueeze(-1) for on in constants)], -1)
 
     def _mismatch(
-        self, row: dict[str, Any], active: Sequence[bool], given: Sequence[bool]
+        self, row: dict[str, Any], active: Sequence[bool], stated: Sequence[bool]
     ) -> str:
-        """What is missing from a row or given though inactive."""
-        parameters: list[Column | Constant] = [*self.columns, *self.constants]
+        """The error of a row that lacks parameters, or has inactive ones."""
+        parameters = self.parameters
         conditions = {k: c.condition for k, c in enumerate(self.constants, self.dim)}
         conditions |= self.tree.conditions
-        missing = {k for k, on in enumerate(active) if on and not given[k]}
+        missing = {k for k, on in enumerate(active) if on and not stated[k]}
         # Where a decision is missing, what depends on it is not known: leave it out.
         certain = [
             k
@@ -908,7 +720,7 @@ class SearchSpace:
                 f"{absent[0].name!r}: expected {absent[0].expected()}, as it is "
                 f"active, got {row[absent[0].name]!r}."
             )
-        extra = [p.name for k, p in enumerate(parameters) if given[k] > active[k]]
+        extra = [p.name for k, p in enumerate(parameters) if stated[k] > active[k]]
         wrong = f"with {extra}, inactive there"
         if absent:
             wrong = f"without {[p.name for p in absent]}"
@@ -923,21 +735,23 @@ class SearchSpace:
 
         A number next to a cut may be taken for the cut itself, where other parameters
         are active: by ConfigSpace, which rounds, and on a logarithmic scale, as
-        logarithms are denser than values. A value of few digits is meant as it is, and
-        may be the cut.
+        logarithms are denser than values. A number of few decimal places is meant as it
+        is, and may be the cut.
         """
-        column = self.columns[c]
-        value = column.decode(x)
-        if (
-            isinstance(column, FloatColumn)
-            and c in self.tree.numeric_decisions
-            and not _is_round(column, value, x)
-        ):
-            room = _BESIDE_LOG_CUT if column.log else _BESIDE_CUT * _scale(column)
+        column = self._cut_columns.get(c)
+        if column is not None and not column.is_round(x):
+            room = column.beside_cut
             for lo, hi in self.tree.decision_values[c]:
                 if lo <= x <= hi and hi - lo > 2 * room:
-                    return column.decode(min(max(x, lo + room), hi - room))
-        return value
+                    x = min(max(x, lo + room), hi - room)
+                    break
+        return self.columns[c].decode(x)
+
+    @cached_property
+    def _cut_columns(self) -> dict[int, FloatColumn]:
+        """The real columns whose intervals decide."""
+        columns = ((c, self.columns[c]) for c in self.tree.numeric_decisions)
+        return {c: column for c, column in columns if isinstance(column, FloatColumn)}
 
     def _snap(self, X: Tensor, columns: Sequence[int] | None = None) -> Tensor:
         """Round what is discrete; by default where it is no decision by value."""
@@ -945,10 +759,11 @@ class SearchSpace:
         for c in self._rounded if columns is None else columns:
             column = self.columns[c]
             if isinstance(column, CategoricalColumn):
-                codes = torch.tensor(column.codes, dtype=X.dtype, device=X.device)
-                far = (X[..., c] < codes[0] - 0.5) | (X[..., c] > codes[-1] + 0.5)
-                near = codes[(X[..., c, None] - codes).abs().argmin(-1)]
-                X[..., c] = torch.where(far, X[..., c], near)
+                codes = X.new_tensor(column.codes)
+                x = X[..., c]
+                is_far = (x < codes[0] - 0.5) | (x > codes[-1] + 0.5)
+                nearest = (x.unsqueeze(-1) - codes).abs().argmin(-1)
+                X[..., c] = torch.where(is_far, x, codes[nearest])
             else:
                 X[..., c] = X[..., c].round()
         return X
@@ -957,8 +772,9 @@ class SearchSpace:
         outside = active & ~self._inside(X)
         if outside.any():
             i, c = outside.nonzero()[0].tolist()
-            column, (lo, hi) = self.columns[c], self.columns[c].bounds
-            log = isinstance(column, FloatColumn) and column.log
+            column = self.columns[c]
+            lo, hi = column.bounds
+            log = column.log and not column.discrete
             hint = ", decimal logarithms" if log else ""
             raise ValueError(
                 f"{argument}: expected numbers in [{lo}, {hi}] for {self.names[c]!r} "
@@ -971,11 +787,11 @@ class SearchSpace:
 
 
 def _names(names: Any) -> list[str]:
-    listed = not isinstance(names, str) and isinstance(names, Iterable)
-    found = list(names) if listed else []
-    if not found or not all(isinstance(name, str) for name in found):
+    is_list = not isinstance(names, str) and isinstance(names, Iterable)
+    listed = list(names) if is_list else []
+    if not listed or not all(isinstance(name, str) for name in listed):
         raise ValueError(f"names: expected a list of strings, got {names!r}.")
-    return found
+    return listed
 
 
 def _bounds(bounds: Any, names: list[str]) -> Tensor:
@@ -1001,7 +817,7 @@ def _bounds(bounds: Any, names: list[str]) -> Tensor:
 def _codes(
     name: str, values: Sequence[Any], bounds: Span, declared: Sequence[float]
 ) -> list[float]:
-    """Numbers of a categorical column, which are within what else is known of it."""
+    """Numbers of a categorical column, within the bounds and the declared values."""
     numbers = [arguments.check_number(name, v) for v in values]
     if numbers != sorted(set(numbers)) or not numbers:
         raise ValueError(
@@ -1020,10 +836,32 @@ def _codes(
     return numbers
 
 
-def random_source(seed: int | None) -> Source:
-    """Random numbers of a seed, which is checked; PyTorch's own for None."""
-    seed = arguments.check_seed(seed)
-    return None if seed is None else torch.Generator().manual_seed(seed)
+def _integer(
+    c: int, name: str, span: Span, declared: Sequence[float], log: bool
+) -> IntegerColumn:
+    lo, hi = span
+    if not (lo.is_integer() and hi.is_integer()):
+        raise ValueError(
+            f"bounds: expected whole numbers for the integer column {c} ({name!r}), "
+            f"got {lo} and {hi}."
+        )
+    if declared and list(declared) != list(range(int(lo), int(hi) + 1)):
+        raise ValueError(
+            f"integer_features: expected column {c}, a decision, to have all whole "
+            f"numbers from {lo} to {hi} among its values, got {list(declared)}: list "
+            "them in categorical_features."
+        )
+    return IntegerColumn(name, int(lo), int(hi), log=log)
+
+
+def _logarithmic(c: int, name: str, span: Span) -> FloatColumn:
+    lo, hi = span
+    if not -307.0 <= lo <= hi <= 308.0:  # others are no float64
+        raise ValueError(
+            "bounds: expected decimal logarithms from -307 to 308 for column "
+            f"{c} ({name!r}), got {lo} and {hi}."
+        )
+    return FloatColumn(name, 10.0**lo, 10.0**hi, log=True)
 
 
 def _rows(configs: Any) -> list[dict[str, Any]]:
@@ -1039,17 +877,3 @@ def _rows(configs: Any) -> list[dict[str, Any]]:
                 f"got {config!r}."
             )
     return [{name: config[name] for name in config.keys()} for config in many]
-
-
-def _is_round(column: FloatColumn, value: float, x: float) -> bool:
-    """Whether ``value`` has few digits, and is that of the very number ``x``."""
-    if column.log:
-        return float(f"{value:.12g}") == value and math.log10(value) == x
-    # Decimal places, not significant digits: 5e-324, which is next to a cut at 0, has
-    # one significant digit.
-    return round(value, 12 - math.ceil(math.log10(_scale(column)))) == value
-
-
-def _scale(column: FloatColumn) -> float:
-    lower, upper = column.lower, column.upper
-    return max(upper - lower, abs(lower), abs(upper), 1.0)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["believed", "draw_front", "draw_study"]
-
 import math
 import textwrap
 from collections import Counter
@@ -31,20 +29,9 @@ if TYPE_CHECKING:
 # Paths above which there are bars for the most frequent ones instead of a tree.
 _MANY_PATHS = 24
 _BARS = 15
-# Characters of a path beside its bar, and of an objective beside an axis.
-_PATH, _NAME = 60, 40
-# Inches: the curve, the least for a tree (and for bars), the most for it.
-_CURVE, _LEAST, _MOST = 5.7, 6.4, 20.0
-_HEIGHT = 4.0
-# Random points in which paths are compared, and paths up to which each has some.
-_DRAWS, _LISTED = 1_000, 1_000
-# Paths without a trial that have less of the criterion are left out.
-_LEAST_SHARE = 1e-3
-# Where the quartiles differ by this factor an axis is logarithmic.
-_DECADE = 10.0
-# Values so many times the range of the quartiles beyond them are not shown, if the
-# others would take less than this share of the axis with them.
-_FENCE, _FLAT = 3.0, 0.1
+# The width of the curve, and the least of a tree or bars, in inches.
+_CURVE = 5.7
+_LEAST = 6.4
 
 
 def draw_study(
@@ -74,15 +61,16 @@ def draw_study(
     bars = _bars(space, X, values, minimize) if many else None
     if bars is None:
         wide, high = tree_size(space, X, values, minimize)
-        wide, beside = min(max(wide, _LEAST), _MOST), 0.0
+        wide = min(max(wide, _LEAST), 20.0)
     else:
         lines = sum(label.count("\n") + 1 for label, _ in bars)
-        wide, high = _LEAST, 0.12 * len(bars) + 0.18 * lines
-        beside = max(text_width(label) for label, _ in bars)
-    figure = new_figure(_CURVE + wide + beside + 0.4, max(_HEIGHT, 1.0 + high))
-    left, right = figure.subplots(1, 2, width_ratios=[_CURVE, wide])
+        high = 0.12 * len(bars) + 0.18 * lines
+        wide = _LEAST + max(text_width(label) for label, _ in bars)
+    figure = new_figure(_CURVE + wide + 0.4, max(4.0, 1.0 + high))
+    ratios = [_CURVE, wide if bars is None else _LEAST]
+    left, right = figure.subplots(1, 2, width_ratios=ratios)
     if good:
-        label = f"best {shortened(name, _NAME)}"
+        label = f"best {shortened(name, 40)}"
         plot_traces({"this study": values}, left, minimize=minimize, ylabel=label)
         left.get_legend().remove()  # one line
         best = torch.from_numpy(best_so_far(values if minimize else -values))
@@ -139,14 +127,16 @@ def _scale_axes(
     outside = torch.zeros(len(drawn), dtype=torch.bool)
     for x, shown, name in zip(drawn.mT, always.mT, names, strict=True):
         low, high = x.quantile(torch.tensor([0.25, 0.75]).to(x))
-        if x.min() > 0.0 and high >= _DECADE * low:
+        if x.min() > 0.0 and high >= 10.0 * low:
             ax.set(**{f"{name[0]}scale": "log"})
             continue
-        room = _FENCE * (high - low)
+        # three times the range of the quartiles beyond them
+        room = 3.0 * (high - low)
         inside = torch.cat([x[(x >= low - room) & (x <= high + room)], shown])
-        least, most = float(inside.min()), float(inside.max())
+        least = float(inside.min())
+        most = float(inside.max())
         width = most - least
-        if 0.0 < width < _FLAT * float(x.max() - x.min()):
+        if 0.0 < width < 0.1 * float(x.max() - x.min()):
             ax.set(**{name: (least - 0.05 * width, most + 0.05 * width)})
             outside |= (x < least) | (x > most)
     if outside.any():
@@ -174,12 +164,12 @@ def _bars(
         if first not in drawn:
             drawn[-1] = first
     for key in drawn:
-        here = [i for i, k in enumerate(keys) if k == key]
-        own = [float(values[i]) for i in here if not values[i].isnan()]
-        best = f"best {min(own, key=lambda v: sign * v):.4g}" if own else "no best"
-        text = path_text(tree.path_of(X[here[0]]), names, labels, _PATH)
+        rows = [i for i, k in enumerate(keys) if k == key]
+        told = [float(values[i]) for i in rows if not values[i].isnan()]
+        best = f"best {min(told, key=lambda v: sign * v):.4g}" if told else "no best"
+        text = path_text(tree.path_of(X[rows[0]]), names, labels, 60)
         wrapper = textwrap.TextWrapper(
-            _PATH, break_long_words=False, break_on_hyphens=False
+            60, break_long_words=False, break_on_hyphens=False
         )
         lines = wrapper.wrap(f"{text} ({best})")
         bars.append(("\n".join(lines), counts[key]))
@@ -215,8 +205,8 @@ def draw_front(
             if some:
                 x, y = ([t.values[k] for t in some] for k in (a, b))
                 ax.scatter(x, y, s=22, color=colour, marker=marker, label=label)
-        ax.set_xlabel(shortened(a, _NAME))
-        ax.set_ylabel(shortened(b, _NAME))
+        ax.set_xlabel(shortened(a, 40))
+        ax.set_ylabel(shortened(b, 40))
         tidy(ax)
         if others or good:
             ax.legend(edgecolor="none", framealpha=0.8)
@@ -236,7 +226,7 @@ def believed(
     X: Tensor,
     trials: Sequence[Trial],
 ) -> dict[str, Any]:
-    """What models believe of a point and of paths, see `Study.explain`.
+    """The means of a point and the shares of paths, see `Study.explain`.
 
     Args:
         space: The space.
@@ -248,8 +238,8 @@ def believed(
         trials: What was told.
     """
     tree, names, labels = with_names(space, None, None)
-    drawn = [x, X, space.sample(_DRAWS, seed=0)]
-    if tree.num_paths <= _LISTED:
+    drawn = [x, X, space.sample(1_000, seed=0)]
+    if tree.num_paths <= 1_000:
         drawn.append(space.starts(2 * tree.num_paths, seed=0))
     points = torch.cat(drawn)
     signs = [1.0 if d == "maximize" else -1.0 for d in objectives.values()]
@@ -260,7 +250,8 @@ def believed(
             several = [model.posterior(points.unsqueeze(-2)) for model in models]
             mean = torch.stack([p.mean.flatten() for p in several], -1)
             square = torch.stack([p.variance.flatten() for p in several], -1) + mean**2
-            mean, square = mean @ weights, square @ weights
+            mean = mean @ weights
+            square = square @ weights
             deviation = (square - mean**2).clamp_min(0.0).sqrt()
             # back from the compressed scale of bad outcomes, to first order
             clip = models[0].outcome_transform["clip"]
@@ -269,15 +260,17 @@ def believed(
             predicted.append((sign * mean, deviation * depth.exp()))
     keys, path = tree.path_key(points).unique(return_inverse=True)
     share = torch.stack([value[path == k].max() for k in range(len(keys))]).softmax(0)
-    rows, (mean, deviation), sign = [], predicted[0], signs[0]
+    rows = []
+    mean, deviation = predicted[0]
+    sign = signs[0]
     for k in share.argsort(descending=True).tolist():
-        here = (path == k).nonzero().flatten()
-        best = here[(sign * mean[here]).argmax()]
+        on_path = (path == k).nonzero().flatten()
+        best = on_path[(sign * mean[on_path]).argmax()]
         told = [t for t, j in zip(trials, path[1:].tolist(), strict=False) if j == k]
         values = [sign * t.value for t in told if t.value is not None]
-        if share[k] >= _LEAST_SHARE or told or k == path[0]:
+        if share[k] >= 1e-3 or told or k == path[0]:
             row: dict[str, Any] = {
-                "path": path_text(tree.path_of(points[here[0]]), names, labels),
+                "path": path_text(tree.path_of(points[on_path[0]]), names, labels),
                 "trials": len(told),
                 "best": sign * max(values) if values else None,
                 "mean": float(mean[best]),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["StudyLog", "describe", "writable"]
-
 import json
 import os
 from collections.abc import Mapping
@@ -20,52 +18,15 @@ try:
 except ImportError:  # Windows: without a lock
     fcntl = None  # type: ignore[assignment]
 
-_VERSION = 1
 # How lines begin, after the first one and before: a kill leaves no other beginnings.
-_FIRST, _OTHERS = b'{"study": 1, "', (b'{"asked": [', b'{"told": {')
-_SHOWN = 60  # characters of what came, in a message
+_HEADER = b'{"study": 1, "'
+_ENTRIES = (b'{"asked": [', b'{"told": {')
 # The logs that are open in this process, by device and number of the file.
 _OPEN: WeakValueDictionary[tuple[int, int], StudyLog] = WeakValueDictionary()
 
-# What each part of a line has to be, in words and as types: a list is one of such
-# things, a tuple has alternatives, and a number is itself.
-_Fields = dict[str, tuple[str, Any]]
-_HEADER: _Fields = {
-    "study": (f"{_VERSION}, the version of the format", _VERSION),
-    "space": ("an object", dict),
-    "objectives": ("an object", dict),
-    "constraints": ("a list of texts", [str]),
-    "costs": ("true or false", bool),
-    "seed": ("a whole number", int),
-}
-_ASKED: _Fields = {
-    "asked": ("a list of configurations", [dict]),
-    "x": ("a list of points", [[float]]),
-    "fitted": ("true or false", bool),
-}
-_TOLD: _Fields = {
-    "told": ("a configuration", dict),
-    "values": ("an object or null", (dict, None)),
-    "cost": ("a number or null", (float, None)),
-    "error": ("a text or null", (str, None)),
-}
-# These are only there where they were told.
-_FURTHER: _Fields = {"sem": ("an object", dict), "metadata": ("an object", dict)}
-
-
-def _fits(x: Any, kind: Any) -> bool:
-    """Whether a part of a line is what it has to be."""
-    if isinstance(kind, tuple):
-        return any(_fits(x, one) for one in kind)
-    if isinstance(kind, list):
-        return isinstance(x, list) and all(_fits(one, kind[0]) for one in x)
-    if isinstance(x, bool) or not isinstance(kind, type):
-        return x == kind or kind is bool
-    return isinstance(x, (int, float) if kind is float else kind)
-
 
 def describe(space: SearchSpace) -> dict[str, str]:
-    """What tells a space from another: a text for each parameter, and what it forbids.
+    """The texts that tell a space from another, for each parameter and each clause.
 
     Raises:
         ValueError: A choice has no text that is the same in every process, or one that
@@ -98,26 +59,27 @@ def describe(space: SearchSpace) -> dict[str, str]:
 
 
 def writable(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What JSON gives back as it was; other choices are read as their texts, too."""
+    """A configuration as JSON gives it back; choices are read as their texts, too."""
     plain = (str, int, float, bool, type(None))
     return {k: v if isinstance(v, plain) else str(v) for k, v in config.items()}
 
 
 def _check_choices(space: SearchSpace) -> None:
     """Raise for a choice that would not be read as itself from a file."""
-    fixed = [CategoricalColumn(c.name, [c.value]) for c in space.constants]
-    for column in (*space.columns, *fixed):
-        name = space._shown(column.name) or column.name
+    constants = [CategoricalColumn(c.name, [c.value]) for c in space.constants]
+    for column in (*space.columns, *constants):
         for i, choice in enumerate(getattr(column, "choices", ())):
-            problem = "whose text is also that of another choice, or of none"
+            problem = None
             if _has_set(choice):
                 problem = "a set, whose text has another order in another process"
-            elif _comes_back(column, i):
-                continue
-            raise ValueError(
-                "log: expected choices that a file can hold, such as texts and "
-                f"numbers, got {brief(choice)} for {name!r}, {problem}."
-            )
+            elif not _comes_back(column, i):
+                problem = "whose text is also that of another choice, or of none"
+            if problem is not None:
+                name = space._shown(column.name) or column.name
+                raise ValueError(
+                    "log: expected choices that a file can hold, such as texts and "
+                    f"numbers, got {brief(choice)} for {name!r}, {problem}."
+                )
 
 
 def _has_set(value: Any) -> bool:
@@ -172,26 +134,24 @@ class StudyLog:
         try:
             self._hold()
             data = self._file.read()
-            #: ``(line number, object)`` of what was asked for and told so far.
+            #: ``(line number, object)`` of all that was asked for and told so far.
             self.entries: list[tuple[int, dict[str, Any]]] = []
             end = data.rfind(b"\n") + 1
             tail = data[end:]
-            is_cut = tail.startswith(_FIRST)
-            if end:
-                is_cut = any(tail.startswith(o) or o.startswith(tail) for o in _OTHERS)
             if lacks_end := _is_object(tail):
-                data, end = data + b"\n", len(data) + 1
+                data += b"\n"
+                end = len(data)
+            elif tail and not _is_beginning(tail, is_first=not end):
+                _parse(tail, self.where(data.count(b"\n") + 1))
             if end:
                 self.seed = self._read(data[:end], settings)
             if lacks_end:
                 self._file.write(b"\n")
-            elif tail and not is_cut:
-                _parse(tail, self.where(data.count(b"\n") + 1))
             self._file.truncate(end)
             self._size = end
             if not end:
                 self.seed = new_seed if settings["seed"] is None else settings["seed"]
-                self.append({"study": _VERSION, **settings, "seed": self.seed})
+                self.append({"study": 1, **settings, "seed": self.seed})
         except BaseException:
             self._file.close()
             raise
@@ -221,28 +181,47 @@ class StudyLog:
     def _read(self, data: bytes, settings: Mapping[str, Any]) -> int:
         """Check all lines, keep the entries, and return the seed."""
         first, *others = data.splitlines()
-        header = _check(_parse(first, self.where(1)), _HEADER, self.where(1))
-        for key, value in settings.items():
-            expected, got = value, header[key]
+        where = self.where(1)
+        header = _parse(first, where)
+        _check_keys(header, ["study", *settings], [], where)
+        if header["study"] != 1:
+            raise ValueError(
+                f"{where}: study: expected 1, the version of the format, got "
+                f"{brief(header['study'])}."
+            )
+        if not isinstance(header["seed"], int):
+            raise ValueError(
+                f"{where}: seed: expected a whole number, got {header['seed']!r}."
+            )
+        for key, expected in settings.items():
+            got: Any = header[key]
             # columns, and so points, have the order of the parameters
-            if value is None or json.dumps(expected) == json.dumps(got):
+            if expected is None or json.dumps(expected) == json.dumps(got):
                 continue
-            if isinstance(value, dict) and list(expected) != list(got):
-                expected, got = list(expected), list(got)  # names, and their order
-            elif isinstance(value, dict):  # the first difference is enough
-                name = next(n for n in value if expected[n] != got[n])
-                expected, got = {name: expected[name]}, {name: got[name]}
+            if isinstance(expected, dict) and isinstance(got, dict):
+                if list(expected) != list(got):  # names, and their order
+                    expected = list(expected)
+                    got = list(got)
+                else:  # the first difference is enough
+                    name = next(n for n in expected if expected[n] != got[n])
+                    expected = {name: expected[name]}
+                    got = {name: got[name]}
             hint = " Without the argument it is read from the log."
             raise ValueError(
-                f"{self.where(1)}: {key}: expected {json.dumps(expected)} as in this "
+                f"{where}: {key}: expected {json.dumps(expected)} as in this "
                 f"study, got {json.dumps(got)}.{hint if key == 'seed' else ''}"
             )
         for number, line in enumerate(others, start=2):
+            if not line.strip():
+                continue
             where = self.where(number)
             entry = _parse(line, where)
-            further = {k: v for k, v in _FURTHER.items() if k in entry}
-            fields = _ASKED if "asked" in entry else _TOLD | further
-            self.entries.append((number, _check(entry, fields, where)))
+            if "asked" in entry:  # earlier versions wrote more
+                _check_keys(entry, ["asked"], ["x", "fitted"], where)
+            else:
+                names = ["told", "values", "cost", "error"]
+                _check_keys(entry, names, ["sem", "metadata"], where)
+            self.entries.append((number, entry))
         return int(header["seed"])
 
     def append(self, *entries: Mapping[str, Any]) -> None:
@@ -262,9 +241,9 @@ class StudyLog:
             )
         lines = "".join(f"{json.dumps(e)}\n" for e in entries).encode()
         end = self._file.seek(0, os.SEEK_END)
-        own = os.fstat(self._file.fileno())
-        there = self.path.exists() and os.path.samestat(own, self.path.stat())
-        if end < self._size or not there:
+        opened = os.fstat(self._file.fileno())
+        is_there = self.path.exists() and os.path.samestat(opened, self.path.stat())
+        if end < self._size or not is_there:
             raise ValueError(
                 f"log: expected {self.path} as this study left it, got another file, a "
                 "shorter one, or none. Put it back, and tell again."
@@ -305,30 +284,27 @@ def _is_object(line: bytes) -> bool:
         return False
 
 
+def _is_beginning(line: bytes, is_first: bool) -> bool:
+    """Whether it is a line of a log that a kill has cut."""
+    if is_first:
+        return line.startswith(_HEADER)
+    return any(line.startswith(o) or o.startswith(line) for o in _ENTRIES)
+
+
 def _parse(line: bytes, where: str) -> dict[str, Any]:
     try:
         entry = json.loads(line)
     except ValueError:  # text that is not UTF-8, too
         entry = line.decode(errors="replace")
     if not isinstance(entry, dict):
-        raise ValueError(f"{where}: expected a JSON object, got {_text(entry)}.")
+        raise ValueError(f"{where}: expected a JSON object, got {brief(entry)}.")
     return entry
 
 
-def _check(entry: dict[str, Any], fields: _Fields, where: str) -> dict[str, Any]:
-    """An object with these fields and no others."""
-    if entry.keys() != fields.keys():
+def _check_keys(
+    entry: dict[str, Any], required: list[str], optional: list[str], where: str
+) -> None:
+    if not {*required} <= entry.keys() <= {*required, *optional}:
         raise ValueError(
-            f"{where}: expected {', '.join(fields)}, got {_text(', '.join(entry))}."
+            f"{where}: expected {', '.join(required)}, got {brief(', '.join(entry))}."
         )
-    for key, (description, kind) in fields.items():
-        if not _fits(entry[key], kind):
-            raise ValueError(
-                f"{where}: {key}: expected {description}, got {_text(entry[key])}."
-            )
-    return entry
-
-
-def _text(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

@@ -2,17 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "AcquisitionMaker",
-    "ModelMaker",
-    "Point",
-    "answered",
-    "draw_new",
-    "suggest_with",
-    "used_up",
-]
-
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -31,45 +21,35 @@ Point = tuple[float, ...]
 ModelMaker = Callable[[SearchSpace, Tensor, Tensor], Model]
 AcquisitionMaker = Callable[[Model, Tensor, Tensor, Tensor | None], AcquisitionFunction]
 
-# Random points among which one is looked for that is not known yet.
-_DRAWS = 200
-# The same where most may be on other paths than those that are left.
-_HELD_DRAWS = 5_000
-# Up to so many paths `SearchSpace.starts` has some on each; most of them in all.
-_LISTED, _MOST_STARTS = 1_000, 20_000
-# Of the range of a number on its scale: as far as numbers that were rounded on the way,
-# say 0.0021 for 0.0021346, may be off.
-_ROUNDING = 1e-2
-# The same of a configuration that was changed on the way.
-_CHANGED = 0.1
-
 
 def draw_new(
     space: SearchSpace,
     q: int,
-    known: Collection[Point],
-    held: Mapping[int, float],
+    taken: Collection[Point],
+    fixed_features: Mapping[int, float],
     seed: int,
 ) -> list[Point]:
-    """Random points that are not known: ``q``, or fewer where no more are found.
+    """Random points that are new: ``q``, or fewer where no more are drawn.
 
     Args:
         space: The space.
         q: How many.
-        known: Points that are not wanted.
-        held: Column -> its value wherever it is active.
+        taken: Points that are not wanted.
+        fixed_features: Column -> its value wherever it is active.
         seed: Decides everything.
     """
-    X = space.sample((_HELD_DRAWS if held else _DRAWS) + q, seed=seed)
+    # with fixed columns most points may be on other paths than those that are left
+    X = space.sample((5_000 if fixed_features else 200) + q, seed=seed)
+    new = _new(hold(space, X, fixed_features)[0], taken)
+    if fixed_features and len(new) < q:  # few are on a rare path
+        n = (q + len(taken)) * min(space.tree.num_paths, 1_000)
+        X = torch.cat([X, space.starts(min(n, 20_000), seed=seed)])
+        new = _new(hold(space, X, fixed_features)[0], taken)
+    return new[:q]
 
-    def new_ones() -> list[Point]:
-        points = hold(space, X, held)[0] if held else X
-        return [x for x in dict.fromkeys(map(tuple, points.tolist())) if x not in known]
 
-    if held and len(new_ones()) < q:  # few are on a rare path
-        n = (q + len(known)) * min(space.tree.num_paths, _LISTED)
-        X = torch.cat([X, space.starts(min(n, _MOST_STARTS), seed=seed)])
-    return new_ones()[:q]
+def _new(X: Tensor, taken: Collection[Point]) -> list[Point]:
+    return [x for x in dict.fromkeys(map(tuple, X.tolist())) if x not in taken]
 
 
 def used_up(
@@ -82,37 +62,39 @@ def used_up(
     Args:
         space: The space.
         q: How many were asked for.
-        fixed: What is held, by name.
+        fixed: The values of parameters that are fixed.
     """
-    held = f" with {dict(fixed)}" if fixed else ""
+    where = f" with {dict(fixed)}" if fixed else ""
     reasons = ["are equal to these", "were evaluated", "are pending"]
-    reasons += ["are forbidden"] if space.is_restricted else []
-    reasons += ["cannot have these values"] if held else []
+    if space.is_restricted:
+        reasons.append("are forbidden")
+    if fixed:
+        reasons.append("cannot have these values")
     return CandidateGenerationError(
-        f"Expected {q} new configuration{'s' * (q > 1)}{held}, found fewer: others "
+        f"Expected {q} new configuration{'s' * (q > 1)}{where}, found fewer: others "
         f"{', '.join(reasons[:-1])} or {reasons[-1]}."
     )
 
 
 def answered(
-    space: SearchSpace, key: Point, asked: Iterable[Point], changed: bool = False
+    space: SearchSpace, x: Point, pending: Sequence[Point], changed: bool = False
 ) -> Point:
     """The pending point that this is, apart from rounded numbers.
 
     Args:
         space: The space.
-        key: The point that was evaluated.
-        asked: Those that are pending.
+        x: The point that was evaluated.
+        pending: Those that are pending.
         changed: Whether numbers, integers too, may have been changed on the way.
 
     Returns:
-        ``key`` if it is pending itself or near none of them; else the nearest one with
-        the same path, choices and integers.
+        ``x`` if it is pending itself or near none of them; else the nearest one with
+        the same path, choices and integers. Near is within 1 % of the range of each
+        number on its scale, such as 0.0021 for 0.0021346; within 10 % if ``changed``.
     """
-    pending = list(asked)
-    if not pending or key in pending:
-        return key
-    X = torch.tensor([key, *pending], dtype=torch.double)
+    if not pending or x in pending:
+        return x
+    X = torch.tensor([x, *pending], dtype=torch.double)
     path = space.tree.path_key(X)
     whole = [] if changed else space.integer_features
     discrete = [*space.categorical_features, *whole]
@@ -121,8 +103,7 @@ def answered(
     width = (high - low).clamp_min(torch.finfo(X.dtype).tiny)
     off = ((X - X[0]).abs() / width).amax(-1).masked_fill(~same, torch.inf)[1:]
     nearest = int(off.argmin())
-    room = _CHANGED if changed else _ROUNDING
-    return pending[nearest] if off[nearest] <= room else key
+    return pending[nearest] if off[nearest] <= (0.1 if changed else 0.01) else x
 
 
 def suggest_with(
@@ -132,7 +113,7 @@ def suggest_with(
     model: ModelMaker | None,
     acquisition: AcquisitionMaker | None,
     q: int,
-    X_pending: Tensor | None,
+    X_pending: Tensor,
     seed: int,
     fixed_features: Mapping[int, float],
 ) -> tuple[Tensor, Model]:
@@ -148,7 +129,7 @@ def suggest_with(
             the expected improvement over the best mean at an evaluated point, with what
             is fixed.
         q: How many points.
-        X_pending: Points that are being evaluated.
+        X_pending: ``p x d`` points that are being evaluated.
         seed: Decides everything.
         fixed_features: Column -> its value wherever it is active.
 
@@ -172,7 +153,7 @@ def suggest_with(
                 "model: expected a function that returns a model of BoTorch, got one "
                 f"that returned a {type(fitted).__name__}."
             )
-        pending = train_X[:0] if X_pending is None else X_pending
+        pending = X_pending
         comparable = hold(space, train_X, fixed_features)[0]
         comparable = comparable if len(comparable) else train_X
         for _ in range(q):
@@ -189,9 +170,11 @@ def suggest_with(
                     "function of BoTorch, got one that returned a "
                     f"{type(criterion).__name__}."
                 )
-            known = torch.cat([train_X, pending])
-            found, _ = optimize_acqf_paths(
-                criterion, space=space, fixed_features=fixed_features, X_avoid=known
+            x, _ = optimize_acqf_paths(
+                criterion,
+                space=space,
+                fixed_features=fixed_features,
+                X_avoid=torch.cat([train_X, pending]),
             )
-            pending = torch.cat([pending, found.to(pending)])
+            pending = torch.cat([pending, x.to(pending)])
     return pending[len(pending) - q :], fitted

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Study"]
-
 import logging
 import math
 import os
@@ -24,6 +22,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from botorch_structured.models import OldStudiesMean
+from botorch_structured.models.contexts import quiet, seeded
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.spaces.arguments import (
     brief,
@@ -35,7 +34,7 @@ from botorch_structured.spaces.arguments import (
 )
 from botorch_structured.spaces.search_space import KINDS
 from botorch_structured.study.earlier import read_earlier
-from botorch_structured.study.given import read_csv, read_fixed, read_space
+from botorch_structured.study.inputs import read_csv, read_fixed, read_space
 from botorch_structured.study.log import StudyLog, describe, writable
 from botorch_structured.study.points import (
     AcquisitionMaker,
@@ -53,9 +52,13 @@ from botorch_structured.study.trials import (
     detached,
     read_metadata,
 )
-from botorch_structured.suggest import Surrogates, fit_surrogates, suggest
-from botorch_structured.suggest.suggestion import hold, make_criterion
-from botorch_structured.suggest.surrogates import old_studies_predict
+from botorch_structured.suggest import Surrogates
+from botorch_structured.suggest.suggestion import hold, make_criterion, propose
+from botorch_structured.suggest.surrogates import (
+    TrainingData,
+    fit_checked,
+    old_studies_predict,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -66,31 +69,20 @@ Starts = str | Sequence[Mapping[str, Any]] | Callable[[SearchSpace, int], Tensor
 _logger = logging.getLogger("botorch_structured")
 # One thread at a time: torch's seed is everybody's, and so is the end of a log.
 _LOCK = threading.RLock()
-# What is told of an evaluation; a log has those at the end where they were told.
-_TOLD = ("values", "cost", "error", "sem", "metadata")
-
 #: Starts on different paths before models are fitted, see `SearchSpace.starts`.
 MOST_STARTS = 16
-# Fits start from the one before above so many evaluations, where that saves a third of
-# the time or more; and from nothing at every tenth, so that a study that is opened
-# again has at most nine fits to repeat.
+# Fits of more evaluations start from a fit of the first ones.
 _WARM_ABOVE = 100
-# So many trials that were asked for after a pending one: its answer does not come.
-_OVERTAKEN = 50
-_COLD_EVERY = 10
 
 
 class _Pending(NamedTuple):
-    """What was asked for and not told yet.
+    """A configuration that was asked for and not told yet.
 
     Attributes:
-        point: The point that was suggested.
-        config: Its configuration, of which `encode` makes the key of this: a point that
-            may be off by rounding on a logarithmic scale.
-        since: How many trials there were then.
+        config: The configuration.
+        since: How many trials there were when it was asked for.
     """
 
-    point: Point
     config: dict[str, Any]
     since: int
 
@@ -110,8 +102,9 @@ class Study:
     were asked for and not told yet are pending: they are taken into account. In an
     equal loop starts are ``space.starts(seed=seed, at_most=16)``, and the suggestion
     after ``n`` evaluations has the seed ``seed + n``, and up to 100 of them no
-    ``start_from``; from then on each fit starts from the one before it, except for the
-    first one of every ten evaluations (``n // 10``).
+    ``start_from``. Above that it is ``fit_surrogates`` of the first ``m`` evaluations
+    with the seed ``m``: ``n`` rounded down to a multiple of 10, from 400 evaluations on
+    of 20, from 800 on of 40, and so on.
 
     Args:
         space: What to search: a `SearchSpace`, a ConfigSpace ``ConfigurationSpace``, or
@@ -188,13 +181,14 @@ class Study:
         for name, made in (("model", model), ("acquisition", acquisition)):
             if made is not None and not callable(made):
                 raise ValueError(f"{name}: expected a function, got {brief(made)}.")
-        own = [made for made in self._functions if made is not None]
-        if len(own) == 1 and (len(self._goals.names) > 1 or self._goals.constraints):
+        has_functions = self._functions != (None, None)
+        several = len(self._goals.names) > 1 or self._goals.constraints
+        if has_functions and several and None in self._functions:
             raise ValueError(
                 "model, acquisition: expected both or none with several objectives or "
                 f"constraints, got only {'acquisition' if model is None else 'model'}."
             )
-        if not isinstance(costs, bool) or (costs and own):
+        if not isinstance(costs, bool) or (costs and has_functions):
             raise ValueError(
                 "costs: expected True or False, and False with a model or an "
                 f"acquisition function of your own, got {costs!r}."
@@ -204,32 +198,37 @@ class Study:
         self.models: list[Model] = []
         self._trials: list[Trial] = []
         self._points: list[Point] = []  # of the trials
-        self._told: dict[Point, int] = {}  # what `encode` makes of them -> number
+        self._asked_at: list[int] = []  # how many trials there were when each was asked
+        self._told: dict[Point, int] = {}  # the last trial that told, or answered, each
         self._pending: dict[Point, _Pending] = {}
-        self._again: list[Point] = []  # keys of these that are to be asked for again
-        self._answers: list[int] = []  # of each trial: how many there were when asked
-        self._stops = self._has_dropped = False
-        self._fitted: dict[int, Surrogates | None] = {}  # by number of trials
-        self._starts: list[Point] | None = None
-        self._kind = starts if isinstance(starts, str) else "random"
-        if self._kind not in KINDS:
+        self._again: list[Point] = []  # those of them that are to be asked for again
+        self._latest_request = 0  # how many trials there were then
+        self._stops = False
+        self._has_dropped = False
+        # fits, and of how many trials: the last one, and the one that it starts from
+        self._fitted: tuple[int, Surrogates] | None = None
+        self._first_fit: tuple[int, Surrogates] | None = None
+        if isinstance(starts, str) and starts not in KINDS:
             raise ValueError(
                 f"starts: expected one of {list(KINDS)}, configurations or a function, "
                 f"got {starts!r}."
             )
-        self._make_starts = None if isinstance(starts, str) else starts
-        if self._make_starts is not None and not callable(starts):
+        self._starts: Any = "random" if starts is None else starts
+        if not isinstance(self._starts, str) and not callable(starts):
             self._starts = self._encode(starts, "starts")
-        if earlier is not None and (own or len(self.objectives) > 1):
+        self._made_starts: tuple[int, list[Point]] | None = None  # with their seed
+        if earlier is not None and (has_functions or len(self.objectives) > 1):
+            got = "one" if has_functions else list(self.objectives)
             raise ValueError(
                 "earlier: expected one objective, and no model or acquisition function "
-                f"of your own, got {list(self.objectives) if not own else 'one'}."
+                f"of your own, got {got}."
             )
         ((name, direction), *_) = self.objectives.items()
         self._earlier = read_earlier(self.space, earlier, name, direction == "minimize")
         # beside old studies a function says which start a path has, not when
-        merged = callable(starts) and self._earlier is not None
-        self._asks_all = self._make_starts is not None and not merged
+        self._asks_all = isinstance(self._starts, list) or (
+            callable(self._starts) and self._earlier is None
+        )
         seed = check_seed(seed)
         drawn = int(torch.randint(2**31, ())) if seed is None else seed
         #: Decides starts and suggestions.
@@ -267,7 +266,7 @@ class Study:
 
     @property
     def trials(self) -> list[Trial]:
-        """What was told, in this order; copies, of which changes change nothing."""
+        """All trials in the order told. They are copies."""
         return [trial.copy() for trial in self._trials]
 
     @property
@@ -282,7 +281,7 @@ class Study:
     @property
     def pending(self) -> list[dict[str, Any]]:
         """The configurations that were asked for and not told yet."""
-        return [detached(asked.config) for asked in [*self._pending.values()]]
+        return [detached(request.config) for request in [*self._pending.values()]]
 
     @property
     def model(self) -> Model | None:
@@ -344,19 +343,18 @@ class Study:
         q = check_count("q", q)
         with _LOCK:
             elsewhere = self._encode(pending, "pending")
-            held = {} if fixed is None else read_fixed(self.space, fixed)
-            again = [k for k in self._again if self._held([k], held) == [k]][:q]
-            new = self._next(q - len(again), elsewhere, held)
+            fixed_features = {} if fixed is None else read_fixed(self.space, fixed)
+            again = [
+                x for x in self._again if self._with_fixed([x], fixed_features) == [x]
+            ][:q]
+            new = self._next(q - len(again), elsewhere, fixed_features)
             if len(again) + len(new) < q:
                 raise used_up(self.space, q, fixed)
             if new and self._log is not None:
-                asked = [writable(asked.config) for asked in new.values()]
-                points = [asked.point for asked in new.values()]
-                fitted = len(self._trials) in self._fitted
-                self._log.append({"asked": asked, "x": points, "fitted": fitted})
-            self._pending |= new
-            self._again = [key for key in self._again if key not in again]
-            return [detached(self._pending[key].config) for key in (*again, *new)]
+                self._log.append({"asked": [*map(writable, new.values())]})
+            self._add_pending(new)
+            self._again = [x for x in self._again if x not in again]
+            return [detached(self._pending[x].config) for x in (*again, *new)]
 
     def tell(
         self,
@@ -422,33 +420,39 @@ class Study:
         """
         if isinstance(configs, (str, Mapping)) or not isinstance(configs, Sequence):
             raise ValueError(f"configs: expected a list, got {brief(configs)}.")
-        further = {"costs": costs, "errors": errors, "sems": sems, "metadata": metadata}
         nothing = [None] * len(configs)
-        columns: dict[str, Sequence[Any]] = {"values": values}
-        columns |= {k: nothing if v is None else v for k, v in further.items()}
-        for name, given in columns.items():
+        columns = {
+            "values": values,
+            "costs": nothing if costs is None else costs,
+            "errors": nothing if errors is None else errors,
+            "sems": nothing if sems is None else sems,
+            "metadata": nothing if metadata is None else metadata,
+        }
+        for name, column in columns.items():
             try:
-                got = str(len(given))
+                got = str(len(column))
             except TypeError:
-                got = brief(given)
+                got = brief(column)
             if got != str(len(configs)):
                 raise ValueError(
                     f"{name}: expected {len(configs)}, one for each configuration, "
                     f"got {got}."
                 )
         with _LOCK:
-            keys = self._encode(configs, "config")
-            told = [self._read(*row) for row in zip(*columns.values(), strict=True)]
-            native = self._decode([self._point(key) for key in keys])
+            points = self._encode(configs, "config")
+            rows = [self._read(*row) for row in zip(*columns.values(), strict=True)]
+            native = [
+                self._pending[x].config if x in self._pending else config
+                for x, config in zip(points, self._decode(points), strict=True)
+            ]
             if self._log is not None:
-                entries = [
-                    {"told": writable(config), "values": None}
-                    | {k: v for k, v in row.items() if v != {}}
-                    for config, row in zip(native, told, strict=True)
-                ]
+                entries = []
+                for config, row in zip(native, rows, strict=True):
+                    told = {k: v for k, v in row.items() if v != {}}
+                    entries.append({"told": writable(config), "values": None} | told)
                 self._log.append(*entries)
-            for key, config, row in zip(keys, native, told, strict=True):
-                self._record(key, config, row)
+            for x, config, row in zip(points, native, rows, strict=True):
+                self._record(x, config, row)
 
     def optimize(
         self,
@@ -497,7 +501,8 @@ class Study:
         if not all(isinstance(k, type) and issubclass(k, Exception) for k in kinds):
             raise ValueError(f"catch: expected an exception or a tuple, got {catch!r}.")
         limit = math.inf if timeout is None else check_number("timeout", timeout)
-        started, self._stops = time.monotonic(), False
+        started = time.monotonic()
+        self._stops = False
         with tqdm(
             total=total + len(self._trials),
             initial=len(self._trials),
@@ -522,9 +527,9 @@ class Study:
                 try:
                     trial = self._evaluate(evaluate, config, kinds)
                 except BaseException:
-                    (key,) = self._encode([config], "config")
-                    if key in self._pending:  # it may have come while it was told
-                        self._again.insert(0, key)
+                    (x,) = self._encode([config], "config")
+                    if x in self._pending:  # it may have come while it was told
+                        self._again.insert(0, x)
                     raise
                 level = logging.INFO if trial.values else logging.WARNING
                 if _logger.isEnabledFor(level):
@@ -557,11 +562,13 @@ class Study:
         config: dict[str, Any],
         catch: tuple[type[Exception], ...],
     ) -> Trial:
-        started, error = time.perf_counter(), None
+        started = time.perf_counter()
+        value = None
+        error = None
         try:
             value = evaluate(detached(config))
         except catch as reason:
-            value, error = None, f"{type(reason).__name__}: {reason}"
+            error = f"{type(reason).__name__}: {reason}"
         else:
             name = f"evaluate(config) of trial {len(self._trials)}"
             try:
@@ -572,7 +579,8 @@ class Study:
                 )
                 if not (catch and returns):
                     raise
-                value, error = None, str(reason)
+                value = None
+                error = str(reason)
         # no clock is fine enough for an evaluation that takes no time
         seconds = max(time.perf_counter() - started, 1e-9)
         with _LOCK:
@@ -659,27 +667,28 @@ class Study:
         """
         from botorch_structured.study.figure import believed
 
-        (key,) = self._encode([config], "config")
+        (x,) = self._encode([config], "config")
         if self._functions != (None, None):
             raise ValueError("model: expected the default one, got one of your own.")
+        if not any(trial.values for trial in self._trials):
+            raise ValueError("trials: expected at least one with a value, got none.")
         n = len(self._trials)
-        data, seed = self._data(n), later_seed(self.seed, n)
-        fitted = self._fitted.get(n) or fit_surrogates(
+        data = self._data(n)
+        fitted = self._fit()
+        points = torch.cat([data.X, self._tensor([p for p in self._pending if p != x])])
+        criterion, _ = make_criterion(self.space, fitted, points, n, train_C=data.C)
+        beliefs = believed(
             self.space,
-            start_from=self._start_from(n),
-            seed=seed,
-            earlier=self.earlier,
-            **data,
+            self.objectives,
+            fitted.objectives,
+            criterion,
+            self._tensor([x]),
+            data.X,
+            self._trials,
         )
-        X, C, x = data["train_X"], data["train_C"], self._tensor([self._point(key)])
-        busy = [asked.point for k, asked in self._pending.items() if k != key]
-        known = torch.cat([X, self._tensor(busy)])
-        criterion, _ = make_criterion(self.space, fitted, known, n, train_C=C)
-        goals, models = self.objectives, fitted.objectives
-        found = believed(self.space, goals, models, criterion, x, X, self._trials)
         if self._earlier is not None:
-            found["earlier"] = float(models[0].weights[-1])
-        return found
+            beliefs["earlier"] = float(fitted.objectives[0].weights[-1])
+        return beliefs
 
     def close(self) -> None:
         """Let go of the log: what is told from now on is in memory only."""
@@ -695,30 +704,35 @@ class Study:
             )
         return self.__dict__
 
-    def _point(self, key: Point) -> Point:
-        return self._pending[key].point if key in self._pending else key
-
-    def _record(self, key: Point, config: dict[str, Any], own: dict[str, Any]) -> None:
+    def _add_pending(self, new: Mapping[Point, dict[str, Any]]) -> None:
         n = len(self._trials)
-        told = self._told.get(key, -1)  # again, it answers what was asked since then
-        later = [k for k, asked in self._pending.items() if asked.since > told]
-        answer = answered(self.space, key, later)
-        self._told |= dict.fromkeys((key, answer), n)
-        self._points.append(self._point(key))
-        since = {k: asked.since for k, asked in self._pending.items()}
-        # what was not asked for counts as the last that was
-        last = max([*self._answers, *since.values()], default=0)
-        self._answers.append(since.get(answer, last))
-        self._trials.append(Trial(n, config, **own))
+        self._latest_request = n
+        for x, config in new.items():
+            self._pending.setdefault(x, _Pending(config, n))
+
+    def _record(self, x: Point, config: dict[str, Any], row: dict[str, Any]) -> None:
+        n = len(self._trials)
+        # told before: it can only answer requests made after that
+        told = self._told.get(x, -1)
+        later = [p for p, request in self._pending.items() if request.since > told]
+        answer = answered(self.space, x, later)
+        request = self._pending.pop(answer, None)
+        # a configuration nobody asked for is dated like the latest request
+        asked_at = self._latest_request if request is None else request.since
+        self._told |= {x: n, answer: n}
+        self._points.append(x)
+        self._asked_at.append(asked_at)
+        self._trials.append(Trial(n, config, **row))
+        # the answer does not come if that of 50 later requests did
         dropped = [
-            k
-            for k, m in since.items()
-            if sum(a > m for a in self._answers) >= _OVERTAKEN
+            p
+            for p, request in self._pending.items()
+            if sum(at > request.since for at in self._asked_at) >= 50
         ]
-        if self._pending.pop(answer, None) is None:
-            dropped.append(answered(self.space, key, later, changed=True))
-        lost = [self._pending.pop(k).config for k in dropped if k in self._pending]
-        self._again = [k for k in self._again if k in self._pending]
+        if request is None:
+            dropped.append(answered(self.space, x, later, changed=True))
+        lost = [self._pending.pop(p).config for p in dropped if p in self._pending]
+        self._again = [p for p in self._again if p in self._pending]
         if lost and not self._has_dropped:
             self._has_dropped = True
             warn(
@@ -728,30 +742,36 @@ class Study:
                 "said once."
             )
 
+    def _truncate(self, n: int) -> None:
+        """Forget all trials but the first ``n``, and which configurations are pending.
+
+        For trials of others that are told in another order than before.
+        """
+        self._pending.clear()
+        if n < len(self._trials):
+            del self._trials[n:], self._points[n:], self._asked_at[n:]
+            self._told = {x: k for k, x in enumerate(self._points)}
+            self._fitted = None
+            if self._first_fit is not None and self._first_fit[0] > n:
+                self._first_fit = None
+
     def _replay(self, log: StudyLog) -> None:
         """Bring the study to where its log ends."""
         for line, entry in log.entries:
             try:
                 if "asked" in entry:
-                    keys, points = self._encode(entry["asked"], "asked"), entry["x"]
-                    new = self._asked_for(
-                        [tuple(x) for x in points if len(x) == self.space.dim]
-                    )
-                    # stopped by hand when this was written, it was asked again
-                    if list(new) != [k for k in keys if k not in self._pending]:
-                        raise ValueError(
-                            f"x: expected {keys}, as asked says, got {points}."
-                        )
-                    self._pending |= new
-                    if entry["fitted"]:
-                        self._fitted[len(self._trials)] = None
+                    points = self._encode(entry["asked"], "asked")
+                    # one that was stopped by hand when it was written was asked again
+                    configs = self._decode(points)
+                    self._add_pending(dict(zip(points, configs, strict=True)))
                     continue
-                (key,) = self._encode([entry["told"]], "told")
-                told = self._read(*map(entry.get, _TOLD))
+                (x,) = self._encode([entry["told"]], "told")
+                names = ("values", "cost", "error", "sem", "metadata")
+                row = self._read(*map(entry.get, names))
             except ValueError as error:
                 raise ValueError(f"{log.where(line)}: {error}") from None
-            (config,) = self._decode([self._point(key)])
-            self._record(key, config, told)
+            (config,) = self._decode([x])
+            self._record(x, config, row)
         self._again = list(self._pending)
 
     def _read(
@@ -762,7 +782,7 @@ class Study:
         sem: Any = None,
         metadata: Any = None,
     ) -> dict[str, Any]:
-        """What a `Trial` has besides its number and configuration, checked."""
+        """The further attributes of a `Trial`, checked."""
         values = self._goals.read(value)
         if cost is not None and (cost := check_number("cost", cost)) <= 0.0:
             raise ValueError(f"cost: expected a positive number, got {cost!r}.")
@@ -829,88 +849,96 @@ class Study:
         return self.space.tree.path_key(self._tensor(points)).tolist()
 
     def _next(
-        self, q: int, elsewhere: Sequence[Point], held: dict[int, float]
-    ) -> dict[Point, _Pending]:
-        """New points: starts, then suggestions; fewer where the space is used up."""
+        self,
+        q: int,
+        elsewhere: Sequence[Point],
+        fixed_features: Mapping[int, float],
+    ) -> dict[Point, dict[str, Any]]:
+        """New points and their configurations; fewer where the space is used up.
+
+        Starts come first, then suggestions.
+        """
         if not q:
             return {}
-        others = (key for key in elsewhere if key not in self._pending)
-        mine = (asked.point for asked in self._pending.values())
-        busy = list(dict.fromkeys([*mine, *others]))
-        known = {*self._points, *busy}
-        starts = self._held(self._next_starts(busy), held)
-        new = self._asked_for([x for x in starts if x not in known], elsewhere)
-        new = dict(list(new.items())[:q])
-        busy += [asked.point for asked in new.values()]
+        busy = list(dict.fromkeys([*self._pending, *elsewhere]))
+        starts = self._with_fixed(self._next_starts(busy), fixed_features)
+        new = dict(islice(self._new(starts, elsewhere).items(), q))
+        busy += new
         while (missing := q - len(new)) > 0:
             try:
-                found = self._choose(missing, busy, held)
+                points = self._choose(missing, busy, fixed_features)
             except CandidateGenerationError:
-                if len(found := self._draw(missing, busy, held)) == missing:
+                points = self._draw(missing, busy, fixed_features)
+                if len(points) == missing:
                     raise
-            for key, asked in self._asked_for(found, elsewhere).items():
-                new.setdefault(key, asked)
-            busy += found
-            if len(found) < missing:
+            for x, config in self._new(points, elsewhere).items():
+                new.setdefault(x, config)
+            busy += points
+            if len(points) < missing:
                 break
         return new
 
-    def _held(self, points: list[Point], held: Mapping[int, float]) -> list[Point]:
-        """Points with some columns held, without those of paths with other values."""
-        if not (held and points):
+    def _new(
+        self, points: Sequence[Point], elsewhere: Sequence[Point]
+    ) -> dict[Point, dict[str, Any]]:
+        """Points of configurations that nobody has, and these.
+
+        Where dictionaries overlap, several points have one configuration: that of
+        `encode` counts.
+        """
+        configs = self._decode(points)
+        pairs = zip(self._encode(configs, "config"), configs, strict=True)
+        taken = {*self._told, *self._pending, *elsewhere}
+        return {x: config for x, config in pairs if x not in taken}
+
+    def _with_fixed(
+        self, points: list[Point], fixed_features: Mapping[int, float]
+    ) -> list[Point]:
+        """Points with some columns fixed, without those of paths with other values."""
+        if not (fixed_features and points):
             return points
-        X, _ = hold(self.space, self._tensor(points), held)
+        X, _ = hold(self.space, self._tensor(points), fixed_features)
         return [tuple(x) for x in X.tolist()]
 
     def _draw(
-        self, q: int, busy: Sequence[Point], held: Mapping[int, float]
+        self, q: int, busy: Sequence[Point], fixed_features: Mapping[int, float]
     ) -> list[Point]:
-        known, seed = {*self._points, *busy}, later_seed(self.seed, len(self._trials))
-        return draw_new(self.space, q, known, held, seed)
-
-    def _asked_for(
-        self, points: Sequence[Point], elsewhere: Sequence[Point] = ()
-    ) -> dict[Point, _Pending]:
-        """Points of configurations that nobody has, by what `encode` makes of these.
-
-        Where dictionaries overlap, several points have one configuration.
-        """
-        configs = self._decode(points)
-        keys = self._encode(configs, "config")
-        taken = {*self._told, *self._pending, *elsewhere}
-        new: dict[Point, _Pending] = {}
-        for key, point, config in zip(keys, points, configs, strict=True):
-            if key not in taken:
-                new.setdefault(key, _Pending(point, config, len(self._trials)))
-        return new
+        taken = {*self._points, *busy}
+        seed = later_seed(self.seed, len(self._trials))
+        return draw_new(self.space, q, taken, fixed_features, seed)
 
     def _all_starts(self) -> list[Point]:
-        """With earlier studies what suits most of these, on two paths first."""
-        own = self._own_starts()
+        """The starts; with earlier studies those that suit most of these come first."""
+        starts = self._own_starts()
         if self._asks_all or (old := self.earlier) is None:
-            return own
-        X = self.space.decode(old.starts(old.num_starts))
-        first, *others = self._encode(X, "starts")
+            return starts
+        configs = self.space.decode(old.starts(old.num_starts))
+        first, *others = self._encode(configs, "starts")
         path = self._paths([first])
-        elsewhere = (x for x in (*others, *own) if self._paths([x]) != path)
+        elsewhere = (x for x in (*others, *starts) if self._paths([x]) != path)
         return [*dict.fromkeys((first, *islice(elsewhere, 1), *others))]
 
     def _own_starts(self) -> list[Point]:
-        if self._starts is None:
-            if callable(self._make_starts):
-                X = self._make_starts(self.space, self.seed)
+        """The starts as if there were no earlier studies."""
+        if isinstance(self._starts, list):
+            return self._starts
+        if self._made_starts is None or self._made_starts[0] != self.seed:
+            if callable(self._starts):
+                X = self._starts(self.space, self.seed)
             else:
-                kind, most = self._kind, MOST_STARTS
-                X = self.space.starts(kind=kind, seed=self.seed, at_most=most)
+                X = self.space.starts(
+                    kind=self._starts, seed=self.seed, at_most=MOST_STARTS
+                )
             try:
-                self._starts = self._encode(self.space.decode(X), "starts")
+                points = self._encode(self.space.decode(X), "starts")
             except ValueError as error:
                 raise ValueError(f"starts: {error}") from None
-        return self._starts
+            self._made_starts = self.seed, points
+        return self._made_starts[1]
 
     @property
     def earlier(self) -> OldStudiesMean | None:
-        """What earlier studies have taught; learnt when it is first needed."""
+        """Earlier studies as they are learnt from, when they are first needed."""
         with _LOCK:
             if isinstance(self._earlier, list):
                 learnt = OldStudiesMean.from_studies(self._earlier, self.space)
@@ -923,23 +951,22 @@ class Study:
         With earlier studies: what suits most of them, until something has worked on two
         paths, then those of the space, unless old studies have predicted outcomes.
         """
-        known, trials = [*self._points, *busy], self._trials
+        points = [*self._points, *busy]
         if self._asks_all:
-            return [start for start in self._own_starts() if start not in known]
+            return self._own_starts()
         old = self.earlier
-        if old is not None and not any(trial.values for trial in trials):
-            return [start for start in self._all_starts() if start not in known]
-        paths = set(self._paths(known))
+        if old is not None and not any(trial.values for trial in self._trials):
+            return self._all_starts()
+        paths = set(self._paths(points))
         if len(paths) >= min(self.space.tree.num_paths, MOST_STARTS):
             return []
         starts = self._own_starts()
-        most = len(starts) if self._make_starts is None else MOST_STARTS
+        most = MOST_STARTS if callable(self._starts) else len(starts)
         if old is not None:
-            data = self._data(len(trials))
-            del data["train_cost"]
-            if len(known) < 2:
+            X, Y, C, _, Yvar = self._data(len(self._trials))
+            if len(points) < 2:
                 starts = [*self._all_starts()[:2], *starts]
-            elif old_studies_predict(old, **data):
+            elif old_studies_predict(old, X, Y, C, Yvar):
                 return []
         new: dict[int, Point] = {}
         for start, path in zip(starts, self._paths(starts), strict=True):
@@ -948,76 +975,93 @@ class Study:
         return [*new.values()][: max(most - len(paths), 0)]
 
     def _choose(
-        self, q: int, busy: Sequence[Point], held: dict[int, float]
+        self, q: int, busy: Sequence[Point], fixed_features: Mapping[int, float]
     ) -> list[Point]:
         """Points after the starts."""
         n = len(self._trials)
-        train_Y = self._goals.train_Y(self._trials)
-        old = self.earlier
-        needed = 2 if old is None else 1
-        if int(train_Y.isfinite().all(-1).sum()) < needed:
-            return self._draw(q, busy, held)
-        options: dict[str, Any] = {
-            "q": q,
-            "X_pending": self._tensor(busy) if busy else None,
-            "seed": later_seed(self.seed, n),
-            "fixed_features": held,
-        }
+        data = self._data(n)
+        succeeded = int(data.Y.isfinite().all(-1).sum())
+        if succeeded < (2 if self.earlier is None else 1):
+            return self._draw(q, busy, fixed_features)
+        X_pending = self._tensor(busy)
+        seed = later_seed(self.seed, n)
         if self._functions != (None, None):
-            outcomes = torch.cat([train_Y, self._goals.train_C(self._trials)], -1)
-            X = self._tensor(self._points)
-            found, model = suggest_with(
-                self.space, X, outcomes, *self._functions, **options
+            X, model = suggest_with(
+                self.space,
+                data.X,
+                torch.cat([data.Y, self._goals.train_C(self._trials)], -1),
+                *self._functions,
+                q=q,
+                X_pending=X_pending,
+                seed=seed,
+                fixed_features=fixed_features,
             )
             self.models = [model]
         else:
-            options |= {"start_from": self._start_from(n), **self._data(n)}
-            with warnings.catch_warnings():
-                # outcomes that are all alike are nobody's mistake
-                warnings.simplefilter("ignore", InputDataWarning)
-                suggestion = suggest(self.space, earlier=old, **options)
-            found, fitted = suggestion.X, suggestion.surrogates
-            near = {k: m for k, m in self._fitted.items() if _same_ten(k, n)}
-            self._fitted = near | {n: fitted}
+            fitted = self._fit()
+            with seeded(seed, data.X.device), quiet():
+                X = propose(
+                    self.space,
+                    data,
+                    fitted,
+                    q,
+                    X_pending,
+                    fixed_features=fixed_features,
+                )
             mixtures = [*fitted.objectives, *fitted.constraints]
-            self.models = [model for some in mixtures for model in some.models]
-            self.models += [] if fitted.cost is None else [fitted.cost]
-        return [tuple(x) for x in found.tolist()]
+            self.models = [model for mixture in mixtures for model in mixture.models]
+            if fitted.cost is not None:
+                self.models.append(fitted.cost)
+        return [tuple(x) for x in X.tolist()]
 
-    def _data(self, n: int) -> dict[str, Any]:
-        """What models see of the first ``n`` trials."""
-        trials, goals = self._trials[:n], self._goals
+    def _data(self, n: int) -> TrainingData:
+        """The first ``n`` trials as models see them."""
+        trials = self._trials[:n]
+        goals = self._goals
         costs = [[math.nan if t.cost is None else t.cost] for t in trials]
-        return {
-            "train_X": self._tensor(self._points[:n]),
-            "train_Y": goals.train_Y(trials),
-            "train_C": goals.train_C(trials) if goals.constraints else None,
-            "train_cost": torch.tensor(costs).double() if self._costs else None,
-            "train_Yvar": goals.train_Yvar(trials),
-        }
+        return TrainingData(
+            self._tensor(self._points[:n]),
+            goals.train_Y(trials),
+            goals.train_C(trials) if goals.constraints else None,
+            torch.tensor(costs).double() if self._costs else None,
+            goals.train_Yvar(trials),
+        )
+
+    def _fit(self) -> Surrogates:
+        """The models of all trials."""
+        n = len(self._trials)
+        if self._fitted is None or self._fitted[0] != n:
+            seed = later_seed(self.seed, n)
+            start = self._start_from(n)
+            self._fitted = n, self._fit_first(n, seed, start)
+        return self._fitted[1]
 
     def _start_from(self, n: int) -> Surrogates | None:
-        """The models that the fit of ``n`` trials starts from.
+        """The fit that one of ``n`` trials starts from: that of the first ones.
 
-        Those that the log says were fitted, and that are not here, are fitted again.
+        It depends on nothing else, so that a study that is opened again, and one that
+        is told in another order, have the same one.
         """
         if n <= _WARM_ABOVE:
             return None
-        last = None
-        for k in sorted(k for k in self._fitted if k < n and _same_ten(k, n)):
-            if self._fitted[k] is None:
-                start = last if k > _WARM_ABOVE else None
-                self._fitted[k] = fit_surrogates(
-                    self.space,
-                    start_from=start,
-                    seed=later_seed(self.seed, k),
-                    earlier=self.earlier,
-                    **self._data(k),
-                )
-            last = self._fitted[k]
-        return last
+        step = 10 * 2 ** max(0, int(math.log2(n / 200)))
+        first = n // step * step
+        if self._first_fit is None or self._first_fit[0] != first:
+            if not any(trial.values for trial in self._trials[:first]):
+                return None
+            self._first_fit = first, self._fit_first(first, seed=first)
+        return self._first_fit[1]
 
-
-def _same_ten(k: int, n: int) -> bool:
-    """Whether no fit from nothing lies between those of ``k`` and ``n`` trials."""
-    return k // _COLD_EVERY == n // _COLD_EVERY
+    def _fit_first(
+        self, n: int, seed: int, start_from: Surrogates | None = None
+    ) -> Surrogates:
+        """Models fitted to the first ``n`` trials."""
+        data = self._data(n)
+        with (
+            seeded(seed, data.X.device),
+            quiet(),
+            warnings.catch_warnings(),
+        ):
+            # outcomes that are all alike are nobody's mistake
+            warnings.simplefilter("ignore", InputDataWarning)
+            return fit_checked(self.space, data, start_from, self.earlier)

@@ -1,13 +1,14 @@
-"""What a study is told about an evaluation, and what models see of it."""
+"""Evaluations as a study is told of them, and as models see them."""
 
 from __future__ import annotations
 
-__all__ = ["Constraint", "Goals", "NotFinite", "Trial", "detached", "read_metadata"]
+__all__ = ["Trial"]
 
 import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -19,7 +20,6 @@ from torch import Tensor
 from botorch_structured.spaces.arguments import brief, check_number
 
 _SIGNS = {"minimize": -1.0, "maximize": 1.0}
-_CONSTRAINT = re.compile(r"\s*([^<>=]*[^<>=\s])\s*(<=|>=)\s*([^<>=\s]+)\s*")
 
 
 class NotFinite(ValueError):
@@ -58,9 +58,13 @@ class Trial:
 
     def copy(self) -> Trial:
         """One of its own; see `detached`."""
-        config, values, sem = detached(self.config), dict(self.values), dict(self.sem)
-        metadata = deepcopy(self.metadata)
-        return replace(self, config=config, values=values, sem=sem, metadata=metadata)
+        return replace(
+            self,
+            config=detached(self.config),
+            values=dict(self.values),
+            sem=dict(self.sem),
+            metadata=deepcopy(self.metadata),
+        )
 
     @property
     def state(self) -> Literal["complete", "failed"]:
@@ -99,17 +103,17 @@ class Constraint(NamedTuple):
     @classmethod
     def parse(cls, text: Any) -> Constraint:
         """Read ``"name <= number"`` or ``"name >= number"``."""
-        found = _CONSTRAINT.fullmatch(text) if isinstance(text, str) else None
-        try:
-            bound = float(found[3]) if found else math.nan
-        except ValueError:
-            bound = math.nan
-        if found is None or not math.isfinite(bound):
-            raise ValueError(
-                "constraints: expected texts such as 'memory <= 8.0' or "
-                f"'accuracy >= 0.9', got {text!r}."
-            )
-        return cls(found[1], 1.0 if found[2] == "<=" else -1.0, bound)
+        parts = re.split("(<=|>=)", text) if isinstance(text, str) else []
+        if len(parts) == 3:
+            name, sign, number = parts
+            with suppress(ValueError):
+                bound = float(number)
+                if name.strip() and math.isfinite(bound):
+                    return cls(name.strip(), 1.0 if sign == "<=" else -1.0, bound)
+        raise ValueError(
+            "constraints: expected texts such as 'memory <= 8.0' or "
+            f"'accuracy >= 0.9', got {text!r}."
+        )
 
     def __str__(self) -> str:
         return f"{self.name} {'<=' if self.sign > 0 else '>='} {self.bound!r}"
@@ -138,11 +142,11 @@ class Goals:
                 "objectives: expected 'minimize', 'maximize' or "
                 f"{{name: 'minimize' or 'maximize'}}, got {objectives!r}."
             )
-        several = () if constraints is None else constraints
-        if isinstance(several, str) or not isinstance(several, Iterable):
+        texts = () if constraints is None else constraints
+        if isinstance(texts, str) or not isinstance(texts, Iterable):
             raise ValueError(f"constraints: expected a list, got {constraints!r}.")
         self.objectives: dict[str, str] = dict(named)
-        self.constraints = [Constraint.parse(text) for text in several]
+        self.constraints = [Constraint.parse(text) for text in texts]
         for low, high in product(self.constraints, repeat=2):
             both = low.name == high.name and low.sign < high.sign
             if both and low.bound > high.bound:
@@ -150,7 +154,7 @@ class Goals:
                     "constraints: expected bounds that a number can keep, got "
                     f"{str(low)!r} and {str(high)!r}."
                 )
-        #: What an evaluation has to give.
+        #: The names of the outcomes that an evaluation has to give.
         self.names = list(
             dict.fromkeys([*self.objectives, *(c.name for c in self.constraints)])
         )
@@ -191,17 +195,17 @@ class Goals:
         if sem is None:
             return {}
         names = list(self.objectives)
-        given = sem if isinstance(sem, Mapping) else {names[0]: sem}
-        if not worked or given.keys() != set(names):
-            wanted = f"one for each of {names}" if worked else "None for a failure"
-            raise ValueError(f"sem: expected {wanted}, got {brief(sem)}.")
-        found = {k: check_number("sem", given[k]) for k in names}
-        if not all(k > 0.0 and 0.0 < k * k < math.inf for k in found.values()):
+        errors = sem if isinstance(sem, Mapping) else {names[0]: sem}
+        if not worked or errors.keys() != set(names):
+            expected = f"one for each of {names}" if worked else "None for a failure"
+            raise ValueError(f"sem: expected {expected}, got {brief(sem)}.")
+        errors = {name: check_number("sem", errors[name]) for name in names}
+        if not all(e > 0.0 and 0.0 < e * e < math.inf for e in errors.values()):
             raise ValueError(
                 "sem: expected positive numbers, the squares of which are positive and "
                 f"finite, got {brief(sem)}."
             )
-        return found
+        return errors
 
     def train_Yvar(self, trials: Sequence[Trial]) -> Tensor | None:
         """``n x m`` variances of the objectives' noise; None if one is not known."""
@@ -258,8 +262,8 @@ def read_metadata(metadata: Any) -> dict[str, Any]:
         except (TypeError, ValueError, RuntimeError, AttributeError):
             pass
         else:
-            found: dict[str, Any] = json.loads(text)
-            return found
+            read: dict[str, Any] = json.loads(text)
+            return read
     raise ValueError(
         "metadata: expected {name: number, text, or list or dictionary of these}, got "
         f"{brief(metadata)}."
@@ -270,8 +274,8 @@ def _number(name: str, value: Any, failure: str) -> float:
     """A finite number, of any library, but no array and no truth value."""
     kind: type[ValueError] = ValueError
     dtype: Any = getattr(value, "dtype", type(value).__name__)
-    none = isinstance(value, (str, bytes)) or str(dtype).endswith("bool")
-    if not (none or getattr(value, "ndim", False)):
+    is_other = isinstance(value, (str, bytes)) or str(dtype).endswith("bool")
+    if not (is_other or getattr(value, "ndim", False)):
         try:
             number = float(value)
         except (TypeError, ValueError, RuntimeError, OverflowError):

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-__all__ = ["Suggestion", "hold", "make_criterion", "suggest"]
-
 import math
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -19,7 +16,6 @@ from botorch.utils.multi_objective.box_decompositions import (
 from botorch.utils.multi_objective.hypervolume import infer_reference_point
 from botorch.utils.multi_objective.pareto import is_non_dominated
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
-from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
 from botorch_structured.acquisition import (
@@ -32,45 +28,35 @@ from botorch_structured.acquisition import (
 )
 from botorch_structured.acquisition.mixtures import Mixtures
 from botorch_structured.models import OldStudiesMean, TransferGP
+from botorch_structured.models.contexts import quiet
 from botorch_structured.models.fast_inference import FastSingleTaskGP
 from botorch_structured.models.outcome_scale import AnyScaleStandardize
 from botorch_structured.models.tree.leaf_model import LeafModel
 from botorch_structured.models.tree.noise import has_steps
 from botorch_structured.optim import optimize_acqf_paths
-from botorch_structured.optim.problem import best_of_paths, read_fixed
+from botorch_structured.optim.regions import best_of_paths, read_fixed
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.spaces.arguments import check_count
 from botorch_structured.suggest.surrogates import (
     Mixture,
     Surrogates,
+    TrainingData,
     check_data,
-    check_models,
     check_table,
     fit_checked,
+    read_models,
     seeded_if,
 )
 from botorch_structured.transforms import ClipTail
 
-# Nearer than this to a known point, in widths of the bounds, a step function has little
-# to tell. Where there is no other point left, a nearer one has to do.
-_STEPS = (0.01, 0.001, 0.0)
 # A path on which nothing but failures is known is tried so often before models decide.
 _TRIES = 3
 # After so many points on a branch that brought nothing, one is for another branch.
 _STANDSTILL = 5
-# So many points on a path with the same violation show that decisions decide it; more
-# where the outcome has two values only.
-_VIOLATIONS, _VIOLATIONS_OF_TWO = 2, 5
-
-# The exponent of the prior is 1 at so many observations.
-_PRIOR_OBSERVATIONS = 1.0
-# From this probability on a known point counts as feasible. A smaller one does where
-# its outcomes were feasible: at the limit the probability is about a half.
-_FEASIBLE, _POSSIBLE = 0.5, 0.05
 
 
 class Suggestion(NamedTuple):
-    """What `suggest` returns.
+    """The result of `suggest`.
 
     Attributes:
         X: ``q x d`` points to evaluate; inactive columns hold the space's fill.
@@ -136,7 +122,8 @@ def suggest(
         q: How many points.
         X_pending: ``p x d`` points that are being evaluated.
         start_from: The last suggestion, its ``surrogates``, or the ``models`` of its
-            only objective: fits are shorter.
+            only objective: fits are shorter. With more than a thousand points there is
+            none, except with ``models``, if there was one for 95 % of them.
         seed: The same seed and data give the same points. Default: PyTorch's generator.
         train_C: ``n x k`` outcomes of constraints, as in BoTorch feasible where all are
             at most 0: give ``memory - 8.0`` for a memory of at most 8. NaN only where
@@ -175,72 +162,86 @@ def suggest(
         ...     X, Y = torch.cat([X, x]), torch.cat([Y, -evaluate(x)])
     """
     q = check_count("q", q)
-    noise = kwargs.get("train_Yvar")
-    check_data(space, train_X, train_Y, train_C, train_cost, noise)
-    train_X, train_Y = train_X.detach(), train_Y.detach()
-    if noise is not None:
-        kwargs["train_Yvar"] = noise.detach()
-    pending = train_X[:0]
+    data = TrainingData(
+        train_X, train_Y, train_C, train_cost, kwargs.pop("train_Yvar", None)
+    )
+    check_data(space, data)
+    data = data.detached()
+    pending = data.X[:0]
     if X_pending is not None:
         check_table("X_pending", X_pending, space.dim)
         space.check_points(X_pending, "X_pending")
-        pending = X_pending.detach().to(train_X)
+        pending = X_pending.detach().to(data.X)
     start = _read_start(start_from)
-    reference = _read_reference(ref_point, train_Y)
-    old = _read_old(space, earlier, train_Y.shape[-1])
-    held = read_fixed(
+    reference = _read_reference(ref_point, data.Y)
+    old = _read_old(space, earlier, data.Y.shape[-1])
+    fixed = read_fixed(
         space.tree,
         space.bounds,
         fixed_features,
         space.integer_features,
         space.categorical_features,
     )
-
     # Nobody can do anything about a jitter of 1e-8 where pending points are close to
     # each other, or in single precision, of which BoTorch warns by itself.
-    with seeded_if(seed, train_X.device), warnings.catch_warnings():
-        warnings.simplefilter("ignore", NumericalWarning)
-        surrogates = fit_checked(
-            space, train_X, train_Y, start, train_C, train_cost, old=old, **kwargs
-        )
-        known = torch.cat([train_X, pending])
-        targets = [some.models[0].train_targets for some in surrogates.objectives]
-        # smooth objectives change at any distance
-        distances = _STEPS if all(map(has_steps, targets)) else (0.0,)
-        failed = (train_Y == -math.inf).any(-1)
-        closed = _closed_paths(space, train_X, train_C)
-        worth = None  # of several objectives no point is the best
-        if train_Y.shape[-1] == 1:
-            worth = train_Y.squeeze(-1)
-            if train_C is not None:
-                worth = worth.masked_fill(~(train_C <= 0.0).all(-1), -math.inf)
-        for k in range(q):
-            again = _held_for_another_try(space, known, failed, held)
-            elsewhere: list[dict[int, float]] = []
-            if worth is not None and again is None and not held:
-                elsewhere = _other_branches(space, known, worth)
-            for now in (*elsewhere, held):
-                criterion, good = make_criterion(
-                    space, surrogates, known, len(train_X), reference, train_C, now
-                )
-                wanted = [now] if again is None else [again, now]
-                avoided = closed if now is held else closed[:1]
-                try:
-                    found = _maximise(
-                        criterion, space, known, good, distances, wanted, avoided
-                    )
-                    break
-                except CandidateGenerationError:
-                    if now is not held:
-                        continue
-                    if not k:
-                        raise
-                    raise CandidateGenerationError(
-                        f"q: expected at most {k}, as many new points as are left, got "
-                        f"{q}."
-                    ) from None
-            known = torch.cat([known, found.to(train_X)])
-        return Suggestion(known[-q:], *surrogates.objectives[0], surrogates)
+    with seeded_if(seed, data.X.device), quiet():
+        surrogates = fit_checked(space, data, start, old, **kwargs)
+        X = propose(space, data, surrogates, q, pending, reference, fixed)
+    return Suggestion(X, *surrogates.objectives[0], surrogates)
+
+
+def propose(
+    space: SearchSpace,
+    data: TrainingData,
+    surrogates: Surrogates,
+    q: int,
+    X_pending: Tensor,
+    ref_point: Tensor | None = None,
+    fixed_features: Mapping[int, float] | None = None,
+) -> Tensor:
+    """`suggest` with models that are fitted, of arguments that are checked.
+
+    Returns:
+        ``q x d`` points.
+    """
+    fixed = {} if fixed_features is None else dict(fixed_features)
+    evaluated = len(data.X)
+    failed = (data.Y == -math.inf).any(-1)
+    values = None  # of several objectives no point is the best
+    if data.Y.shape[-1] == 1:
+        values = data.Y.squeeze(-1)
+        if data.C is not None:
+            values = values.masked_fill(~(data.C <= 0.0).all(-1), -math.inf)
+    # Nearer than these to a point, in widths of the bounds, a step function has little
+    # to tell. Smooth objectives change at any distance.
+    targets = [mixture.models[0].train_targets for mixture in surrogates.objectives]
+    distances = [0.01, 0.001, 0.0] if all(map(has_steps, targets)) else [0.0]
+    closed = _closed_paths(space, data.X, data.C)
+    points = torch.cat([data.X, X_pending])
+    for k in range(q):
+        retried = _path_to_retry(space, points, failed, fixed)
+        wanted = [fixed] if retried is None else [retried, fixed]
+        branches: list[dict[int, float]] = []
+        if values is not None and retried is None and not fixed:
+            branches = _other_branches(space, points, values)
+        for branch in (*branches, fixed):
+            criterion, X_start = make_criterion(
+                space, surrogates, points, evaluated, ref_point, data.C, branch
+            )
+            attempts = product(closed, wanted, distances)
+            if branch is not fixed:
+                attempts = product(closed[:1], [branch], distances)
+            x = _maximise(criterion, space, points, X_start, attempts)
+            if isinstance(x, Tensor):
+                break
+        if isinstance(x, CandidateGenerationError):
+            if not k:
+                raise x
+            raise CandidateGenerationError(
+                f"q: expected at most {k}, as many new points as are left, got {q}."
+            )
+        points = torch.cat([points, x.to(points)])
+    return points[-q:]
 
 
 def _read_start(start_from: Any) -> Surrogates | None:
@@ -248,20 +249,17 @@ def _read_start(start_from: Any) -> Surrogates | None:
         return start_from
     if isinstance(start_from, Suggestion):
         return start_from.surrogates
-    others = (
-        [m for m in start_from if not isinstance(m, TransferGP)]
-        if isinstance(start_from, list)
-        else start_from
-    )
-    models = check_models(others)
+    if isinstance(start_from, list):
+        start_from = [m for m in start_from if not isinstance(m, TransferGP)]
+    models: list[FastSingleTaskGP] = [*read_models(start_from)]
     weights = torch.ones(len(models)) / max(len(models), 1)
-    return Surrogates([Mixture(list(models), weights)], [])
+    return Surrogates([Mixture(models, weights)], [])
 
 
 def _read_old(
     space: SearchSpace, earlier: Any, num_objectives: int = 1
 ) -> OldStudiesMean | None:
-    """What old studies have taught, see `suggest`.
+    """Old studies as they are learnt from, see `suggest`.
 
     Raises:
         ValueError: There are several objectives, or it is of another space.
@@ -283,58 +281,58 @@ def _read_reference(ref_point: Any, train_Y: Tensor) -> Tensor | None:
     if ref_point is None:
         return None
     m = train_Y.shape[-1]
-    found = torch.as_tensor(ref_point, dtype=train_Y.dtype, device=train_Y.device)
-    if m == 1 or found.shape != (m,) or not found.isfinite().all():
-        wanted = "None for one objective" if m == 1 else f"{m} finite numbers"
-        raise ValueError(f"ref_point: expected {wanted}, got {ref_point!r}.")
-    return found
+    reference = torch.as_tensor(ref_point, dtype=train_Y.dtype, device=train_Y.device)
+    if m == 1 or reference.shape != (m,) or not reference.isfinite().all():
+        expected = "None for one objective" if m == 1 else f"{m} finite numbers"
+        raise ValueError(f"ref_point: expected {expected}, got {ref_point!r}.")
+    return reference
 
 
-def _held_for_another_try(
+def _path_to_retry(
     space: SearchSpace,
-    known: Tensor,
+    points: Tensor,
     failed: Tensor,
     fixed_features: Mapping[int, float],
 ) -> dict[int, float] | None:
-    """What holds a search on a path of which only failures are known, if there is one.
+    """Columns that hold a search on a path of which only failures are known, or None.
 
     Args:
         space: The space.
-        known: ``n x d`` points, those that were evaluated first.
+        points: ``n x d`` points, those that were evaluated first.
         failed: Whether these failed.
-        fixed_features: What is held anyway.
+        fixed_features: Columns that are fixed anyway.
     """
     if not failed.any():
         return None
-    keys = space.tree.path_key(known)
+    tree = space.tree
+    keys = tree.path_key(points)
     evaluated = keys[: len(failed)]
     bad = evaluated[failed & ~torch.isin(evaluated, evaluated[~failed])]
-    on_bad = torch.isin(keys, bad)
-    if 2 * int(on_bad.sum()) > len(known):
+    if 2 * int(torch.isin(keys, bad).sum()) > len(points):
         return None
     for key in dict.fromkeys(bad.tolist()):
         rows = (keys == key).nonzero().flatten()
-        active = space.tree.active_mask(known[rows[:1]])[0]
-        decisions = [c for c in space.tree.decision_columns if active[c]]
-        values = {c: float(known[rows[0], c]) for c in decisions}
-        free = all(fixed_features.get(c, v) == v for c, v in values.items())
-        if len(rows) < _TRIES and free:
-            return {**fixed_features, **values}
+        x = points[rows[0]]
+        active = tree.active_mask(x)
+        decisions = {c: float(x[c]) for c in tree.decision_columns if active[c]}
+        agrees = all(fixed_features.get(c, v) == v for c, v in decisions.items())
+        if len(rows) < _TRIES and agrees:
+            return {**fixed_features, **decisions}
     return None
 
 
 def _other_branches(
-    space: SearchSpace, known: Tensor, worth: Tensor
+    space: SearchSpace, points: Tensor, values: Tensor
 ) -> list[dict[int, float]]:
-    """What holds a search off a branch that has come to a standstill.
+    """Columns that hold a search off a branch that has come to a standstill.
 
     Expected improvement is that of the next point: it may stay on a branch for ever,
     and what another one may reach after some points it does not ask.
 
     Args:
         space: The space.
-        known: ``m x d`` points, those that were evaluated first.
-        worth: The values of these, larger is better.
+        points: ``m x d`` points, those that were evaluated first.
+        values: Their values, larger is better.
 
     Returns:
         The other branches of the decision that all points have, those with the fewest
@@ -343,13 +341,15 @@ def _other_branches(
         pending, or where all points have several decisions: with these it was worse.
         Branches on which three tries failed are left out.
     """
-    tree, n = space.tree, len(worth)
-    if n <= _STANDSTILL or not worth[:-_STANDSTILL].max() >= worth[-_STANDSTILL:].max():
+    tree = space.tree
+    n = len(values)
+    recent = values[-_STANDSTILL:]
+    if n <= _STANDSTILL or not values[:-_STANDSTILL].max() >= recent.max():
         return []
-    codes, _, _ = tree.locate(known, strict=False)
+    codes, _, _ = tree.locate(points, strict=False)
     top = (codes >= 0).all(0).nonzero().flatten().tolist()
     column = tree.decision_columns[top[0]] if len(top) == 1 else -1
-    if column not in tree.decisions_by_value or worth.max() == -math.inf:
+    if column not in tree.decisions_by_value or values.max() == -math.inf:
         return []
     branch = codes[:, top[0]]
     last = branch[n - 1]
@@ -357,10 +357,10 @@ def _other_branches(
         return []
     others = []
     for code, value in enumerate(tree.decision_values[column]):
-        found = worth[branch[:n] == code].tolist()
-        best = max(found, default=0.0)
-        if code != last and (len(found) < _TRIES or best > -math.inf):
-            others.append((len(found), -best, value))
+        outcomes = values[branch[:n] == code].tolist()
+        best = max(outcomes, default=0.0)
+        if code != last and (len(outcomes) < _TRIES or best > -math.inf):
+            others.append((len(outcomes), -best, value))
     return [{column: value} for _, _, value in sorted(others)]
 
 
@@ -379,13 +379,13 @@ def _closed_paths(
     keys = space.tree.path_key(train_X)
     finite = train_C.isfinite().all(-1)
     decided = torch.ones_like(train_C[0], dtype=torch.bool)
-    several = [len(c.unique()) > 2 for c in train_C[finite].mT]
-    needed = [_VIOLATIONS if many else _VIOLATIONS_OF_TWO for many in several]
+    needed = [2 if len(c.unique()) > 2 else 5 for c in train_C[finite].mT]
     closed = []
     for key in keys.unique():
         rows = (keys == key) & finite
-        X, C = train_X[rows], train_C[rows]
-        if len(C) < _VIOLATIONS:
+        X = train_X[rows]
+        C = train_C[rows]
+        if len(C) < 2:
             continue
         decided &= (C == C[0]).all(0)
         others = space.tree.active_mask(X[:1])[0]
@@ -400,79 +400,80 @@ def _closed_paths(
 def _maximise(
     criterion: AcquisitionFunction,
     space: SearchSpace,
-    known: Tensor,
-    good: Tensor | None,
-    distances: Sequence[float],
-    wanted: Sequence[Mapping[int, float]],
-    closed: Sequence[Tensor | None],
-) -> Tensor:
-    """The best point where there is any: off closed paths first, then by columns held.
+    points: Tensor,
+    X_start: Tensor | None,
+    attempts: Iterable[tuple[Tensor | None, Mapping[int, float], float]],
+) -> Tensor | CandidateGenerationError:
+    """The best point where there is a new one, or why there is none.
 
     Args:
         criterion: The criterion.
         space: The space.
-        known: ``n x d`` points that are not suggested again.
-        good: ``k x d`` points near which to search, or None.
-        distances: How far from known points to stay, the most wanted first.
-        wanted: What columns are held at, likewise.
-        closed: Keys of paths to stay away from, likewise.
+        points: ``n x d`` points that are not suggested again.
+        X_start: ``k x d`` points near which to search, or None.
+        attempts: Keys of paths to stay away from, columns that are fixed, and how far
+            from ``points`` to stay; the most wanted ones first.
     """
-    nothing: CandidateGenerationError | None = None
-    for avoided, held, distance in product(closed, wanted, distances):
+    for avoid_paths, fixed_features, min_distance in attempts:
         try:
             return optimize_acqf_paths(
                 criterion,
                 space=space,
-                fixed_features=held,
-                X_avoid=known,
-                X_start=good,
-                min_distance=distance,
-                avoid_paths=avoided,
+                fixed_features=fixed_features,
+                X_avoid=points,
+                X_start=X_start,
+                min_distance=min_distance,
+                avoid_paths=avoid_paths,
             )[0]
         except CandidateGenerationError as error:
             nothing = error
-    assert nothing is not None
-    raise nothing
+    return nothing
 
 
 def make_criterion(
     space: SearchSpace,
     surrogates: Surrogates,
-    known: Tensor,
+    points: Tensor,
     num_evaluated: int,
     ref_point: Tensor | None = None,
     train_C: Tensor | None = None,
-    held: Mapping[int, float] | None = None,
+    fixed_features: Mapping[int, float] | None = None,
 ) -> tuple[AcquisitionFunction, Tensor | None]:
-    """The criterion, given the means at known points that are not evaluated.
+    """The criterion, given the means at points that are pending.
 
-    Where columns are held, an improvement is one on the best that is known of points
-    that hold them, too: known points are moved there, and count with their means.
+    Where columns are fixed, an improvement is one on the best of points with these
+    columns, too: known points are moved there, and count with their means.
 
     Args:
         space: The space.
         surrogates: The fitted models.
-        known: ``n x d`` points, those that were evaluated first.
+        points: ``n x d`` points, those that were evaluated first.
         num_evaluated: How many were.
         ref_point: ``m`` objectives, or None; see `suggest`.
         train_C: Outcomes of the constraints, if there are any; see `suggest`.
-        held: Column -> its value, of the points to be found.
+        fixed_features: Column -> its value, of the points to be found.
 
     Returns:
         The criterion, and points near which to search, the best first (None: the best
         one of each path, which is found without them).
     """
-    taken = known[num_evaluated:]
-    objectives = [_given_means(mixture, taken) for mixture in surrogates.objectives]
-    constraints = [_given_means(mixture, taken) for mixture in surrogates.constraints]
-    every, rows = known, torch.arange(len(known), device=known.device)
-    if held:
-        moved, of_known = hold(space, known, held)
+    pending = points[num_evaluated:]
+    objectives = [_with_means(mixture, pending) for mixture in surrogates.objectives]
+    constraints = [_with_means(mixture, pending) for mixture in surrogates.constraints]
+    # those on which to improve, their rows among the points (others: len(points)), and
+    # those of which the reference point is made
+    compared = points
+    rows = torch.arange(len(points), device=points.device)
+    referred = points
+    if fixed_features:
+        moved, origins = hold(space, points, fixed_features)
         if len(moved):  # else nothing is known of the paths that are left
-            rows = torch.where((moved == known[of_known]).all(-1), of_known, len(known))
-            known, every = moved, torch.cat([every, moved])
+            is_same = (moved == points[origins]).all(-1)
+            compared = moved
+            rows = torch.where(is_same, origins, len(points))
+            referred = torch.cat([points, moved])
     prior = None
-    log_probability = known.new_zeros(len(known))
+    log_probability = compared.new_zeros(len(compared))
     feasible = torch.ones_like(log_probability, dtype=torch.bool)
     if train_C is not None:
         models, weights = zip(*constraints, strict=True)
@@ -482,60 +483,56 @@ def make_criterion(
         ]
         prior = FeasibilityPrior(models, weights, torch.stack(limits))
         with torch.no_grad():
-            log_probability = prior(known)
-        feasible = log_probability >= math.log(_FEASIBLE)
-        kept = (train_C <= 0.0).all(-1)
+            log_probability = prior(compared)
+        feasible = log_probability >= math.log(0.5)
+        # at the limit the probability of what was feasible is about a half
         evaluated = rows < num_evaluated
-        feasible[evaluated] |= kept[rows[evaluated]] & (
-            log_probability[evaluated] >= math.log(_POSSIBLE)
-        )
+        kept = (train_C <= 0.0).all(-1)[rows[evaluated]]
+        feasible[evaluated] |= kept & (log_probability[evaluated] >= math.log(0.05))
     criterion: AcquisitionFunction
-    good: Tensor | None
+    X_start: Tensor | None
     if prior is not None and not feasible.any():
         criterion = AveragedLogProbabilityOfFeasibility(prior)
-        good = best_of_paths(space.tree, known, log_probability)
+        X_start = best_of_paths(space.tree, compared, log_probability)
     else:
-        one = len(objectives) == 1
-        criterion, good = (
-            _improvement(space, objectives[0], known[feasible])
-            if one
-            else _hypervolume(space, objectives, known[feasible], every, ref_point)
-        )
+        if len(objectives) == 1:
+            criterion, X_start = _improvement(space, objectives[0], compared[feasible])
+        else:
+            criterion, X_start = _hypervolume(
+                space, objectives, compared[feasible], referred, ref_point
+            )
         if prior is not None:
             criterion = PriorGuidedAcquisitionFunction(criterion, prior, log=True)
             others = best_of_paths(
-                space.tree, known[~feasible], log_probability[~feasible]
+                space.tree, compared[~feasible], log_probability[~feasible]
             )
-            good = torch.cat([good, others])
-        elif one:
-            good = None
+            X_start = torch.cat([X_start, others])
+        elif len(objectives) == 1:
+            X_start = None
     if surrogates.cost is not None:
         cost = CostPrior(surrogates.cost)
         criterion = PriorGuidedAcquisitionFunction(criterion, cost, log=True)
     inside = PriorGuidedAcquisitionFunction(
-        criterion,
-        InteriorPrior(space),
-        log=True,
-        prior_exponent=_PRIOR_OBSERVATIONS / num_evaluated,
+        criterion, InteriorPrior(space), log=True, prior_exponent=1.0 / num_evaluated
     )
-    return inside, good
+    return inside, X_start
 
 
 def hold(
-    space: SearchSpace, X: Tensor, held: Mapping[int, float]
+    space: SearchSpace, X: Tensor, fixed_features: Mapping[int, float]
 ) -> tuple[Tensor, Tensor]:
-    """Points with some columns held; those whose path has another value are left out.
+    """Points with some columns fixed; those whose path has another value are left out.
 
     Args:
         space: The space.
         X: ``n x d`` points of it.
-        held: Column -> its value wherever it is active.
+        fixed_features: Column -> its value wherever it is active.
 
     Returns:
         ``m x d`` feasible points, and the ``m`` rows of ``X`` that they come from.
     """
     fixed = X.clone()
-    for column, value in held.items():
+    for column, value in fixed_features.items():
         fixed[:, column] = value
     fixed = space.impute(fixed)
     same = space.tree.path_key(fixed) == space.tree.path_key(X)
@@ -543,7 +540,7 @@ def hold(
     return fixed[rows], rows
 
 
-def _given_means(mixture: Mixture, X: Tensor) -> Mixture:
+def _with_means(mixture: Mixture, X: Tensor) -> Mixture:
     """The models, conditioned on their own means at ``p x d`` points.
 
     On the scale of their targets: given as an outcome, the mean of a bad point would be
@@ -558,9 +555,9 @@ def _given_means(mixture: Mixture, X: Tensor) -> Mixture:
             inputs = model.transform_inputs(X)
             means = model(inputs.unsqueeze(-2)).mean.flatten()
         # where variances of noise are known, those of new outcomes have to be guessed
-        known_noise = isinstance(model.likelihood, FixedNoiseGaussianLikelihood)
-        noise = model.likelihood.noise.detach().mean().expand(len(X))
-        guess = {"noise": noise} if known_noise else {}
+        guess = {}
+        if isinstance(model.likelihood, FixedNoiseGaussianLikelihood):
+            guess["noise"] = model.likelihood.noise.detach().mean().expand(len(X))
         models.append(model.get_fantasy_model(inputs, means, **guess))
     return mixture._replace(models=models)
 
@@ -576,7 +573,7 @@ def _as_predicted(model: FastSingleTaskGP, value: Tensor) -> Tensor:
 
 
 def _limit(outcomes: Tensor) -> Tensor:
-    """Of a constraint: 0, or half the smallest step of its outcomes if 0 is one.
+    """The threshold of a constraint. For outcomes that include 0: half a step above.
 
     A model's mean is as often above an outcome as below. Where a count may be 4 at
     most, a limit of 4.5 is the same, and tells 4 from 5.
@@ -591,23 +588,23 @@ def _limit(outcomes: Tensor) -> Tensor:
 
 
 def _improvement(
-    space: SearchSpace, objective: Mixture, known: Tensor
+    space: SearchSpace, objective: Mixture, X: Tensor
 ) -> tuple[AcquisitionFunction, Tensor]:
-    """Of one objective, over the best mean at known points that are feasible."""
-    means = torch.stack([_means(model, known) for model in objective.models])
+    """The criterion of one objective, over its best mean at feasible points.
+
+    Also the best of these points on each path.
+    """
+    means = torch.stack([_means(model, X) for model in objective.models])
     # With noise the best outcome is not the best point; without, both are the same.
     best_f = means.amax(-1)
     return (
         AveragedLogExpectedImprovement(objective.models, best_f, objective.weights),
-        best_of_paths(space.tree, known, objective.weights @ means),
+        best_of_paths(space.tree, X, objective.weights @ means),
     )
 
 
 def _means(model: FastSingleTaskGP, X: Tensor) -> Tensor:
     """``n`` posterior means at ``n x d`` points."""
-    found = model.point_moments(X)
-    if found is not None:
-        return found.mean
     with torch.no_grad():
         return model.posterior(X.unsqueeze(-2)).mean.flatten()
 
@@ -615,32 +612,36 @@ def _means(model: FastSingleTaskGP, X: Tensor) -> Tensor:
 def _hypervolume(
     space: SearchSpace,
     objectives: list[Mixture],
-    known: Tensor,
-    every: Tensor,
+    X: Tensor,
+    referred: Tensor,
     ref_point: Tensor | None,
 ) -> tuple[AcquisitionFunction, Tensor]:
-    """Of several objectives, over the front of means at known points.
+    """The criterion of several objectives, over the front of their means.
 
     Args:
         space: The space.
         objectives: Their models.
-        known: ``n x d`` feasible points, of which the front is made.
-        every: ``m x d`` known points, of which the reference point is.
+        X: ``n x d`` feasible points, of which the front is made.
+        referred: ``m x d`` points of which the reference point is made.
         ref_point: ``m`` objectives in its place.
+
+    Returns:
+        The criterion, and the points of the front, then the best one of each path.
     """
     models, weights = zip(*objectives, strict=True)
     with torch.no_grad():
         mixtures = Mixtures(models, weights)
-        means, others = (mixtures.means(X.unsqueeze(-2)) for X in (known, every))
+        means = mixtures.means(X.unsqueeze(-2))
+        others = mixtures.means(referred.unsqueeze(-2))
     # BoTorch's smallest ranges are for outcomes of about unit scale
     unit = AnyScaleStandardize(m=means.shape[-1])
     unit(others)
     unit.eval()
     scaled = unit(means)[0]
     if ref_point is None:
-        # Of all points: of the front alone, or of the feasible ones, it is next to a
-        # small front, as fronts are at first, and what extends it to either side does
-        # not count.
+        # All points count: made of the front alone, or of the feasible ones, it is next
+        # to a small front, as fronts are at first, and points that extend it to either
+        # side do not count.
         inferred = infer_reference_point(unit(others)[0])
         ref_point = unit.untransform(inferred.unsqueeze(0))[0].squeeze(0)
     else:
@@ -648,5 +649,5 @@ def _hypervolume(
         ref_point = torch.stack([_as_predicted(some[0], f) for some, f in pairs])
     boxes = FastNondominatedPartitioning(ref_point, means)
     acqf = AveragedLogExpectedHypervolumeImprovement(models, boxes, weights)
-    best = best_of_paths(space.tree, known, scaled.sum(-1))
-    return acqf, torch.cat([known[is_non_dominated(means)], best])
+    best = best_of_paths(space.tree, X, scaled.sum(-1))
+    return acqf, torch.cat([X[is_non_dominated(means)], best])

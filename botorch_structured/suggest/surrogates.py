@@ -1,19 +1,6 @@
-"""What `suggest` fits: one or two models for each outcome."""
+"""The models that `suggest` fits: one or two for each outcome."""
 
 from __future__ import annotations
-
-__all__ = [
-    "Mixture",
-    "Surrogates",
-    "check_data",
-    "check_models",
-    "check_table",
-    "fit_checked",
-    "fit_models",
-    "fit_surrogates",
-    "old_studies_predict",
-    "seeded_if",
-]
 
 import math
 import warnings
@@ -39,19 +26,40 @@ from botorch_structured.models.contexts import seeded
 from botorch_structured.models.fast_inference import FastSingleTaskGP
 from botorch_structured.models.leave_one_out import leave_one_out_weights
 from botorch_structured.models.outcome_scale import AnyScaleStandardize
-from botorch_structured.models.tree.leaf_model import LeafModel
+from botorch_structured.models.tree.leaf_model import LeafModel, take_values
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.spaces.arguments import check_seed
 from botorch_structured.transforms import ClipTail
 
-# Observations above which one model is fitted: averaging is for few data.
-_MANY_ROWS = 200
 # With so few observations the model with old studies is alone, if they predict these,
 # and it begins with so many times the weight of each other one.
 _ALONE = 5
 _ODDS = 20.0
-# Known costs from which there is a model of them.
-_MIN_COSTS = 2
+# A first fit of twice as many rows or more starts from one of about so many of them.
+_SUBSET = 800
+
+
+class TrainingData(NamedTuple):
+    """Evaluations, as the models see them; `check_data` says what they have to be.
+
+    Attributes:
+        X: ``n x d`` points.
+        Y: ``n x m`` objectives, ``-inf`` where an evaluation failed.
+        C: ``n x k`` outcomes of constraints, NaN where an evaluation failed.
+        cost: ``n x 1`` costs, NaN where one was not told.
+        Yvar: ``n x m`` variances of the objectives' noise.
+    """
+
+    X: Tensor
+    Y: Tensor
+    C: Tensor | None = None
+    cost: Tensor | None = None
+    Yvar: Tensor | None = None
+
+    def detached(self) -> TrainingData:
+        """The same without graphs of autograd."""
+        columns = {k: t.detach() for k, t in self._asdict().items() if t is not None}
+        return TrainingData(**columns)
 
 
 class Mixture(NamedTuple):
@@ -70,14 +78,17 @@ class Surrogates(NamedTuple):
     """All that `suggest` has fitted to the data.
 
     Attributes:
-        objectives: Of each objective.
-        constraints: Of each constraint's outcome.
-        cost: Of the logarithm of the cost; None where fewer than two are known.
+        objectives: The models of each objective.
+        constraints: The models of each constraint's outcome.
+        cost: The model of the logarithm of the cost; None where fewer than two costs
+            were told.
+        num_fitted: To how many evaluations hyperparameters were fitted.
     """
 
     objectives: list[Mixture]
     constraints: list[Mixture]
     cost: LeafModel | None = None
+    num_fitted: int = 0
 
 
 def fit_models(
@@ -108,21 +119,68 @@ def fit_models(
     Raises:
         ValueError: An argument is not what it should be.
     """
-    _check_space(space)
+    check_space(space)
     check_table("train_X", train_X, space.dim)
     check_table("train_Y", train_Y, 1)
-    earlier = {type(model): model for model in check_models(start_from or ())}
+    start = read_models(start_from or ())
+    return _fit_models(space, train_X, train_Y, start, averaged, **kwargs)
+
+
+def _fit_models(
+    space: SearchSpace,
+    train_X: Tensor,
+    train_Y: Tensor,
+    start_from: Iterable[LeafModel],
+    averaged: bool,
+    refits: bool = True,
+    **kwargs: Any,
+) -> list[LeafModel]:
+    starts = {type(model): model for model in start_from}
     classes: list[type[LeafModel]] = [TreeStructuredGP]
-    if averaged and space.tree.decision_columns and len(train_X) <= _MANY_ROWS:
+    # averaging is for few data
+    if averaged and space.tree.decision_columns and len(train_X) <= 200:
         classes.append(ConditionalGP)
     models: list[LeafModel] = []
     for kind in classes:
         # a transform learns from the data: each model has its own
-        options = {k: deepcopy(v) for k, v in kwargs.items()}
+        options = {name: deepcopy(value) for name, value in kwargs.items()}
         options.setdefault("outcome_transform", _compressed_tail())
-        start = earlier.get(kind)
-        models.append(_fitted(kind, space, train_X, train_Y, start, **options))
+        start = starts.get(kind)
+        models.append(
+            _fit_model(kind, space, train_X, train_Y, start, refits, **options)
+        )
     return models
+
+
+def _fit_model(
+    kind: type[LeafModel],
+    space: SearchSpace,
+    train_X: Tensor,
+    train_Y: Tensor,
+    start_from: LeafModel | None,
+    refits: bool = True,
+    train_Yvar: Tensor | None = None,
+    **kwargs: Any,
+) -> LeafModel:
+    """One model; if it need not be fitted, with the hyperparameters of the start."""
+    step = len(train_X) // _SUBSET
+    if start_from is None and step > 1 and bool(train_Y[::step].isfinite().any()):
+        options = {name: deepcopy(value) for name, value in kwargs.items()}
+        if train_Yvar is not None:
+            options["train_Yvar"] = train_Yvar[::step]
+        X, Y = train_X[::step], train_Y[::step]
+        start_from = _fit_model(kind, space, X, Y, None, **options)
+    model: LeafModel = kind(train_X, train_Y, space, train_Yvar=train_Yvar, **kwargs)
+    mll = ExactMarginalLogLikelihood(model.likelihood, model)
+    # variances of the noise may be told now that were not, or the other way round
+    if start_from is None or type(start_from.likelihood) is not type(model.likelihood):
+        fit_gpytorch_mll(mll)
+    elif refits:
+        fit_gpytorch_mll(mll, start_from=start_from)
+    else:
+        take_values(model, start_from)
+        mll.eval()
+    return model
 
 
 def fit_surrogates(
@@ -162,91 +220,106 @@ def fit_surrogates(
     Raises:
         ValueError: An argument is not what it should be, or all evaluations failed.
     """
-    check_data(space, train_X, train_Y, train_C, train_cost, train_Yvar)
+    data = TrainingData(train_X, train_Y, train_C, train_cost, train_Yvar)
+    check_data(space, data)
     with seeded_if(seed, train_X.device):
-        return fit_checked(
-            space,
-            train_X,
-            train_Y,
-            start_from,
-            train_C,
-            train_cost,
-            train_Yvar,
-            old=earlier,
-            **kwargs,
-        )
+        return fit_checked(space, data, start_from, earlier, **kwargs)
 
 
 def fit_checked(
     space: SearchSpace,
-    train_X: Tensor,
-    train_Y: Tensor,
+    data: TrainingData,
     start_from: Surrogates | None = None,
-    train_C: Tensor | None = None,
-    train_cost: Tensor | None = None,
-    train_Yvar: Tensor | None = None,
     old: OldStudiesMean | None = None,
     **kwargs: Any,
 ) -> Surrogates:
     """`fit_surrogates` of data that `check_data` has seen."""
     last = Surrogates([], []) if start_from is None else start_from
+    n, m = data.Y.shape
+    # hyperparameters hardly change any more
+    refits = n <= 1_000 or last.num_fitted < 0.95 * n
+    averaged = m == 1  # of several objectives the second model makes the front worse
+    alone = False
+    if old is not None and n <= _ALONE:
+        predicts = old_studies_predict(old, data.X, data.Y, data.C, data.Yvar)
+        alone = n == 1 or predicts
     # a row of which one objective failed has none
-    failed = (train_Y == -math.inf).any(-1, keepdim=True)
-    # of several objectives the second model makes the front worse, not better
-    averaged = train_Y.shape[-1] == 1
-    alone = old is not None and len(train_Y) <= _ALONE
-    if old is not None and 1 < len(train_Y) <= _ALONE:
-        alone = old_studies_predict(old, train_X, train_Y, train_C, train_Yvar)
-
-    def mixture(
-        earlier: list[Mixture],
-        k: int,
-        X: Tensor,
-        Y: Tensor,
-        learnt: OldStudiesMean | None = None,
-        **options: Any,
-    ) -> Mixture:
-        # Variances are squares: those of larger numbers, such as the largest float that
-        # some return for a failure, are infinite.
-        most = torch.finfo(Y.dtype).max ** 0.4
-        Y = torch.where(Y.isfinite(), Y.clamp(-most, most), Y)
-        start = earlier[k].models if k < len(earlier) else ()
-        start = [model for model in start if isinstance(model, LeafModel)]
-        models: list[FastSingleTaskGP] = []
-        if learnt is None or not alone:
-            models += fit_models(space, X, Y, start, averaged, **options)
-        odds = [1.0] * len(models)
-        if learnt is not None:
-            tail = deepcopy(options.get("outcome_transform", _compressed_tail()))
-            noise = options.get("train_Yvar")
-            models.append(TransferGP(X, Y, learnt, noise, outcome_transform=tail))
-            odds.append(_ODDS)
-        return Mixture(models, leave_one_out_weights(models, odds))
-
+    failed = (data.Y == -math.inf).any(-1, keepdim=True)
     objectives = []
-    for k, y in enumerate(train_Y.masked_fill(failed, -math.inf).split(1, dim=-1)):
-        noise: dict[str, Any] = {}
-        if train_Yvar is not None:
-            noise["train_Yvar"] = train_Yvar[:, k, None]
+    for k, y in enumerate(data.Y.masked_fill(failed, -math.inf).split(1, dim=-1)):
+        options = dict(kwargs)
+        if data.Yvar is not None:
+            options["train_Yvar"] = data.Yvar[:, k, None]
+        start = last.objectives[k].models if k < len(last.objectives) else []
         objectives.append(
-            mixture(last.objectives, k, train_X, y, old, **noise, **kwargs)
+            _fit_mixture(
+                space, data.X, y, start, averaged, old, alone, refits=refits, **options
+            )
         )
     constraints = []
-    for k, c in enumerate(() if train_C is None else train_C.split(1, dim=-1)):
-        known = ~c.isnan().squeeze(-1)
+    for k, c in enumerate([] if data.C is None else data.C.split(1, dim=-1)):
+        told = ~c.isnan().squeeze(-1)
+        start = last.constraints[k].models if k < len(last.constraints) else []
         tail = _compressed_tail(maximize=False)
         constraints.append(
-            mixture(
-                last.constraints, k, train_X[known], c[known], outcome_transform=tail
+            _fit_mixture(
+                space,
+                data.X[told],
+                c[told],
+                start,
+                averaged,
+                refits=refits,
+                outcome_transform=tail,
             )
         )
     cost = None
-    if train_cost is not None:
-        known = ~train_cost.isnan().squeeze(-1)
-        if int(known.sum()) >= _MIN_COSTS:
-            logs = train_cost[known].log()
-            cost = _fitted(TreeStructuredGP, space, train_X[known], logs, last.cost)
-    return Surrogates(objectives, constraints, cost)
+    if data.cost is not None:
+        told = ~data.cost.isnan().squeeze(-1)
+        if int(told.sum()) > 1:
+            logs = data.cost[told].log()
+            cost = _fit_model(
+                TreeStructuredGP, space, data.X[told], logs, last.cost, refits
+            )
+    return Surrogates(objectives, constraints, cost, n if refits else last.num_fitted)
+
+
+def _fit_mixture(
+    space: SearchSpace,
+    X: Tensor,
+    Y: Tensor,
+    start_from: Iterable[FastSingleTaskGP],
+    averaged: bool,
+    old: OldStudiesMean | None = None,
+    alone: bool = False,
+    **kwargs: Any,
+) -> Mixture:
+    """The models of one outcome and their weights.
+
+    Args:
+        space: The space.
+        X: ``n x d`` points.
+        Y: ``n x 1`` outcomes.
+        start_from: The models of an earlier fit.
+        averaged: Whether there may be a second model.
+        old: What old studies have taught about the outcome.
+        alone: Whether their model is the only one.
+        kwargs: Further arguments of the models.
+    """
+    # Variances are squares: those of larger numbers, such as the largest float that
+    # some return for a failure, are infinite.
+    limit = torch.finfo(Y.dtype).max ** 0.4
+    Y = torch.where(Y.isfinite(), Y.clamp(-limit, limit), Y)
+    models: list[FastSingleTaskGP] = []
+    if not alone:
+        start = [model for model in start_from if isinstance(model, LeafModel)]
+        models += _fit_models(space, X, Y, start, averaged, **kwargs)
+    odds = [1.0] * len(models)
+    if old is not None:
+        tail = deepcopy(kwargs.get("outcome_transform", _compressed_tail()))
+        noise = kwargs.get("train_Yvar")
+        models.append(TransferGP(X, Y, old, noise, outcome_transform=tail))
+        odds.append(_ODDS)
+    return Mixture(models, leave_one_out_weights(models, odds))
 
 
 def old_studies_predict(
@@ -256,7 +329,7 @@ def old_studies_predict(
     train_C: Tensor | None = None,
     train_Yvar: Tensor | None = None,
 ) -> bool:
-    """Whether old studies predict the first outcomes of a new one.
+    """Whether old studies predict the first outcomes of a new study.
 
     Args:
         old: What they have taught.
@@ -274,17 +347,23 @@ def old_studies_predict(
     good = train_Y.isfinite().all(-1)
     if train_C is not None:
         good &= (train_C <= 0.0).all(-1)
-    X, Y = train_X[good][:_ALONE], train_Y[good][:_ALONE]
+    X = train_X[good][:_ALONE]
+    Y = train_Y[good][:_ALONE]
     noise = None if train_Yvar is None else train_Yvar[good][:_ALONE]
-    total, most = 0.0, math.log(_ODDS)
+    total = 0.0
+    most = math.log(_ODDS)
     with warnings.catch_warnings():
         # outcomes that are all alike are nobody's mistake
         warnings.simplefilter("ignore", InputDataWarning)
         for n in range(2, len(Y) + 1):
-            known, tail = None if noise is None else noise[:n], _compressed_tail()
-            model = TransferGP(X[:n], Y[:n], old, known, outcome_transform=tail)
-            odds = model.log_odds()
-            total += min(max(odds, -most), most)
+            model = TransferGP(
+                X[:n],
+                Y[:n],
+                old,
+                None if noise is None else noise[:n],
+                outcome_transform=_compressed_tail(),
+            )
+            total += min(max(model.log_odds(), -most), most)
     return len(train_X) > 1 and total >= 0.0
 
 
@@ -294,129 +373,111 @@ def seeded_if(seed: int | None, device: torch.device) -> AbstractContextManager[
     return nullcontext() if seed is None else seeded(seed, device)
 
 
-def check_data(
-    space: Any,
-    train_X: Any,
-    train_Y: Any,
-    train_C: Any = None,
-    train_cost: Any = None,
-    train_Yvar: Any = None,
-) -> None:
-    """Raise a ``ValueError`` for what no suggestion can be made of.
-
-    Args:
-        space: See `suggest`, like all others.
-        train_X: ``n x d``.
-        train_Y: ``n x m``.
-        train_C: ``n x k``.
-        train_cost: ``n x 1``.
-        train_Yvar: ``n x m``.
-    """
-    _check_space(space)
-    check_table("train_X", train_X, space.dim)
-    if not len(train_X):
+def check_data(space: Any, data: TrainingData) -> None:
+    """Raise a ``ValueError`` for data that no suggestion can be made of."""
+    check_space(space)
+    X, Y, C, cost, Yvar = data
+    check_table("train_X", X, space.dim)
+    n = len(X)
+    if not n:
         raise ValueError(
             "train_X: expected at least one evaluated point, got none. Evaluate "
             "space.starts() first."
         )
-    space.check_points(train_X, "train_X")
-    check_table("train_Y", train_Y, None, len(train_X), train_X.dtype)
-    if bool((bad := train_Y.isnan() | (train_Y == math.inf)).any()):
+    space.check_points(X, "train_X")
+    check_table("train_Y", Y, None, n, X.dtype)
+    if bool((bad := Y.isnan() | (Y == math.inf)).any()):
         raise ValueError(
             "train_Y: expected numbers, or -inf where an evaluation failed, got NaN "
-            f"or inf in rows {bad.any(-1).nonzero().flatten().tolist()[:10]}."
+            f"or inf in rows {_rows(bad)}."
         )
-    failed = (train_Y == -math.inf).any(-1)
+    failed = (Y == -math.inf).any(-1, keepdim=True)
     if bool(failed.all()):
         raise ValueError(
-            "train_Y: expected at least one evaluation that did not fail, got "
-            f"{len(train_Y)} that did (-inf). Evaluate random points, space.sample(n), "
-            "until one does not."
+            f"train_Y: expected at least one evaluation that did not fail, got {n} "
+            "that did (-inf). Evaluate random points, space.sample(n), until one does "
+            "not."
         )
-    if train_Yvar is not None:
-        check_table("train_Yvar", train_Yvar, train_Y.shape[-1], len(train_X))
-    if train_C is not None:
-        check_table("train_C", train_C, None, len(train_X), train_X.dtype)
-        bad = ~(train_C.isfinite() | (train_C.isnan() & failed.unsqueeze(-1)))
-        if bool(bad.any()):
+    if Yvar is not None:
+        check_table("train_Yvar", Yvar, Y.shape[-1], n)
+    if C is not None:
+        check_table("train_C", C, None, n, X.dtype)
+        if bool((bad := ~(C.isfinite() | (C.isnan() & failed))).any()):
             raise ValueError(
                 "train_C: expected finite numbers, and NaN only where the evaluation "
-                "failed (train_Y is -inf), got others in rows "
-                f"{bad.any(-1).nonzero().flatten().tolist()[:10]}."
+                f"failed (train_Y is -inf), got others in rows {_rows(bad)}."
             )
-    if train_cost is not None:
-        check_table("train_cost", train_cost, 1, len(train_X), train_X.dtype)
-        bad = ~(train_cost.isnan() | ((train_cost > 0.0) & train_cost.isfinite()))
+    if cost is not None:
+        check_table("train_cost", cost, 1, n, X.dtype)
+        bad = ~(cost.isnan() | ((cost > 0.0) & cost.isfinite()))
         if bool(bad.any()):
             raise ValueError(
                 "train_cost: expected positive numbers, or NaN where a cost is not "
-                f"known, got {train_cost[bad][:3].tolist()}."
+                f"known, got {cost[bad][:3].tolist()}."
             )
+
+
+def _rows(bad: Tensor) -> list[int]:
+    """The first rows with a bad entry, for a message."""
+    rows: list[int] = bad.any(-1).nonzero().flatten().tolist()[:10]
+    return rows
 
 
 def check_table(
     name: str,
-    given: Any,
+    value: Any,
     columns: int | None,
     rows: int | None = None,
     dtype: torch.dtype | None = None,
 ) -> None:
-    """Raise a ``ValueError`` unless it is a table of numbers of that size.
+    """Raise a ``ValueError`` unless an argument is a table of numbers of that size.
 
     Args:
-        name: Of the argument.
-        given: What was given.
-        columns: How many; None for any.
+        name: The argument's name.
+        value: The argument.
+        columns: How many; None for any number but 0.
         rows: How many; None for any.
-        dtype: Of the numbers; None for any.
+        dtype: The type of the numbers; None for any.
     """
-    wanted = f"{'n' if rows is None else rows} x {'m' if columns is None else columns}"
-    got = f"a {type(given).__name__}"
-    if isinstance(given, Tensor):
-        got = f"shape {tuple(given.shape)}"
-        wide = given.ndim == 2 and given.shape[-1] == (columns or given.shape[-1] or 1)
-        if wide and rows in (None, len(given)):
-            if dtype in (None, given.dtype):
-                return
-            wanted, got = f"{wanted} and {dtype}, as train_X", str(given.dtype)
-    raise ValueError(f"{name}: expected a tensor of shape {wanted}, got {got}.")
+    expected = f"{rows or 'n'} x {columns or 'm'}"
+    if not isinstance(value, Tensor):
+        got = f"a {type(value).__name__}"
+    elif (
+        value.ndim != 2
+        or value.shape[-1] != (columns or value.shape[-1] or 1)
+        or rows not in (None, len(value))
+    ):
+        got = f"shape {tuple(value.shape)}"
+    elif dtype not in (None, value.dtype):
+        expected += f" and {dtype}, as train_X"
+        got = str(value.dtype)
+    else:
+        return
+    raise ValueError(f"{name}: expected a tensor of shape {expected}, got {got}.")
 
 
-def _check_space(space: Any) -> None:
+def check_space(space: Any) -> None:
+    """Raise a ``ValueError`` unless it is a space."""
     if not isinstance(space, SearchSpace):
         raise ValueError(f"space: expected a SearchSpace, got {type(space).__name__}.")
 
 
-def check_models(models: Any) -> Sequence[LeafModel]:
-    """Raise a ``ValueError`` unless fits can start from these."""
-    several = isinstance(models, Iterable)
-    found = list(models) if several else []
-    if not several or not all(isinstance(model, LeafModel) for model in found):
-        kinds = [type(model).__name__ for model in found]
-        raise ValueError(
-            "start_from: expected an earlier suggestion, or the list of its models, "
-            f"got {kinds if several else type(models).__name__}."
-        )
-    return found
+def read_models(models: Any) -> list[LeafModel]:
+    """Models that fits can start from, as a list; a ``ValueError`` for others."""
+    if not isinstance(models, Iterable):
+        got: Any = type(models).__name__
+    else:
+        models = list(models)
+        if all(isinstance(model, LeafModel) for model in models):
+            return models
+        got = [type(model).__name__ for model in models]
+    raise ValueError(
+        "start_from: expected an earlier suggestion, or the list of its models, got "
+        f"{got}."
+    )
 
 
 def _compressed_tail(maximize: bool = True) -> ChainedOutcomeTransform:
     return ChainedOutcomeTransform(
         clip=ClipTail(maximize, tail="log"), standardize=AnyScaleStandardize(m=1)
     )
-
-
-def _fitted(
-    kind: type[LeafModel],
-    space: SearchSpace,
-    train_X: Tensor,
-    train_Y: Tensor,
-    earlier: LeafModel | None,
-    **kwargs: Any,
-) -> LeafModel:
-    model: LeafModel = kind(train_X, train_Y, space, **kwargs)
-    mll = ExactMarginalLogLikelihood(model.likelihood, model)
-    # variances of the noise may be known now that were not, or the other way round
-    alike = earlier is not None and type(earlier.likelihood) is type(model.likelihood)
-    fit_gpytorch_mll(mll, **({"start_from": earlier} if alike else {}))
-    return model

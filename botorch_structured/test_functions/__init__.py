@@ -18,7 +18,6 @@ Sums of parts that are observed and bend one way each (``components``, ``monoton
 Many tasks, one of them to be solved with data of the others (a ``history``):
 
 - `QuadraticTasks`: synthetic, known optima; ``leave_out(t)`` is one task.
-- `TransferTables`: the same of tables; `random_forest_tables` reads published ones.
 """
 
 from __future__ import annotations
@@ -35,9 +34,6 @@ __all__ = [
     "ScikitLearnCASH",
     "TableProblem",
     "TaskHistory",
-    "TransferTable",
-    "TransferTables",
-    "random_forest_tables",
 ]
 
 from botorch_structured.test_functions.cash import Evaluation, ScikitLearnCASH
@@ -51,11 +47,6 @@ from botorch_structured.test_functions.synthetic import (
     JenattonTree,
     QuadraticTask,
     QuadraticTasks,
-)
-from botorch_structured.test_functions.table import (
-    TableProblem,
     TaskHistory,
-    TransferTable,
-    TransferTables,
-    random_forest_tables,
 )
+from botorch_structured.test_functions.table import TableProblem

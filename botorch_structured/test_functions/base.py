@@ -1,13 +1,6 @@
-"""What the problems have in common: those on a box, and those on conditional spaces."""
+"""Bases of the problems: of those on a box, and of those on conditional spaces."""
 
 from __future__ import annotations
-
-__all__ = [
-    "BoxTestFunction",
-    "ConditionalTestFunction",
-    "default_num_starts",
-    "import_sklearn",
-]
 
 import importlib
 from collections.abc import Sequence
@@ -22,11 +15,6 @@ from torch import Tensor
 
 from botorch_structured.spaces import ParameterTree, SearchSpace
 from botorch_structured.spaces.arguments import check_deviation
-
-
-def default_num_starts(d: int) -> int:
-    """``max(5, 2 d)``: the published treed GPs have five points in a leaf."""
-    return max(5, 2 * d)
 
 
 def import_sklearn(name: str) -> Any:
@@ -91,7 +79,9 @@ class BoxTestFunction(SyntheticTestFunction):
         Returns:
             An ``n x d``-dim tensor.
         """
-        n = (self._num_starts or default_num_starts(self.dim)) if n is None else n
+        if n is None:
+            # the published treed GPs have five points in a leaf
+            n = self._num_starts or max(5, 2 * self.dim)
         return draw_sobol_samples(self.bounds, n, 1, seed=seed).squeeze(-2)
 
 

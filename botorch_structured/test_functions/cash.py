@@ -1,168 +1,40 @@
 """Choosing a scikit-learn classifier together with its hyperparameters.
 
 A fit holds the interpreter inside C code, where neither a signal nor a thread can stop
-it. With a time limit it therefore runs in a process of its own, a `KillableWorker`.
+it. With a time limit it therefore runs in a process of its own, which is killed.
 """
 
 from __future__ import annotations
 
-__all__ = [
-    "CallTimeout",
-    "Evaluation",
-    "KillableWorker",
-    "ScikitLearnCASH",
-    "WorkerDied",
-]
+__all__ = ["Evaluation", "ScikitLearnCASH"]
 
-import contextlib
-import os
-import pickle
-import subprocess
-import sys
-import threading
+import importlib
+import signal
 import time
-import weakref
 from collections.abc import Mapping
-from pathlib import Path
+from concurrent.futures.process import BrokenProcessPool
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from botorch_structured._learners import LEARNERS, cross_validated_error
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.spaces.arguments import check_count, check_number
-from botorch_structured.test_functions import learners
 from botorch_structured.test_functions.base import (
     ConditionalTestFunction,
     import_sklearn,
 )
-from botorch_structured.test_functions.learners import LEARNERS
 
 DATASETS = ("breast_cancer", "digits", "iris", "moons", "wine")
-_START_LIMIT = 120.0  # seconds for imports on a slow, busy machine
-
-
-class WorkerDied(Exception):
-    """The process ended during the call (out of memory, a crash in C code)."""
-
-
-class CallTimeout(WorkerDied):
-    """The call ran past its limit; its process has been killed."""
-
-
-class KillableWorker:
-    """A stand-alone script that answers pickles, killed when it takes too long.
-
-    The process is started at the first call, kept for the next ones, and started anew
-    after a kill. It is a plain child with two pipes, not a ``multiprocessing`` one:
-    nothing imports the caller's ``__main__``, so it works from notebooks and scripts
-    without a guard, and where forking is unsafe (macOS, threads).
-
-    Copies and pickles of a worker have no process until their first call.
-    """
-
-    def __init__(self, script: Path, first_message: Any) -> None:
-        """
-        Args:
-            script: A file that reads ``first_message`` from its standard input,
-                answers, and from then on answers every message; it ends when its
-                input does.
-            first_message: What the script needs before any call; picklable.
-        """
-        self.script = script
-        self.first_message = first_message
-        self._process: subprocess.Popen[bytes] | None = None
-        self._finalizer: weakref.finalize | None = None
-
-    def call(self, message: Any, timeout: float) -> Any:
-        """The script's answer.
-
-        Args:
-            message: Picklable.
-            timeout: Seconds from when the script is ready; starting does not count.
-
-        Raises:
-            CallTimeout: When there is no answer in time.
-            WorkerDied: When the process ended without an answer.
-            RuntimeError: When the process does not start.
-        """
-        process = self._process
-        if process is None or process.poll() is not None:
-            process = self._start()
-        return self._exchange(process, message, timeout)
-
-    def close(self) -> None:
-        """End the process, if there is one; the next call starts another."""
-        if self._finalizer is not None:
-            self._finalizer()
-        self._process = self._finalizer = None
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        self.close()
-        # -P keeps the script's folder off the path, whose files would hide modules.
-        process = subprocess.Popen(
-            [sys.executable, "-P", str(self.script)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-        )
-        self._process = process
-        self._finalizer = weakref.finalize(self, _stop, process)
-        try:
-            self._exchange(process, self.first_message, _START_LIMIT)
-        except WorkerDied as error:
-            raise RuntimeError(f"{self.script.name} did not start: {error}.") from error
-        return process
-
-    def _exchange(
-        self, process: subprocess.Popen[bytes], message: Any, timeout: float
-    ) -> Any:
-        assert process.stdin is not None and process.stdout is not None
-        late = threading.Event()
-
-        def kill() -> None:
-            late.set()
-            process.kill()
-
-        timer = threading.Timer(timeout, kill)
-        timer.daemon = True
-        timer.start()
-        try:
-            pickle.dump(message, process.stdin)
-            process.stdin.flush()
-            return pickle.load(process.stdout)
-        except (EOFError, OSError, pickle.UnpicklingError) as error:
-            self.close()
-            if late.is_set():
-                raise CallTimeout(f"no answer within {timeout:g} s") from error
-            raise WorkerDied(
-                f"the process ended with code {process.returncode}"
-            ) from error
-        except BaseException:  # Ctrl-C: a late answer must not be that of the next call
-            self.close()
-            raise
-        finally:
-            timer.cancel()
-            timer.join()
-            if late.is_set():  # killed right after the answer, which counts
-                self.close()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_process": None, "_finalizer": None}
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    with contextlib.suppress(OSError), process:  # unsent data breaks the pipe
-        pass  # closes the pipes and waits
 
 
 class Evaluation(NamedTuple):
-    """What came of one configuration."""
+    """The result of one configuration."""
 
     value: float  # the cross-validation error; 1.0, the worst, where it failed
-    error: str | None  # of a failure, the message
+    error: str | None  # the message of a failure
     seconds: float
     status: Literal["ok", "failed", "timeout"]
 
@@ -245,17 +117,15 @@ class ScikitLearnCASH(ConditionalTestFunction):
         features, labels = _load(dataset, seed)
         if max_rows is not None and max_rows < len(labels):
             keep = np.random.default_rng(seed).permutation(len(labels))[:max_rows]
-            features, labels = features[keep], labels[keep]
+            features = features[keep]
+            labels = labels[keep]
         super().__init__(space, noise_std=noise_std, negate=negate, dtype=dtype)
         self.seed = seed
         self.timeout = timeout
         self.evaluations: list[tuple[dict[str, Any], Evaluation]] = []
-        self._features, self._labels = features, labels
-        self._worker: KillableWorker | None = None
-        if timeout is not None:
-            self._worker = KillableWorker(
-                Path(learners.__file__), (list(sys.path), features, labels, seed)
-            )
+        self._features = features
+        self._labels = labels
+        self._pool: Any = None  # the process for time limits
 
     def evaluate(self, config: Mapping[str, Any]) -> Evaluation:
         r"""Cross-validate one configuration, and note it in ``evaluations``.
@@ -270,22 +140,60 @@ class ScikitLearnCASH(ConditionalTestFunction):
         """
         learner, arguments = self._split(config)
         start = time.perf_counter()
-        status: Literal["ok", "failed", "timeout"]
+        value = 1.0
+        error: str | None
+        status: Literal["ok", "failed", "timeout"] = "failed"
         try:
-            if self._worker is None or self.timeout is None:
-                value, error = learners.cross_validated_error(
+            if self.timeout is None:
+                value, error = cross_validated_error(
                     self._features, self._labels, learner, arguments, self.seed
                 )
             else:
-                value, error = self._worker.call((learner, arguments), self.timeout)
-            status = "ok" if error is None else "failed"
-        except WorkerDied as problem:
-            value, error = 1.0, str(problem)
-            status = "timeout" if isinstance(problem, CallTimeout) else "failed"
+                value, error = self._limited(learner, arguments)
+            if error is None:
+                status = "ok"
+        except TimeoutError:
+            error = f"no answer within {self.timeout:g} s"
+            status = "timeout"
+        except BrokenProcessPool as death:  # out of memory, a crash in C code
+            error = f"the process ended: {death}"
         seconds = time.perf_counter() - start
         evaluation = Evaluation(value, error, seconds, status)
         self.evaluations.append((dict(config), evaluation))
         return evaluation
+
+    def _limited(
+        self, learner: str, arguments: Mapping[str, Any]
+    ) -> tuple[float, str | None]:
+        """`cross_validated_error` in another process, for at most ``timeout`` seconds.
+
+        Raises:
+            TimeoutError: There is no answer in time; the process is killed.
+            BrokenProcessPool: It ended without an answer.
+        """
+        data = (self._features, self._labels)
+        try:
+            if self._pool is None:
+                # not ``multiprocessing``, which imports the caller's ``__main__``
+                loky = importlib.import_module("joblib.externals.loky")
+                # Ctrl-C is for this process, which then ends the other one
+                ignore = (signal.SIGINT, signal.SIG_IGN)
+                self._pool = loky.ProcessPoolExecutor(
+                    max_workers=1,
+                    timeout=120.0,  # idle; it ends then if this process was killed
+                    initializer=signal.signal,
+                    initargs=ignore,
+                )
+                # imports take long on a slow, busy machine, and do not count
+                self._pool.submit(cross_validated_error, *data, "gnb", {}, 0).result()
+            future = self._pool.submit(
+                cross_validated_error, *data, learner, arguments, self.seed
+            )
+            answer: tuple[float, str | None] = future.result(self.timeout)
+        except BaseException:
+            self.close()
+            raise
+        return answer
 
     def _split(self, config: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         """The learner, and its arguments by scikit-learn's names."""
@@ -305,27 +213,27 @@ class ScikitLearnCASH(ConditionalTestFunction):
         """
         name, arguments = self._split(config)
         learner = LEARNERS[name]
-        given = {**arguments, **learner.fixed}
-        call = ", ".join(f"{key}={value!r}" for key, value in given.items())
-        imports = f"""\
-from {learner.module} import {learner.class_name}
+        arguments |= learner.fixed
+        call = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
+        return f"""\
 from sklearn.model_selection import StratifiedKFold, cross_val_score
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler"""
-        return (
-            "\n".join(sorted(imports.split("\n")))
-            + f"""
+from sklearn.preprocessing import StandardScaler
+from {learner.module} import {learner.class_name}
 
 model = make_pipeline(StandardScaler(), {learner.class_name}({call}))
 folds = StratifiedKFold(5, shuffle=True, random_state={self.seed})
 error = 1 - cross_val_score(model, X, y, cv=folds).mean()
 """
-        )
 
     def close(self) -> None:
         """End the process that evaluates, if there is one; it restarts when needed."""
-        if self._worker is not None:
-            self._worker.close()
+        if self._pool is not None:
+            self._pool.shutdown(kill_workers=True)
+            self._pool = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_pool": None}
 
 
 def _load(dataset: str | tuple[Any, Any], seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -342,7 +250,8 @@ def _load(dataset: str | tuple[Any, Any], seed: int) -> tuple[np.ndarray, np.nda
             noise = np.random.default_rng(seed).standard_normal((500, 4))
             return np.hstack([X, noise]), y
         return getattr(bundled, f"load_{dataset}")(return_X_y=True)
-    X, y = np.asarray(dataset[0], dtype=float), np.asarray(dataset[1])
+    X = np.asarray(dataset[0], dtype=float)
+    y = np.asarray(dataset[1])
     if X.ndim != 2 or y.shape != X.shape[:1]:
         raise ValueError(
             f"dataset: expected n x p numbers and n labels, got shapes {X.shape} and "

@@ -1,6 +1,6 @@
 """Problems that are a sum of parts, each of which is observed and bends one way.
 
-`MonotoneMixture1D` is synthetic. Tuning problems are real trainings: as a learner's
+`MonotoneMixture1D` is synthetic, `ElasticNetTuning` is real trainings: as a learner's
 capacity grows, its training error falls and the gap to the validation error rises, two
 parts that are believed to bend one way each, of a sum that does not.
 
@@ -15,12 +15,10 @@ __all__ = [
     "DecomposedTestFunction",
     "ElasticNetTuning",
     "MonotoneMixture1D",
-    "TuningTestFunction",
 ]
 
 from abc import abstractmethod
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
@@ -28,11 +26,6 @@ from torch import Tensor
 
 from botorch_structured.spaces.arguments import check_count
 from botorch_structured.test_functions.base import BoxTestFunction, import_sklearn
-
-_STARTS = 4  # Wang and Welch (2017), section 3.1
-_CENTRES = (0.5351, 0.3412, 0.3061, 0.3325)
-_WIDTH = 0.05
-_NO_L1 = 1e-8  # changes errors by less than 1e-7
 
 
 class DecomposedTestFunction(BoxTestFunction):
@@ -48,13 +41,13 @@ class DecomposedTestFunction(BoxTestFunction):
     def monotone(self) -> tuple[dict[int, int], ...]:
         """For each component ``{column: 1 where it rises, -1 where it falls}``.
 
-        Of what ``components`` returns: both change their sign with ``negate``. For real
-        learners they are expected, and not guaranteed at each point.
+        As ``components``, they change their sign with ``negate``. For real learners
+        they are expected, and not guaranteed at each point.
         """
-        sign = -1 if self.negate else 1
+        if not self.negate:
+            return self._monotone
         return tuple(
-            {column: sign * direction for column, direction in signs.items()}
-            for signs in self._monotone
+            {j: -sign for j, sign in signs.items()} for signs in self._monotone
         )
 
     @abstractmethod
@@ -81,14 +74,14 @@ class DecomposedTestFunction(BoxTestFunction):
 
         Args:
             seed: Any integer that is not negative.
-            n: How many. Default: 4, as in the paper, one for each parameter of an
-                isotropic GP and one more.
+            n: How many. Default: 4, as in section 3.1 of Wang and Welch: one for each
+                parameter of an isotropic GP and one more.
 
         Returns:
             An ``n x d``-dim tensor.
         """
         g = torch.Generator().manual_seed(seed)
-        unit = torch.rand(n or _STARTS, self.dim, generator=g, dtype=torch.double)
+        unit = torch.rand(n or 4, self.dim, generator=g, dtype=torch.double)
         low, high = self.bounds
         return low + (high - low) * unit.to(self.bounds)
 
@@ -127,43 +120,12 @@ class MonotoneMixture1D(DecomposedTestFunction):
     _monotone = ({0: 1}, {0: -1})
 
     def _evaluate_components(self, X: Tensor) -> Tensor:
-        steps = (X - X.new_tensor(_CENTRES)) / _WIDTH  # ``... x 4``
-        falling, rising = (
-            part.square().mul(-0.5).exp().mean(-1)
-            for part in (steps.clamp_min(0.0), steps.clamp_max(0.0))
-        )
-        return -torch.stack([falling, rising], dim=-1)
+        steps = (X - X.new_tensor([0.5351, 0.3412, 0.3061, 0.3325])) / 0.05
+        parts = torch.stack([steps.clamp_min(0.0), steps.clamp_max(0.0)], dim=-2)
+        return -parts.square().mul(-0.5).exp().mean(-1)
 
 
-class TuningTestFunction(DecomposedTestFunction):
-    """Validation error; the parts are the training error and the gap between both.
-
-    The former is believed to fall and the latter to rise with the learner's capacity.
-    A configuration is trained once; it has the same value again, as splits and random
-    states depend on ``seed`` only. A subclass defines ``_train``.
-    """
-
-    def __init__(self, seed: int, noise_std: float | None, negate: bool) -> None:
-        check_count("seed", seed, least=0)
-        super().__init__(noise_std=noise_std, negate=negate)
-        self.seed = seed
-        self._measured: dict[tuple[float, ...], tuple[float, float]] = {}
-
-    @abstractmethod
-    def _train(self, x: tuple[float, ...]) -> tuple[float, float]:
-        """Training and validation error of one configuration."""
-
-    def _evaluate_components(self, X: Tensor) -> Tensor:
-        parts = []
-        for x in map(tuple, X.reshape(-1, self.dim).tolist()):
-            if x not in self._measured:
-                self._measured[x] = self._train(x)
-            training, validation = self._measured[x]
-            parts.append((training, validation - training))
-        return X.new_tensor(parts).reshape(*X.shape[:-1], 2)
-
-
-class ElasticNetTuning(TuningTestFunction):
+class ElasticNetTuning(DecomposedTestFunction):
     r"""Validation error of a linear regression with an elastic net.
 
     [Wang2018monotonicity]_, section 4.1: columns are alpha in [0, 1], the share of the
@@ -192,15 +154,17 @@ class ElasticNetTuning(TuningTestFunction):
     ) -> None:
         """
         Args:
-            seed: Of the data, and of the points that ``rank`` compares with.
+            seed: Decides the data, and the points that ``rank`` compares with.
             noise_std: Standard deviation of noise to add.
             negate: Whether to negate the function.
 
         Raises:
             ImportError: Without scikit-learn.
         """
-        super().__init__(seed, noise_std, negate)
+        check_count("seed", seed, least=0)
+        super().__init__(noise_std=noise_std, negate=negate)
         import_sklearn("linear_model")
+        self.seed = seed
         rng = np.random.default_rng(seed)
         coefficients = np.zeros(100)
         coefficients[rng.permutation(100)[:50]] = rng.normal(0.0, 0.22, 50)
@@ -210,12 +174,17 @@ class ElasticNetTuning(TuningTestFunction):
             targets = features @ coefficients + rng.standard_normal(200)
             self._data.append((features, targets))
 
-    def _train(self, x: tuple[float, ...]) -> tuple[float, float]:
-        alpha, strength = x[0], 2.0 ** x[1]
-        linear_model: Any = import_sklearn("linear_model")
-        if alpha < _NO_L1:  # coordinate descent would not end
-            n = len(self._data[0][1])  # Ridge has the sum of squares, not half the mean
-            model = linear_model.Ridge(n * strength, fit_intercept=False)
+    def _evaluate_components(self, X: Tensor) -> Tensor:
+        parts = [self._train(*x) for x in X.reshape(-1, 2).tolist()]
+        return X.new_tensor(parts).reshape(X.shape)
+
+    def _train(self, alpha: float, log2_lambda: float) -> tuple[float, float]:
+        """The training error, and the gap to the validation error."""
+        strength = 2.0**log2_lambda
+        linear_model = import_sklearn("linear_model")
+        if alpha < 1e-8:  # coordinate descent would not end; errors change by 1e-7
+            # Ridge has the sum of squares over 200 rows, and not half the mean
+            model = linear_model.Ridge(200 * strength, fit_intercept=False)
         else:
             model = linear_model.ElasticNet(
                 alpha=strength,
@@ -225,15 +194,12 @@ class ElasticNetTuning(TuningTestFunction):
                 max_iter=100_000,
             )
         model.fit(*self._data[0])
-        training, validation = (
-            0.5 * float(np.square(y - model.predict(X)).mean()) for X, y in self._data
-        )
-        return training, validation
+        errors = [np.square(y - model.predict(X)).mean() / 2 for X, y in self._data]
+        return errors[0], errors[1] - errors[0]
 
     @cached_property
     def _random_values(self) -> Tensor:
-        X = self.starts(self.seed, 100)
-        return self._evaluate_true(X).sort().values
+        return self._evaluate_true(self.starts(self.seed, 100)).sort().values
 
     def rank(self, values: Tensor) -> Tensor:
         """One more than how many of 100 random points are better than each value."""

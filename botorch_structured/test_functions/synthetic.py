@@ -30,11 +30,12 @@ __all__ = [
     "QuadraticTask",
     "QuadraticTasks",
     "RKHS1D",
+    "TaskHistory",
 ]
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -46,9 +47,6 @@ from botorch_structured.test_functions.base import (
     BoxTestFunction,
     ConditionalTestFunction,
 )
-from botorch_structured.test_functions.table import TaskHistory
-
-_SHARED_OPTIMA = (0.3, 0.7)  # of the two shared variables where they enter squared
 
 
 class JenattonTree(ConditionalTestFunction):
@@ -136,16 +134,15 @@ class JenattonTree(ConditionalTestFunction):
         space = _make_space(P, shared, balanced)
         super().__init__(space, noise_std=noise_std, negate=negate, dtype=dtype)
         self.num_leaves = P
+        self.quadratic_shared = quadratic_shared
         centres = np.zeros(P)
         if off_centre:
             centres = np.random.default_rng(12345).uniform(-0.8, 0.8, P)
-        optima = self.bounds.new_tensor(_SHARED_OPTIMA if quadratic_shared else (0, 0))
-        self.quadratic_shared = quadratic_shared
         self.register_buffer("_centres", torch.from_numpy(centres), persistent=False)
         best = self.bounds.new_zeros(1, self.dim)
         best[0, P - 1] = centres[0]
-        if shared:
-            best[0, 2 * P - 1 :] = optima
+        if quadratic_shared:
+            best[0, -2:] = best.new_tensor([0.3, 0.7])
         self.register_buffer("optimizers", best)
 
     def _evaluate_true(self, X: Tensor) -> Tensor:
@@ -154,47 +151,38 @@ class JenattonTree(ConditionalTestFunction):
         x = X.gather(-1, a + (P - 1)).squeeze(-1)
         a = a.squeeze(-1)
         value = (x - self._centres.to(X)[a]).square() + 0.1 * (a + 1).to(X)
-        r = X[..., 2 * P - 1 :]
+        shared = slice(2 * P - 1, None)
+        r = X[..., shared]
         if self.quadratic_shared:
-            r = (r - X.new_tensor(_SHARED_OPTIMA)).square()
-        return value + torch.where(self._active(X)[..., 2 * P - 1 :], r, 0.0).sum(-1)
+            r = (r - self.optimizers[0, shared].to(X)).square()
+        return value + torch.where(self._active(X)[..., shared], r, 0.0).sum(-1)
 
 
 def _make_space(P: int, shared: bool, balanced: bool) -> SearchSpace:
     """The tree's nodes are ``1, ..., P - 1`` (decisions) and ``P, ..., 2P - 1``."""
-    leads_to = {}  # (decision, value) -> node
+    edges = {}  # node -> the decision above it and its value
     for k in range(1, P):
         last = k == P - 1
-        leads_to[k, 0] = 2 * k if balanced else P + k - 1
-        leads_to[k, 1] = 2 * k + 1 if balanced or last else k + 1
-    edges = {node: edge for edge, node in leads_to.items()}
-    sits_at = {f"x{k}": k for k in range(1, 2 * P)}
-    if shared:  # at the children of the root; in a chain see the class
-        later = P // 2 + 1 if P > 2 else 3
-        left, right = (2, 3) if balanced else (1, later)
-        sits_at |= {f"r{2 * P}": left, f"r{2 * P + 1}": right}
-    conditions = {
-        column: Equals(edges[node][0] - 1, edges[node][1])
-        for column, node in enumerate(sits_at.values())
-        if node != 1
-    }
-    d = len(sits_at)
-    values = {k: [0.0, 1.0] for k in range(P - 1)}
+        edges[2 * k if balanced else P + k - 1] = (k, 0)
+        edges[2 * k + 1 if balanced or last else k + 1] = (k, 1)
+    node_of = {f"x{k}": k for k in range(1, 2 * P)}
+    if shared and balanced:  # at the children of the root
+        node_of[f"r{2 * P}"] = 2
+        node_of[f"r{2 * P + 1}"] = 3
+    elif shared:  # in a chain see the class
+        node_of[f"r{2 * P}"] = 1
+        node_of[f"r{2 * P + 1}"] = P // 2 + 1 if P > 2 else 3
+    conditions = {}
+    for column, node in enumerate(node_of.values()):
+        if node in edges:  # the root is always active
+            decision, value = edges[node]
+            conditions[column] = Equals(decision - 1, value)
+    d = len(node_of)
     bounds = torch.tensor([[0.0], [1.0]], dtype=torch.double).repeat(1, d)
     bounds[0, P - 1 : 2 * P - 1] = -1.0
+    values = {k: [0.0, 1.0] for k in range(P - 1)}
     tree = ParameterTree(d, conditions=conditions, values=values)
-    return SearchSpace(list(sits_at), bounds, tree)
-
-
-# Widths, centres in hundredths, and weights of the two sums of squared exponentials.
-_BUMPS = (
-    (0.1, (10, 15, 8, 30, 40), (4, -1, 2, -2, 1)),
-    (
-        0.01,
-        (80, 85, 90, 95, 92, 74, 91, 89, 79, 88, 86, 96, 99, 82),
-        (3, 4, 2, 1, -1, 2, 2, 3, 3, 2, -1, -2, 4, -3),
-    ),
-)
+    return SearchSpace(list(node_of), bounds, tree)
 
 
 class RKHS1D(BoxTestFunction):
@@ -227,12 +215,19 @@ class RKHS1D(BoxTestFunction):
     _optimizers = [(0.8923597507741958,)]
 
     def _evaluate_true(self, X: Tensor) -> Tensor:
-        total = X.new_zeros(X.shape[:-1])
-        for width, hundredths, weights in _BUMPS:
-            steps = (X - X.new_tensor(hundredths) / 100) / width
-            bumps = steps.square().mul(-0.5).exp()
-            total = total + bumps @ X.new_tensor(weights)
-        return -total
+        wide = X.new_tensor([10, 15, 8, 30, 40]) / 100
+        narrow = X.new_tensor(
+            [80, 85, 90, 95, 92, 74, 91, 89, 79, 88, 86, 96, 99, 82]
+        ).div(100)
+        smooth = _bumps(X, wide, 0.1) @ X.new_tensor([4, -1, 2, -2, 1])
+        rough = _bumps(X, narrow, 0.01) @ X.new_tensor(
+            [3, 4, 2, 1, -1, 2, 2, 3, 3, 2, -1, -2, 4, -3]
+        )
+        return -(smooth + rough)
+
+
+def _bumps(X: Tensor, centres: Tensor, width: float) -> Tensor:
+    return ((X - centres) / width).square().mul(-0.5).exp()
 
 
 class GramacyExponential2D(BoxTestFunction):
@@ -255,8 +250,48 @@ class GramacyExponential2D(BoxTestFunction):
         return X[..., 0] * X.square().sum(-1).neg().exp()
 
 
-_DIM = 3
-_SMALLEST, _LARGEST = 0.1, 10.0  # of a, b and c
+@dataclass(frozen=True)
+class TaskHistory:
+    r"""Evaluations of other tasks on the same inputs, for a warm start.
+
+    In the convention of BoTorch's ``MultiTaskGP``: the task stands in the last column.
+    The target task is one of the ``T`` tasks and has no rows in it.
+
+        >>> history = problem.history
+        >>> X, Y = history.join(train_X, train_Y)
+        >>> model = MultiTaskABLR(
+        ...     X, Y, task_feature=-1, output_tasks=[history.task],
+        ...     all_tasks=list(range(history.num_tasks)),
+        ... )
+
+    Attributes:
+        X: ``N x (d + 1)``, the task last.
+        Y: ``N x 1``, of the same sign as values of the problem.
+        task: The number of the target.
+        num_tasks: ``T``, the target included.
+        contexts: ``T x c`` numbers that describe the tasks (a data set's size, its
+            meta-features), None where there are none.
+    """
+
+    X: Tensor
+    Y: Tensor
+    task: int
+    num_tasks: int
+    contexts: Tensor | None = None
+
+    def join(self, X: Tensor, Y: Tensor) -> tuple[Tensor, Tensor]:
+        r"""The history and rows of the target, ready for a multi-task model.
+
+        Args:
+            X: ``n x d`` points of the target, ``n`` may be 0.
+            Y: ``n x 1`` values, of the same sign as the history's.
+
+        Returns:
+            ``(N + n) x (d + 1)`` inputs and ``(N + n) x 1`` values.
+        """
+        task = X.new_full((len(X), 1), self.task)
+        rows = torch.cat([self.X.to(X), torch.cat([X, task], -1)])
+        return rows, torch.cat([self.Y.to(Y), Y])
 
 
 class QuadraticTask(BoxTestFunction):
@@ -267,9 +302,9 @@ class QuadraticTask(BoxTestFunction):
     ``-b / a``, or -1 where that is outside.
     """
 
-    dim = _DIM
-    continuous_inds = list(range(_DIM))
-    _bounds = [(-1.0, 1.0)] * _DIM
+    dim = 3
+    continuous_inds = [0, 1, 2]
+    _bounds = [(-1.0, 1.0)] * 3
     _num_starts = 2  # a task that has a history needs few
 
     def __init__(
@@ -292,25 +327,17 @@ class QuadraticTask(BoxTestFunction):
             ValueError: For a context that is not of the paper's.
         """
         context = tuple(float(value) for value in context)
-        if len(context) != 3 or not all(_SMALLEST <= v <= _LARGEST for v in context):
+        if len(context) != 3 or not all(0.1 <= value <= 10.0 for value in context):
             raise ValueError(
-                f"context: expected a, b and c from {_SMALLEST} to {_LARGEST}, got "
-                f"{context}."
+                f"context: expected a, b and c from 0.1 to 10, got {context}."
             )
         a, b, c = context
         best = max(-b / a, -1.0)
-        self._optimizers = [(best,) * _DIM]
-        self._optimal_value = _DIM * (0.5 * a * best**2 + b * best) + c
+        self._optimizers = [(best,) * 3]
+        self._optimal_value = 3 * (0.5 * a * best**2 + b * best) + c
         super().__init__(noise_std=noise_std, negate=negate, dtype=dtype)
         self.context = context
-        self.history: Any = history
-
-    @property
-    def value_range(self) -> float:
-        """The largest value on the box less the smallest: the unit of gaps."""
-        a, b, c = self.context
-        best = self._optimizers[0][0]
-        return _DIM * (0.5 * a * (1.0 - best**2) + b * (1.0 - best))
+        self.history = history
 
     def _evaluate_true(self, X: Tensor) -> Tensor:
         return _quadratic(X, X.new_tensor(self.context))
@@ -362,15 +389,16 @@ class QuadraticTasks(ConditionalTestFunction):
             raise ValueError(f"num_tasks: expected at least 2, got {num_tasks}.")
         check_count("seed", seed, least=0)
         rng = np.random.default_rng(seed)
-        contexts = rng.uniform(_SMALLEST, _LARGEST, (num_tasks, 3))
+        contexts = rng.uniform(0.1, 10.0, (num_tasks, 3))
         alone = [QuadraticTask(context) for context in contexts]
         best = int(np.argmin([task.optimal_value for task in alone]))
         self._optimal_value = float(alone[best]._optimal_value)
         self._optimizers = [(*alone[best]._optimizers[0], float(best))]
-        bounds = torch.tensor([[-1.0] * _DIM + [0.0], [1.0] * _DIM + [num_tasks - 1.0]])
-        codes = [float(task) for task in range(num_tasks)]
-        names = [f"x{j}" for j in range(_DIM)] + ["task"]
-        space = SearchSpace(names, bounds, categorical_features={_DIM: codes})
+        space = SearchSpace(
+            ["x0", "x1", "x2", "task"],
+            torch.tensor([[-1.0, -1.0, -1.0, 0.0], [1.0, 1.0, 1.0, num_tasks - 1.0]]),
+            categorical_features={3: [float(task) for task in range(num_tasks)]},
+        )
         super().__init__(space, noise_std=noise_std, negate=negate, dtype=dtype)
         self.num_tasks = num_tasks
         self.register_buffer("contexts", torch.from_numpy(contexts).to(dtype))
@@ -421,7 +449,7 @@ class QuadraticTasks(ConditionalTestFunction):
             A ``T n x 4``-dim tensor, task after task.
         """
         rng = np.random.default_rng(1000 + seed)
-        X = torch.from_numpy(rng.uniform(-1.0, 1.0, (self.num_tasks, n, _DIM)))
+        X = torch.from_numpy(rng.uniform(-1.0, 1.0, (self.num_tasks, n, 3)))
         task = torch.arange(self.num_tasks, dtype=torch.double).reshape(-1, 1, 1)
         rows = torch.cat([X, task.expand(-1, n, 1)], -1).reshape(-1, self.dim)
         return rows.to(self.bounds)

@@ -1,4 +1,4 @@
-"""Acquisition functions of the moments of mixtures; see also test_closed_form."""
+"""Acquisition functions of the moments of mixtures; see also test_view."""
 
 import itertools
 import pickle
@@ -22,6 +22,7 @@ from botorch.utils.multi_objective.box_decompositions import (
     FastNondominatedPartitioning,
     NondominatedPartitioning,
 )
+from search_problems import in_view
 from torch import Tensor
 
 from botorch_structured.acquisition import (
@@ -31,7 +32,6 @@ from botorch_structured.acquisition import (
     FeasibilityPrior,
 )
 from botorch_structured.models import ConditionalGP, TreeStructuredGP
-from botorch_structured.optim.closed_form import closed_form
 from botorch_structured.test_functions import JenattonTree
 
 SPACE = JenattonTree(shared=True).space
@@ -147,7 +147,7 @@ def test_far_from_the_front_values_and_gradients_stay_finite() -> None:
         ref = Y.amax(0) + 1e3 - 1.0
         boxes = FastNondominatedPartitioning(ref, front)
         acqf = AveragedLogExpectedHypervolumeImprovement([[m] for m in models], boxes)
-        found = closed_form(acqf).at(X, gradient=True)
+        found = in_view(acqf, X, gradient=True)
         assert found is not None and found[1] is not None
         assert found[0].isfinite().all() and found[1].isfinite().all()
         assert (found[1].abs().amax(-1) > 0.0).all()
@@ -198,7 +198,7 @@ def test_a_mixture_has_the_mean_of_its_probabilities() -> None:
 def test_other_models_go_through_autograd() -> None:
     X = points()
     prior = FeasibilityPrior([[SingleTaskGP(X, X.sum(-1, keepdim=True))]])
-    assert closed_form(AveragedLogProbabilityOfFeasibility(prior)).at(X, True) is None
+    assert in_view(AveragedLogProbabilityOfFeasibility(prior), X, True) is None
     again = pickle.loads(pickle.dumps(prior))
     torch.testing.assert_close(again(X), prior(X))
 

@@ -1,18 +1,20 @@
 import math
 
+import numpy as np
 import pytest
 import torch
 from botorch.acquisition import LogExpectedImprovement, PriorGuidedAcquisitionFunction
 from botorch.models import SingleTaskGP
 from hypothesis import given
 from scipy.stats import norm
+from search_problems import in_view
 from torch import Tensor
 from torch.autograd import grad
 
 from botorch_structured.acquisition import CostPrior, InteriorPrior
 from botorch_structured.models import TreeStructuredGP
 from botorch_structured.optim import optimize_acqf_paths
-from botorch_structured.optim.closed_form import closed_form
+from botorch_structured.optim.view import view_on
 from botorch_structured.spaces import ParameterTree, SearchSpace
 from botorch_structured.test_functions import JenattonTree
 from tests.strategies import random_points, random_tree, seeds
@@ -64,7 +66,7 @@ def test_what_is_left_limits_the_candidate() -> None:
     for left in (1e4, 4.0):
         prior = CostPrior(cost_model, left)
         acqf = PriorGuidedAcquisitionFunction(improvement, prior, log=True)
-        assert closed_form(acqf).at(SPACE.sample(2, seed=2), gradient=True) is not None
+        assert in_view(acqf, SPACE.sample(2, seed=2), gradient=True) is not None
         x, _ = optimize_acqf_paths(acqf, space=SPACE, X_avoid=model.train_inputs[0])
         found[left] = float(seconds(x))
     assert found[4.0] < 4.0
@@ -102,7 +104,9 @@ def test_gradient_and_inactive_columns(seed: int) -> None:
     leaf = X.clone().requires_grad_()
     value = prior(leaf)
     (slope,) = grad(value.sum(), leaf) if value.requires_grad else (0 * X,)
-    found = [torch.from_numpy(part) for part in prior.at(X, gradient=True)]
+    view = view_on(prior, X)
+    assert view is not None
+    found = [torch.from_numpy(part) for part in view(X.numpy(), np.arange(6), True)]
     inside = (X > 0) & (X < 3)
     torch.testing.assert_close(found[0], value.detach())
     torch.testing.assert_close(found[1][inside], slope[inside])

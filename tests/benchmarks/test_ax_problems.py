@@ -1,13 +1,9 @@
-import json
-from pathlib import Path
-
 import pytest
 
 pytest.importorskip("ax")
 from ax.api.client import Client
 
 from benchmarks.reach import ax_problems
-from benchmarks.summary import load
 from botorch_structured.spaces import SearchSpace
 
 
@@ -22,27 +18,3 @@ def test_the_optimum_is_one(name: str, seed: int) -> None:
     assert problem.evaluate(**best) == pytest.approx(problem.optimum, abs=1e-9)
     others = [problem.evaluate(**c) for c in space.decode(space.sample(200, seed=seed))]
     assert min(others) > problem.optimum
-
-
-def test_seeds_draw_different_learners() -> None:
-    assert len({ax_problems.drawn(seed).best["learner"] for seed in range(9)}) == 3
-
-
-@pytest.mark.parametrize("method", ax_problems.METHODS)
-def test_a_run_that_was_stopped_is_begun_again(tmp_path: Path, method: str) -> None:
-    def run(out: str) -> list[float]:
-        ax_problems.run("drawn", method, 7, tmp_path / out, budget=5)
-        (one,) = load(tmp_path / out)
-        assert one.optimum == 0.1 and one.errors == 0
-        return one.values.tolist()
-
-    values = run("whole")
-    assert len(values) == 5
-    path = tmp_path / "cut" / "drawn" / method / "7.jsonl"
-    path.parent.mkdir(parents=True)
-    record = {"step": 0, "value": 9.0}
-    path.write_text(json.dumps(record) + "\n")
-    again = run("cut")
-    assert 9.0 not in again and len(again) == 5
-    before = path.read_text()
-    assert run("cut") == again and path.read_text() == before

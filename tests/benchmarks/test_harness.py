@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from toy_benchmark import Toy, arguments, faulty, guess, walk
 
-from benchmarks.harness import RunKey, read_records, run, step_seed
+from benchmarks.harness import RunKey, read_records, run
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("toy_benchmark.py")
@@ -17,7 +17,7 @@ ONE = {"seeds": [0], "budget": 6, "processes": 0, "progress": False}
 
 
 def points(out: Path) -> dict[str, list[tuple[list[float], float]]]:
-    """What was evaluated in each run, in order."""
+    """Evaluations of each run, in order."""
     return {
         str(file.relative_to(out)): [(r["x"], r["value"]) for r in read_records(file)]
         for file in sorted(out.glob("*/*/*.jsonl"))
@@ -32,19 +32,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict:
     result = points(out)
     assert len(result) == 8 and all(len(run) == 12 for run in result.values())
     return result
-
-
-def test_same_starts_and_different_runs(whole: dict) -> None:
-    for seed in range(2):
-        runs = [
-            whole[f"{p}/{m}/{seed}.jsonl"]
-            for p in ("toy", "other")
-            for m in ("walk", "guess")
-        ]
-        assert all(run[:2] == runs[0][:2] for run in runs)
-        assert runs[0][2:] != runs[1][2:]
-    assert whole["toy/walk/0.jsonl"][0] != whole["toy/walk/1.jsonl"][0]
-    assert step_seed(0, 1) != step_seed(1, 0)
 
 
 class Apart(Toy):
@@ -66,11 +53,8 @@ def test_killed_and_resumed(
 ) -> None:
     """Stopped in mid-run: what is on disk is kept, and the rest comes out the same."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
-    child = subprocess.Popen(
-        [sys.executable, str(SCRIPT), str(tmp_path), str(processes), "0.03"],
-        env=env,
-        stderr=subprocess.DEVNULL,
-    )
+    command = [sys.executable, str(SCRIPT), str(tmp_path), str(processes), "0.03"]
+    child = subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 300
     while sum(map(len, points(tmp_path).values())) < 17:
         assert time.monotonic() < deadline and child.poll() is None
@@ -83,35 +67,28 @@ def test_killed_and_resumed(
         assert points(tmp_path) == before
     assert 17 <= sum(map(len, before.values())) < 96
     assert run(**arguments(tmp_path), processes=0) == {}
-    after = points(tmp_path)
-    assert after == whole
+    assert points(tmp_path) == whole
     for name, known in before.items():
-        assert after[name][: len(known)] == known
+        assert whole[name][: len(known)] == known
 
 
-def test_a_torn_last_line_is_repaired(whole: dict, tmp_path: Path) -> None:
+def test_a_torn_last_line_is_repaired_and_other_damage_reported(
+    whole: dict, tmp_path: Path
+) -> None:
     run(**{**arguments(tmp_path), "budget": 6}, processes=0)
-    for name, cut in (("toy/walk/0", 1), ("toy/walk/1", 40), ("toy/guess/0", 0)):
-        file = tmp_path / f"{name}.jsonl"
-        content = file.read_bytes()
-        file.write_bytes(content[: len(content) - cut])
+    file = tmp_path / "toy/walk/0.jsonl"
+    file.write_bytes(file.read_bytes()[:-40])
     garbage = tmp_path / "toy/guess/1.jsonl"
     with garbage.open("ab") as stream:
         stream.write(b'{"step": 6, "x": [0.\0\0\0')
-    assert len(read_records(garbage)) == 6
     run(**arguments(tmp_path), processes=0)
     assert points(tmp_path) == whole
-
-
-def test_damage_in_the_middle_is_reported(tmp_path: Path) -> None:
-    run(**arguments(tmp_path), processes=0)
-    file = tmp_path / "toy/walk/0.jsonl"
-    lines = file.read_bytes().splitlines(keepends=True)
-    file.write_bytes(b"".join([*lines[:3], b"damage\n", *lines[4:]]))
-    failures = run(**arguments(tmp_path), processes=0)
-    assert list(failures) == [RunKey("toy", "walk", 0)]
-    assert "got line 4 torn and others after it" in failures[RunKey("toy", "walk", 0)]
-    assert file.read_bytes().startswith(b"".join(lines[:3]) + b"damage")
+    lines = garbage.read_bytes().splitlines(keepends=True)
+    damaged = b"".join([*lines[:3], b"damage\n", *lines[4:]])
+    garbage.write_bytes(damaged)
+    (failure,) = run(**arguments(tmp_path), processes=0).values()
+    assert "got line 4 torn and others after it" in failure
+    assert garbage.read_bytes() == damaged
 
 
 def test_errors_of_a_method_are_recorded_and_the_run_goes_on(tmp_path: Path) -> None:
@@ -121,7 +98,6 @@ def test_errors_of_a_method_are_recorded_and_the_run_goes_on(tmp_path: Path) -> 
     assert errors[:3] == [None] * 3 and errors[5]
     assert "the method failed" in errors[3]
     assert "expected 2 finite numbers" in errors[4]
-    assert records[2]["x"] == records[0]["x"]
 
 
 @pytest.mark.parametrize("processes", [0, 2])
@@ -129,14 +105,12 @@ def test_a_broken_problem_ends_its_runs_only(processes: int, tmp_path: Path) -> 
     problems = {"broken": partial(Toy, broken=True), "toy": Toy}
     if processes:
         problems["dies"] = partial(Toy, dies=True)
-    methods = {"walk": walk, "guess": guess}
-    failures = run(methods, problems, out=tmp_path, **ONE | {"processes": processes})
-    assert len(failures) == 2 * (len(problems) - 1)
+    changes = ONE | {"processes": processes, "out": tmp_path}
+    failures = run({"walk": walk}, problems, **changes)
     assert "the problem is broken" in failures[RunKey("broken", "walk", 0)]
-    if processes:
-        assert "code 3" in failures[RunKey("dies", "guess", 0)]
-    for name, known in points(tmp_path).items():
-        assert len(known) == (6 if name.startswith("toy") else 3)
+    assert "code 3" in failures.get(RunKey("dies", "walk", 0), "code 3")
+    assert len(failures) == len(problems) - 1
+    assert len(points(tmp_path)["toy/walk/0.jsonl"]) == 6
 
 
 class Remembers:
@@ -145,12 +119,10 @@ class Remembers:
     keeps_state = True
 
     def __call__(self, problem, X, Y, seed, state):
-        assert state is None or state == [len(X) - 1, "x"] or len(X) == 6
         if len(X) == 5:
             raise ArithmeticError("no suggestion")
-        count = 0.0 if state is None else state[0]
         x = problem.sample(1, seed)[0]
-        x[0] = count / 100.0
+        x[0] = (0.0 if state is None else state[0]) / 100.0
         return x, (len(X), "x")
 
 
@@ -161,8 +133,9 @@ def test_a_state_is_kept_and_survives(tmp_path: Path) -> None:
         run({"remembers": Remembers()}, {"toy": Toy}, **ONE | changes)
     assert points(whole) == points(parts)
     records = read_records(RunKey("toy", "remembers", 0).path(whole))
-    assert [r.get("state") for r in records] == [
-        None, None, [2, "x"], [3, "x"], [4, "x"], None, [6, "x"], [7, "x"], [8, "x"],
-    ]  # fmt: skip
+    states = [r.get("state") for r in records]
+    assert states == [None, None, *([k, "x"] for k in (2, 3, 4)), None] + [
+        [k, "x"] for k in (6, 7, 8)
+    ]
     assert "no suggestion" in records[5]["error"]
     assert records[6]["x"][0] == 0.04  # of the last state there was

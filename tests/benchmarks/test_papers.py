@@ -8,16 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from benchmarks.papers import assael, wang
 from benchmarks.papers import runs as paper_runs
-from benchmarks.papers.items import RESULTS, Claim, Item, lower, main, verdict
-from benchmarks.papers.pictures import save
+from benchmarks.papers.items import RESULTS, Claim, Item, main, verdict
 from benchmarks.papers.runs import PLANS
-from benchmarks.suite.peers.smac import LiveSMAC
 from benchmarks.summary import load
-from botorch_structured.test_functions import JenattonTree
 
 pytestmark = pytest.mark.skipif(not RESULTS.exists(), reason="runs are not in an sdist")
 DOCS = Path(__file__).parents[2] / "docs"
@@ -34,9 +30,7 @@ ITEMS = {
 def test_what_is_stated_follows_from_the_results(key: tuple[str, str]) -> None:
     if key[0] == "wang":
         pytest.importorskip("sklearn")
-    found, text = ITEMS[key].judged()
-    assert found == ITEMS[key].stated
-    assert f"Verdict: {found}" in text
+    assert ITEMS[key].judged()[0] == ITEMS[key].stated
 
 
 def test_the_pages_have_each_item_and_its_verdict() -> None:
@@ -69,25 +63,6 @@ def test_pages_and_pictures_are_small_and_belong_together() -> None:
     assert all(p.stat().st_size <= 60_000 for p in PICTURES.iterdir())
 
 
-@pytest.mark.parametrize("key", [k for k in ITEMS if ITEMS[k].picture], ids="-".join)
-def test_pictures_are_drawn(key: tuple[str, str], tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    if key[0] == "wang":
-        pytest.importorskip("sklearn")
-    name, draw = ITEMS[key].picture or ("", None)
-    assert draw is not None
-    save(draw(), tmp_path / name)
-    assert 1_000 < (tmp_path / name).stat().st_size <= 60_000
-
-
-@pytest.mark.parametrize(
-    ("holds", "expected"),
-    [("11", "reproduces"), ("110", "partly"), ("10", "partly"), ("100", "does not")],
-)
-def test_the_rule(holds: str, expected: str) -> None:
-    assert verdict([Claim("", "", h == "1") for h in holds]) == expected
-
-
 def test_runs_that_say_otherwise_change_the_verdict(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -103,43 +78,25 @@ def test_runs_that_say_otherwise_change_the_verdict(
     assert verdict(assael.figure_3()[1]) == "does not"
 
 
-def test_lower_is_one_sided_paired_and_corrected() -> None:
-    x, steps = np.arange(8.0), np.linspace(0.1, 0.2, 8)
-    pairs = {"lower": (x, x + steps), "higher": (x + steps, x), "equal": (x, x)}
-    assert [c.holds for c in lower(pairs)] == [True, False, False]
-    few = {str(k): (x[:5], x[:5] + steps[:5]) for k in range(2)}  # p = 1 / 32 each
-    assert not any(c.holds for c in lower(few))
-    assert all(c.holds for c in lower(dict(list(few.items())[:1])))
-
-
 def test_a_script_fails_where_its_page_is_wrong(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     right = Item("Figure 1", "reproduces", lambda: ("", [Claim("a", "b", True)]))
     wrong = Item("Figure 2", "partly", lambda: ("", [Claim("a", "b", True)]))
-    main("Title.", [right], [])
     main("Title.", [right, wrong], ["--items", "Figure 1"])
     with pytest.raises(SystemExit, match="1"):
         main("Title.", [right, wrong], [])
     shown = capsys.readouterr()
-    assert "Verdict: reproduces" in shown.out
     assert "Figure 2: stated 'partly', found 'reproduces'" in shown.err
 
 
-@pytest.fixture(scope="module")
-def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A table of 200 rows, under the name of one of the papers'."""
-    rng = np.random.default_rng(0)
-    X = rng.standard_normal((200, 3))
-    path = tmp_path_factory.mktemp("tables") / "tables.npz"
-    np.savez(path, **{"pima X": X, "pima y": (X[:, 0] > X[:, 1]).astype(int)})
-    return path
-
-
 @pytest.mark.parametrize("plan", ["levesque", "networks", "figure-2", "section-4.3"])
-def test_runs_can_be_made(plan: str, file: Path, tmp_path: Path) -> None:
-    """A suggestion of most methods, without an error."""
+def test_runs_can_be_made(plan: str, tmp_path: Path) -> None:
+    """A suggestion of most methods, without an error, on a table of 200 rows."""
     pytest.importorskip("sklearn")
+    X = np.random.default_rng(0).standard_normal((200, 3))
+    file = tmp_path / "tables.npz"
+    np.savez(file, **{"pima X": X, "pima y": (X[:, 0] > X[:, 1]).astype(int)})
     slow = {"SMAC", "CMA", "smac", "arc", "GP-matern", "GP-matern-ls", "GP-laplace"}
     methods = sorted({m for p in PLANS[plan] for m in p.methods} - slow)
     problems = ["pima", "pima-shared", "pima-duplicated", "4", "4-shared"]
@@ -157,20 +114,3 @@ def test_runs_can_be_made(plan: str, file: Path, tmp_path: Path) -> None:
         assert run.truths is not None
         new = run.values < np.minimum.accumulate(np.r_[np.inf, run.values[:-1]])
         assert (np.isfinite(run.truths) == new).all()  # where it is the best so far
-
-
-def test_smac_keeps_its_facade() -> None:
-    """It is told of each value once, and its design is the start."""
-    pytest.importorskip("smac")
-    problem, smac = JenattonTree(4), LiveSMAC(12)
-    X = smac.starts(problem, 0)
-    assert len(X) == 3
-    state = None
-    for k in range(3):
-        Y = -problem(X).unsqueeze(-1)
-        x, state = smac(problem, X, Y, k, state)
-        assert smac._live is not None and smac._live.told == len(X)
-        X = torch.cat([X, x[None]])
-    assert state == {"seed": 0, "starts": 3}
-    again, _ = LiveSMAC(12)(problem, X[:5], -problem(X[:5]).unsqueeze(-1), 5, state)
-    assert again.shape == (problem.dim,)

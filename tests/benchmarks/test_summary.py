@@ -1,49 +1,40 @@
-import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy.stats import wilcoxon
-from toy_benchmark import arguments as toy
+from toy_benchmark import arguments
 
-from benchmarks import summary
+from benchmarks import packed, summary
 from benchmarks.harness import run
-from benchmarks.summary import Run, holm, mean_ranks, paired_test, paired_tests
+from benchmarks.summary import (
+    Run,
+    evaluations_to,
+    load,
+    mean_ranks,
+    one_sided,
+    pair,
+    paired_test,
+    paired_tests,
+    ranks_of,
+)
 
 
-def one(method: str, seed: int, *values: float, optimum: float | None = 0.0) -> Run:
-    return Run("p", method, seed, np.array(values), optimum, 0, 0.5)
+def one(method: str, seed: int, *values: float, problem: str = "p") -> Run:
+    return Run(problem, method, seed, np.array(values), 0.0, 0, 0.5)
 
 
-@pytest.fixture
-def runs() -> list[Run]:
-    rng = np.random.default_rng(0)
+def test_ranks_and_paired_tests() -> None:
     more = {"a": (0.0, 0.0), "b": (0.1, 0.1), "c": (-0.05, 0.05)}
-    levels = enumerate(rng.uniform(0.1, 1.0, 12))
-    return [one(m, s, 2.0, y + more[m][s % 2]) for s, y in levels for m in more]
-
-
-def test_traces_and_gaps() -> None:
-    r = one("a", 0, 3.0, 1.0, 2.0, 0.1)
-    assert r.trace().tolist() == [3.0, 1.0, 1.0, 0.1]
-    assert r.best(3) == 1.0 and r.best() == 0.1 and math.isnan(r.best(5))
-    assert r.log_gap() == pytest.approx(-1.0)
-    assert one("a", 0, 0.0).log_gap() == -16.0
-    with pytest.raises(ValueError, match="optimum: expected a known one"):
-        one("a", 0, 1.0, optimum=None).log_gap()
-
-
-def test_ranks_and_paired_tests(runs: list[Run]) -> None:
+    levels = enumerate(np.random.default_rng(0).uniform(0.1, 1.0, 12))
+    runs = [one(m, s, 2.0, y + more[m][s % 2]) for s, y in levels for m in more]
     ranks = mean_ranks(runs)
-    assert list(ranks) == ["a", "c", "b"] and ranks["b"] == 3.0
-    assert ranks["a"] == 1.5
+    assert list(ranks) == ["a", "c", "b"] and ranks["b"] == 3.0 and ranks["a"] == 1.5
     assert mean_ranks(runs, at=1) == {"a": 2.0, "b": 2.0, "c": 2.0}
     p, pairs = paired_test(runs, "a", "b")
     assert pairs == 12
     assert p == wilcoxon(np.full(12, -0.1), alternative="less").pvalue < 1e-3
-    assert paired_test(runs, "b", "a")[0] > 0.99
     assert paired_test(runs, "a", "b", at=1) == (1.0, 12)
-    assert paired_test(runs, "a", "absent") == (1.0, 0)
     # seeds that only one of the two has do not count
     assert paired_test([*runs, one("a", 99, 0.0)], "a", "b") == (p, 12)
     header, rows = paired_tests(runs, "a")
@@ -51,20 +42,41 @@ def test_ranks_and_paired_tests(runs: list[Run]) -> None:
     assert float(rows[0][3]) == pytest.approx(2 * p, rel=0.05)
 
 
-def test_holm() -> None:
-    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
-    assert holm([0.5, 0.9]) == [1.0, 1.0]
-    assert holm([]) == []
+def test_what_pairs_say() -> None:
+    runs = [one("a", 0, 3.0, 1.0, 2.0), one("b", 0, 2.0, 2.0, 1.0)]
+    runs += [one("a", 1, 3.0, 3.0, 3.0), one("b", 1, 3.0, 2.0, 0.0)]
+    runs += [one("a", 0, 1.0, 1.0, 0.0, problem="q")]
+    runs += [one("b", 0, 1.0, 0.0, 0.0, problem="q")]
+    paired = pair([*runs, one("a", 7, 1.0, 1.0, 1.0)], ["a", "b"], 3)
+    assert paired.problems == ["p", "p", "q"]
+    assert paired.traces[0].tolist() == [[3, 1, 1], [2, 2, 1]]
+    assert paired.by_problem(paired.traces[:, 0, -1]).tolist() == [2.0, 0.0]
+    assert evaluations_to(paired.traces, 1.0).tolist() == [[2, 3], [4, 3], [1, 1]]
+    means = ranks_of(paired.traces).mean(0)
+    np.testing.assert_allclose(means[0], [(2 + 1.5 + 1.5) / 3, 5 / 3, 5 / 3])
+    with pytest.raises(ValueError, match="with 4 values"):
+        pair(runs, ["a", "b"], 4)
+    ones = np.ones(6)
+    assert one_sided(ones, ones + 1e-15) == 1.0
+    assert one_sided(ones, ones + np.arange(1, 7)) == pytest.approx(1 / 64)
 
 
-def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run(**toy(tmp_path / "out"), processes=0)
-    picture = tmp_path / "traces.png"
-    arguments = ["--at", "5", "12", "--reference", "walk", "--plot", str(picture)]
-    summary.main([str(tmp_path / "out"), *arguments])
-    shown = capsys.readouterr().out
+def test_a_file_says_what_the_folder_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, new, file = (tmp_path / name for name in ("out", "new", "runs.jsonl.xz"))
+    run(**arguments(out), processes=0)
+    packed.main([str(out), str(file)])
+    capsys.readouterr()
+    shown = []
+    for source in (out, file):
+        summary.main([str(source), "--at", "5", "12", "--reference", "walk"])
+        shown.append(capsys.readouterr().out)
     for text in ("After 5", "| toy     | walk   | 2", "mean rank", "p (Holm)"):
-        assert text in shown
-    assert picture.stat().st_size > 1000
+        assert text in shown[0]
+    assert shown[0] == shown[1]
+    packed.unpack(file, new)
+    run(**arguments(new), processes=0)  # the harness has nothing left to do
+    assert len(load(new)) == 8
     with pytest.raises(SystemExit):
         summary.main([str(tmp_path / "nothing")])

@@ -148,6 +148,31 @@ def test_storages_do_not_matter_nor_does_a_new_process(
     assert [t.params for t in study.trials] == points(expected)
 
 
+@pytest.mark.parametrize("known", [4, 109])
+def test_a_study_that_is_kept_is_as_a_new_one(known: int) -> None:
+    """Also where trials end in another order, and above 100, with fits of the first."""
+    random = make_study(optuna.samplers.RandomSampler(seed=0))
+    random.optimize(classifier, known)
+
+    def asked(is_kept: bool) -> list[dict[str, Any]]:
+        study = make_study(StructuredSampler(seed=0))
+        study.add_trials(random.get_trials())
+        for _ in range(3):
+            pair = []
+            for _ in range(2):
+                if not is_kept:
+                    study.sampler = StructuredSampler(seed=0)
+                trial = study.ask()
+                pair.append((trial, classifier(trial)))
+            study.tell(*pair[1])
+            fails = pair[0][1] > 0.5
+            state = TrialState.FAIL if fails else TrialState.COMPLETE
+            study.tell(pair[0][0], None if fails else pair[0][1], state=state)
+        return points(study)[known:]
+
+    assert asked(True) == asked(False)
+
+
 @pytest.mark.parametrize("make", [_memory, _journal, _sqlite])
 def test_running_trials_are_taken_into_account(
     make: Callable[[Path], BaseStorage], tmp_path: Path
@@ -412,7 +437,7 @@ def test_unexpected_parameters_are_said(said: list[str], space: Any, hint: str) 
         if space and len(space) > 1 and trial.suggest_categorical("k", [0, 1]):
             return trial.suggest_float("late", 0, 1)
         x = trial.suggest_float("x", 0, 1)
-        if trial.number in (5, 6):
+        if trial.number >= 4:
             trial.suggest_float("late", 0, 1)
         return x
 

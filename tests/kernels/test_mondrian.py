@@ -56,21 +56,15 @@ def grid(low: float, high: float, steps: int, d: int) -> Tensor:
 class TestApproachesTheLaplaceKernel:
     """Differences are sums over independent trees: their size is known."""
 
-    @pytest.mark.parametrize("features_per_tree", [None, 4])
     @pytest.mark.parametrize("low, high", [(0.0, 1.0), (-1.5, 2.5)])
-    def test_without_bias(
-        self, features_per_tree: int | None, low: float, high: float
-    ) -> None:
+    def test_without_bias(self, low: float, high: float) -> None:
         """A few entries, many trees, against five standard deviations."""
         trees = 50_000
-        kernel = mondrian(
-            1.5, trees, ard_num_dims=3, features_per_tree=features_per_tree
-        )
+        kernel = mondrian(1.5, trees, ard_num_dims=3)
         kernel.lengthscale = torch.tensor([0.3, 1.0, 20.0], dtype=DTYPE)
         X = points(5, 3, low=low, high=high)
         expected = laplace(kernel, X)
-        shared = 0.0 if features_per_tree is None else 1 / features_per_tree
-        sd = ((1 - expected) * (expected + shared) / trees).sqrt()
+        sd = ((1 - expected) * expected / trees).sqrt()
         assert ((dense(kernel, X) - expected).abs() <= 5 * sd + 1e-12).all()
 
 
@@ -99,7 +93,7 @@ class TestIsAMondrianProcess:
         """Their mean over trees is the product of 1 + lifetime * range_j / l_j."""
         trees, ratio = 20_000, torch.tensor([[0.5, 1.0, 2.0]], dtype=DTYPE)
         partition = MondrianPartition(trees, 0, None)
-        cells = partition.list_cells(3, 1 / ratio, 1.0, limit=2**20)
+        cells = partition.list_cells(3, 1 / ratio, 1.0)
         assert (cells[1:] > cells[:-1]).all()
         expected = (1 + ratio).prod().item()
         assert len(cells) / trees == pytest.approx(expected, rel=0.03)
@@ -111,13 +105,10 @@ class TestKernel:
         st.integers(0, 2**32),
         st.integers(1, 4),
         st.integers(1, 20),
-        st.sampled_from([None, 1, 3]),
         st.booleans(),
     )
-    def test_laws(
-        self, seed: int, d: int, trees: int, per_tree: int | None, far: bool
-    ) -> None:
-        kernel = mondrian(2.0, trees, seed=seed, features_per_tree=per_tree)
+    def test_laws(self, seed: int, d: int, trees: int, far: bool) -> None:
+        kernel = mondrian(2.0, trees, seed=seed)
         high = 3.0 if far else 1.0
         X = points(12, d, seed=seed, high=high)
         Z = points(5, d, seed=seed + 1, high=high)
@@ -128,9 +119,8 @@ class TestKernel:
         # entries do not depend on what else is asked for
         assert torch.equal(dense(kernel, X[3:7], X[:5]), K[3:7, :5])
         assert torch.equal((K * trees).round() / trees, K)
-        if per_tree is None:
-            assert (K >= 0).all()
-        if per_tree is not None or not far:
+        assert (K >= 0).all()
+        if not far:
             phi, psi = kernel.features(X), kernel.features(Z)
             assert phi.shape[-1] == psi.shape[-1]
             close = {"rtol": 0.0, "atol": 1e-14 * trees}
@@ -155,13 +145,11 @@ class TestKernel:
         torch.manual_seed(5)
         assert torch.equal(dense(MondrianKernel(1.0, 9).double(), X), first)
 
-    @pytest.mark.parametrize("features_per_tree", [None, 8])
-    def test_trees_survive_copies(self, features_per_tree: int | None) -> None:
+    def test_trees_survive_copies(self) -> None:
         X = points(20, 2)
-        made = {"features_per_tree": features_per_tree, "ard_num_dims": 2}
-        kernel = mondrian(2.0, 50, **made)
+        kernel = mondrian(2.0, 50, ard_num_dims=2)
         kernel.lengthscale = torch.tensor([0.5, 2.0], dtype=DTYPE)
-        other = mondrian(2.0, 50, seed=7, **made)
+        other = mondrian(2.0, 50, seed=7, ard_num_dims=2)
         assert not torch.equal(dense(other, X), dense(kernel, X))
         other.load_state_dict(kernel.state_dict())
         for again in (other, copy.deepcopy(kernel), pickle.loads(pickle.dumps(kernel))):
@@ -190,9 +178,8 @@ class TestKernel:
             assert torch.equal(together[:, i], dense(single, a, b[:, i]))
             assert torch.equal(dense(kernel[i], a), dense(single, a))
 
-    @pytest.mark.parametrize("features_per_tree", [None, 8])
-    def test_diagonal(self, features_per_tree: int | None) -> None:
-        kernel = mondrian(2.0, 50, features_per_tree=features_per_tree)
+    def test_diagonal(self) -> None:
+        kernel = mondrian(2.0, 50)
         a, b = points(2, 6, 3), points(2, 6, 3, seed=1)
         assert torch.equal(kernel(a, diag=True), torch.ones(2, 6, dtype=DTYPE))
         assert torch.equal(
@@ -210,7 +197,7 @@ class TestKernel:
         assert phi.device.type == device.type
 
     def test_chunks_do_not_matter(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        kernel = mondrian(2.0, 50, features_per_tree=5)
+        kernel = mondrian(2.0, 50)
         X = points(20, 2, low=-1.0)
         whole = dense(kernel, X)
         monkeypatch.setattr("botorch_structured.kernels.mondrian._CHUNK", 99)
@@ -227,16 +214,9 @@ class TestFeatures:
         torch.testing.assert_close(phi @ phi.mT, dense(kernel, X))
         assert kernel.features(bounds.double()).shape[-1] == phi.shape[-1]
 
-    def test_batches_of_lengthscales(self) -> None:
-        batch = torch.Size([2])
-        kernel = mondrian(2.0, 10, batch_shape=batch, features_per_tree=6)
-        kernel.lengthscale = torch.tensor([[[0.5]], [[1.5]]], dtype=DTYPE)
-        X = points(4, 2)
-        phi = kernel.features(X).detach()
-        assert phi.shape == (2, 4, 60)
-        torch.testing.assert_close(phi @ phi.mT, dense(kernel, X))
-        with pytest.raises(ValueError, match="features_per_tree for a kernel with a"):
-            mondrian(2.0, 10, batch_shape=batch).features(X)
+    def test_no_batches(self) -> None:
+        with pytest.raises(ValueError, match="a kernel without a batch_shape"):
+            mondrian(2.0, 10, batch_shape=torch.Size([2])).features(points(4, 2))
 
     def test_too_many_or_outside(self) -> None:
         with pytest.raises(
@@ -245,8 +225,6 @@ class TestFeatures:
             mondrian(2.0, 100).features(points(3, 14))
         with pytest.raises(ValueError, match="points within bounds"):
             mondrian(50.0, 100).features(points(3, 1) + 1.0)
-        wide = mondrian(2.0, 100, features_per_tree=16).features(points(3, 14) - 4.0)
-        assert wide.shape == (3, 1600)
 
 
 class TestInAModel:
@@ -293,10 +271,6 @@ UNIT = torch.tensor([[0.0], [1.0]])
         ],
         (lambda: MondrianKernel(1.0, 0), "num_trees: expected a positive int.* got 0"),
         (lambda: MondrianKernel(1.0, 2.5), "num_trees.*got 2.5"),
-        (
-            lambda: MondrianKernel(1.0, 10, features_per_tree=0),
-            "features_per_tree: expected a positive",
-        ),
         (
             lambda: MondrianKernel(1.0, 10, ard_num_dims=3, bounds=torch.zeros(2, 2)),
             r"expected ``2 x 3``, got \(2, 2\)",

@@ -47,7 +47,7 @@ def dense(blocks: list[Block], residual: Array) -> float:
     n, r = len(residual), residual
     K, F = np.zeros((n + 1, n + 1)), np.zeros((n + 1, NUM_WEIGHTS + 1))
     for block in blocks:
-        for a, f, rows, weights in zip(*block, strict=True):
+        for a, f, rows, weights in zip(*block[:4], strict=True):
             K[np.ix_(rows, rows)] = a
             F[np.ix_(rows, weights)] = f
     K = K[:n, :n] + F[:n, :-1] @ F[:n, :-1].T

@@ -1,16 +1,29 @@
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from search_problems import make_problem
 from torch import Tensor
 from torch.nn.functional import pad
 
-from botorch_structured.optim.boxes import boxes_at, path_boxes, raw_candidates
-from botorch_structured.optim.problem import make_problem
+from botorch_structured.optim.boxes import (
+    Boxes,
+    Sample,
+    boxes_at,
+    path_boxes,
+    raw_candidates,
+)
 from botorch_structured.spaces import Between, ParameterTree, SearchSpace
 
 FILL = -7.0
+
+
+def candidates(boxes: Boxes, per_box: int, good: Tensor, rng: Any) -> Sample:
+    """As tensors."""
+    sample = raw_candidates(boxes, per_box, good.numpy(), rng)
+    return Sample(*map(torch.from_numpy, sample))
 
 
 def test_the_boxes_of_all_paths() -> None:
@@ -20,8 +33,8 @@ def test_the_boxes_of_all_paths() -> None:
 
     def upper(bounds: Tensor = bounds, **kwargs: Any) -> list[list[float]]:
         problem = make_problem(bounds, tree, **{"fill": FILL, **kwargs})
-        found = path_boxes(problem, problem.known, torch.Generator().manual_seed(0))
-        assert found.lower.dtype == bounds.dtype
+        found = path_boxes(problem, problem.X_avoid, np.random.default_rng(0))
+        assert torch.from_numpy(found.lower).dtype == bounds.dtype
         return sorted(found.upper.tolist())
 
     plain = [[0, 1, 1, FILL], [1, FILL, 1, 1]]
@@ -44,15 +57,15 @@ def test_integers_on_a_logarithmic_scale_are_drawn_there() -> None:
     )
     units, depth = map(space.names.index, ("units", "depth"))
     problem = make_problem(space=space)
-    generator = torch.Generator().manual_seed(0)
-    boxes = path_boxes(problem, problem.known, generator)
+    rng = np.random.default_rng(0)
+    boxes = path_boxes(problem, problem.X_avoid, rng)
     good = space.encode([{"units": 10, "depth": 500, "x": 0.5}])
-    spread = raw_candidates(boxes, 256, good[:0], generator).X
+    spread = candidates(boxes, 256, good[:0], rng).X
     middle = 0.5 * (math.log10(0.5) + math.log10(1000.5))  # as rounding has it
     assert spread[:, units].log10().mean() == pytest.approx(middle, abs=0.1)
     assert spread[:, depth].mean() == pytest.approx(500.0, rel=0.1)
     assert spread[:, units].min() == 1 and spread[:, units].max() > 900
-    around = raw_candidates(boxes, 256, good, generator)
+    around = candidates(boxes, 256, good, rng)
     near = around.X[around.source >= 2][:, units]
     near = near[near != 10]
     assert torch.equal(near, near.round()) and near.min() >= 1 and near.max() <= 1000
@@ -64,9 +77,9 @@ def test_small_finite_boxes_are_listed(values: int) -> None:
     """Up to four points for each of the 16 that others get."""
     bounds = torch.tensor([[5.0], [4.0 + values]]).double()
     problem = make_problem(bounds, ParameterTree(1), [0])
-    generator = torch.Generator().manual_seed(0)
-    boxes = path_boxes(problem, problem.known, generator)
-    X = raw_candidates(boxes, 16, bounds[:0], generator).X
+    rng = np.random.default_rng(0)
+    boxes = path_boxes(problem, problem.X_avoid, rng)
+    X = candidates(boxes, 16, bounds[:0], rng).X
     assert len(X) == len(X.unique()) == values if values == 64 else len(X) == 16
 
 
@@ -75,10 +88,10 @@ def test_candidates_around_a_good_point_are_near_and_far() -> None:
     bounds = torch.tensor([[0.0, 2.0, 10.0, 0.0], [1.0, 12.0, 110.0, 4.0]]).double()
     names = {4: [float(v) for v in range(5)]}
     problem = make_problem(bounds, ParameterTree(4), [2], {3: names[4]})
-    generator = torch.Generator().manual_seed(0)
-    boxes = path_boxes(problem, problem.known, generator)
+    rng = np.random.default_rng(0)
+    boxes = path_boxes(problem, problem.X_avoid, rng)
     good = bounds.new_tensor([[0.4, 7.0, 60.0, 1.0]])
-    sample = raw_candidates(boxes, 1024, good, generator)
+    sample = candidates(boxes, 1024, good, rng)
     assert sample.source.unique().tolist() == [0, 1, 2, 3, 4]
     assert sample.source.bincount()[:2].tolist() == [1024, 256]
     far = ((sample.X - good).abs() / (bounds[1] - bounds[0]))[:, :2]
@@ -107,10 +120,10 @@ def test_shared_columns_on_their_bounds_beside_a_good_point() -> None:
     """Column 3 is on both paths; what surrounds the good point keeps to it."""
     bounds = torch.tensor([[0.0] * 4, [1.0] * 4]).double()
     problem = make_problem(bounds, ParameterTree(4, {0: {0: [1], 1: [2]}}))
-    generator = torch.Generator().manual_seed(0)
-    boxes = path_boxes(problem, problem.known, generator)
+    rng = np.random.default_rng(0)
+    boxes = path_boxes(problem, problem.X_avoid, rng)
     good = bounds.new_tensor([[0.0, 0.4, 0.5, 0.7]])
-    sample = raw_candidates(boxes, 256, good, generator)
+    sample = candidates(boxes, 256, good, rng)
     around = sample.X[(sample.source > 6) & (sample.X[:, 0] == 0.0)]
     assert set(around[:, 3].tolist()) == {0.0, 1.0}
     assert float((around[:, 1] - 0.4).abs().median()) < 0.05
@@ -127,7 +140,7 @@ def test_boxes_hold_the_decisions_of_rows() -> None:
         bounds, tree, fill=FILL, integer_features=[3], categorical_features=listed
     )
     rows = [[0, 0.7], [1 + 1e-4, 0.2], [2, 0.2], [3, 0.2], [0.5, 0.2]]
-    boxes, ok = boxes_at(problem, pad(bounds.new_tensor(rows), (0, 2)))
+    boxes, ok = boxes_at(problem, pad(bounds.new_tensor(rows), (0, 2)).numpy())
     assert ok.tolist() == [True, True, True, False, False]  # values that are listed
     below = math.nextafter(0.5, 0)
     assert boxes.lower[ok].tolist() == [

@@ -13,6 +13,7 @@ from botorch.acquisition import (
 from botorch.models import SingleTaskGP
 from hypothesis import given, settings
 from numpy.typing import NDArray
+from search_problems import make_problem
 from strategies import random_tree, seeds
 from torch import Tensor
 
@@ -24,7 +25,7 @@ from botorch_structured.optim.climb import (
     refine,
 )
 from botorch_structured.optim.local_search import one_exchange
-from botorch_structured.optim.problem import make_problem
+from botorch_structured.optim.problem import KnownPoints
 from botorch_structured.spaces import Equals, ParameterTree, SearchSpace
 
 Array = NDArray[Any]
@@ -38,19 +39,26 @@ def whole(tree: ParameterTree, bounds: Tensor, **kwargs: object) -> Boxes:
 
 def points(space: Boxes, n: int, seed: int = 0) -> Tensor:
     """Random ones of the space."""
-    generator = torch.Generator().manual_seed(seed)
-    U = torch.rand(n, space.problem.tree.dim, generator=generator, dtype=torch.double)
-    box = torch.zeros(n, dtype=torch.long)
-    return space.problem.impute(space.draw(box, U.to(space.lower)))
+    X = space.draw(np.zeros(n, dtype=int), np.random.default_rng(seed))
+    return torch.from_numpy(space.problem.impute(X))
 
 
 def of(
     space: Boxes, X: Tensor, steps: tuple[float, ...], seed: int = 0
 ) -> tuple[Tensor, Tensor, Tensor]:
     """All their neighbours."""
-    hood = one_exchange(space, steps, torch.Generator().manual_seed(seed))
-    box = torch.zeros(len(X), dtype=torch.long)
-    return hood.of(X, space.problem.tree.active_mask(X), box)
+    hood = one_exchange(space, steps, np.random.default_rng(seed))
+    active = space.problem.tree.active_mask(X).numpy()
+    near = hood.of(X.numpy(), active, np.zeros(len(X), dtype=int))
+    return tuple(map(torch.from_numpy, near))
+
+
+def refined(acqf: AcquisitionFunction, box: Boxes, X: Tensor) -> tuple[Tensor, Tensor]:
+    """Local maxima from some starts in one box."""
+    evaluator, index = Evaluator(acqf).on(X[:1].numpy()), np.zeros(len(X), dtype=int)
+    nothing, x = KnownPoints(box.problem, X[:0].numpy()), X.numpy()
+    found = refine(evaluator, x, evaluator.values(x, index), box, index, nothing)
+    return tuple(map(torch.from_numpy, found))
 
 
 def make() -> tuple[LogExpectedImprovement, Tensor]:
@@ -62,16 +70,16 @@ def make() -> tuple[LogExpectedImprovement, Tensor]:
 def test_pieces_make_no_difference() -> None:
     acqf, X = make()
     whole, parts = Evaluator(acqf), Evaluator(acqf, batch_limit=5)
-    expected = acqf(X.unsqueeze(1))
-    assert torch.allclose(whole.values(X), expected)
-    assert torch.allclose(parts.values(X), expected)
-    assert not parts.values(X).requires_grad
-    value, gradient = parts.value_and_gradient(X)
+    x, row = X.numpy(), np.arange(len(X))
+    expected = acqf(X.unsqueeze(1)).detach().numpy()
+    np.testing.assert_allclose(whole.values(x), expected)
+    np.testing.assert_allclose(parts.values(x), expected)
+    value, gradient = parts.value_and_gradient(x, row)
     leaf = X.clone().requires_grad_()
     (slope,) = torch.autograd.grad(acqf(leaf.unsqueeze(1)).sum(), leaf)
-    assert torch.allclose(value, expected)
-    assert torch.allclose(gradient, slope)
-    assert parts.values(X[:0]).shape == (0,)
+    np.testing.assert_allclose(value, expected)
+    np.testing.assert_allclose(gradient, slope.numpy())
+    assert parts.values(x[:0]).shape == (0,)
 
 
 def test_pieces_of_a_mixture_are_as_small_as_those_of_its_models() -> None:
@@ -96,9 +104,9 @@ def test_nan_is_worst(peak) -> None:
         def forward(self, X: Tensor) -> Tensor:
             return X[..., 0, 0].sqrt()
 
-    X = torch.tensor([[-1.0], [4.0]], dtype=torch.double)
+    X = np.array([[-1.0], [4.0]])
     assert Evaluator(Broken()).values(X).tolist() == [-math.inf, 2.0]
-    value, gradient = Evaluator(Broken()).value_and_gradient(X)
+    value, gradient = Evaluator(Broken()).value_and_gradient(X, np.arange(2))
     assert value.tolist() == [-math.inf, 2.0]
     assert gradient.tolist() == [[0.0], [0.25]]
 
@@ -114,9 +122,9 @@ def test_what_does_not_depend_on_a_point_has_no_slope(needs: str) -> None:
             level = self.level if needs == "a parameter" else self.level.detach()
             return level.expand(len(X))
 
-    value, gradient = Evaluator(Flat()).value_and_gradient(torch.rand(3, 2).double())
-    assert value.tolist() == [2.0] * 3 and not value.requires_grad
-    assert torch.equal(gradient, torch.zeros(3, 2).double())
+    X = np.random.default_rng(0).random((3, 2))
+    value, gradient = Evaluator(Flat()).value_and_gradient(X, np.arange(3))
+    assert value.tolist() == [2.0] * 3 and not gradient.any()
 
 
 def objective(function: Callable[[Tensor, Tensor], Tensor]) -> tuple[Any, list[int]]:
@@ -224,9 +232,7 @@ def test_a_border_is_walked_along() -> None:
 
     box = whole(ParameterTree(3), bounds, feasible=feasible)
     X = torch.tensor([[0.1, 0.3, 1.0], [0.6, 1.1, 4.0]]).double()
-    evaluator = Evaluator(Linear())
-    here = box.take(torch.zeros(2, dtype=torch.long))
-    found, value = refine(evaluator, X, evaluator.values(X), here, X[:0])
+    found, value = refined(Linear(), box, X)
     assert feasible(found).all() and torch.equal(value, found.sum(-1))
     expected = torch.tensor([[0.7, 1.2, 5.0]]).double().expand(2, 3)
     torch.testing.assert_close(found, expected, rtol=0.0, atol=3e-4)
@@ -242,9 +248,7 @@ def test_a_climb_ends_at_the_very_bounds() -> None:
         def forward(self, X: Tensor) -> Tensor:
             return X[:, 0, 0] - X[:, 0, 1]
 
-    X, evaluator = bounds.mean(0, keepdim=True), Evaluator(Down())
-    here = box.take(torch.zeros(1, dtype=torch.long))
-    found, _ = refine(evaluator, X, evaluator.values(X), here, X[:0])
+    found, _ = refined(Down(), box, bounds.mean(0, keepdim=True))
     assert found.tolist() == [[0.9, -0.7]]
 
 
@@ -263,9 +267,7 @@ def test_a_climb_comes_back_behind_a_constraint(seed: int) -> None:
         def forward(self, X: Tensor) -> Tensor:
             return -(X - 1.0).square().sum((-1, -2))
 
-    X, evaluator = bounds.mean(0, keepdim=True), Evaluator(Bowl())
-    here = box.take(torch.zeros(1, dtype=torch.long))
-    found, _ = refine(evaluator, X, evaluator.values(X), here, X[:0])
+    found, _ = refined(Bowl(), box, bounds.mean(0, keepdim=True))
     assert found[0] @ weights <= limit
     nearest = 1.0 - weights * (weights.sum() - limit) / weights.square().sum()
     torch.testing.assert_close(found[0], nearest, rtol=0.0, atol=1e-5)
@@ -280,9 +282,7 @@ def test_a_walk_tries_all_values_of_a_category() -> None:
         def forward(self, X: Tensor) -> Tensor:
             return X[:, 0, 0] + (X[:, 0, 1] == 3.0)
 
-    X, evaluator = torch.tensor([[0.5, 0.0]]).double(), Evaluator(Third())
-    here = box.take(torch.zeros(1, dtype=torch.long))
-    found, value = refine(evaluator, X, evaluator.values(X), here, X[:0])
+    found, value = refined(Third(), box, torch.tensor([[0.5, 0.0]]).double())
     assert found.tolist() == [[1.0, 3.0]] and value.tolist() == [2.0]
 
 
@@ -367,8 +367,11 @@ def test_one_exchange_and_nothing_else(seed: int) -> None:
         if changed[0] not in tree.decision_columns:
             assert torch.equal(y_on, active[i])
         # Whatever a branch opens lies in the space, too.
-        assert ((y >= space.lower[0]) & (y <= space.upper[0]))[y_on].all()
-        assert (problem.values.snap(y[None])[0] == y)[y_on].all()
+        new = y.numpy()[None]
+        inside = (new >= space.lower) & (new <= space.upper)
+        assert inside[0, y_on.numpy()].all()
+        snapped = problem.snap(new, y_on.numpy()[None])
+        assert (snapped == new)[0, y_on.numpy()].all()
         for c, v in problem.fixed.items():
             assert not y_on[c] or y[c] == v
     for i, x in enumerate(X):

@@ -1,5 +1,7 @@
 import math
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from botorch.acquisition import (
@@ -10,6 +12,7 @@ from botorch.acquisition import (
 )
 from botorch.sampling import SobolQMCNormalSampler
 from hypothesis import given, settings
+from search_problems import make_problem
 from strategies import random_tree, seeds
 from torch import Tensor
 
@@ -22,7 +25,7 @@ from botorch_structured.optim import (
 from botorch_structured.optim.boxes import whole_box
 from botorch_structured.optim.climb import Evaluator, Neighbourhood, walk
 from botorch_structured.optim.local_search import one_exchange
-from botorch_structured.optim.problem import make_problem
+from botorch_structured.optim.problem import KnownPoints
 from botorch_structured.spaces import Between, ParameterTree, SearchSpace
 
 
@@ -87,31 +90,42 @@ def test_values_never_fall_and_ends_are_local_optima(seed: int) -> None:
     tree, bounds, kinds, smooth = mixed(seed)
     problem = make_problem(bounds, tree, **kinds)
     space = whole_box(problem)
-    box = torch.zeros(5, dtype=torch.long)
-    generator = torch.Generator().manual_seed(seed)
-    U = torch.rand(5, tree.dim, generator=generator, dtype=torch.double)
-    X = problem.impute(space.draw(box, U))
-    active = tree.active_mask(X)
+    box = np.zeros(5, dtype=int)
+    start = problem.impute(space.draw(box, np.random.default_rng(seed)))
+    X, active = torch.from_numpy(start), problem.active(start)
 
     def hood() -> Neighbourhood:
-        return one_exchange(space, [0.3, 0.01], torch.Generator().manual_seed(1))
+        return one_exchange(space, [0.3, 0.01], np.random.default_rng(1))
+
+    def neighbours(X: Tensor) -> Any:
+        near = hood().of(X.numpy(), tree.active_mask(X).numpy(), box)
+        return map(torch.from_numpy, near)
 
     before = smooth(X)
-    near, _, owner = hood().of(X, active, box)
+    near, _, owner = neighbours(X)
+    before_all = before
     steepest = before.scatter_reduce(0, owner, smooth(near), "amax")
     for length in (1, 2, 5, 10**4):
         # The same seed: the first iterations are those of the shorter climb.
         evaluator = Evaluator(Function(smooth))
-        nothing = bounds[:0]
-        ends, values = walk(
-            hood(), evaluator, X, smooth(X), active, box, nothing, length
+        nothing = KnownPoints(problem, start[:0])
+        end = walk(
+            hood(),
+            evaluator,
+            start,
+            before_all.numpy(),
+            active,
+            box,
+            nothing,
+            length,
         )
+        ends, values = map(torch.from_numpy, end)
         assert (values >= before).all()
         if length == 1:  # the best neighbour, not any better one
             assert torch.allclose(values, steepest, rtol=0, atol=1e-12)
         assert torch.allclose(values, smooth(ends), rtol=0, atol=1e-12)
         before = values
-    near, _, owner = hood().of(ends, tree.active_mask(ends), box)
+    near, _, owner = neighbours(ends)
     same_path = tree.path_key(near) == tree.path_key(ends[owner])
     # Other branches are drawn anew: of these only what the climb drew was no better.
     assert same_path.any() or not len(near) or len(tree.paths) > 1

@@ -1,9 +1,6 @@
 """What all optimisers over trees do alike, on top of the engine under them."""
 
-import ast
-import inspect
 import math
-import textwrap
 from collections.abc import Callable
 from itertools import product
 from typing import Any
@@ -16,17 +13,16 @@ from botorch.exceptions.warnings import OptimizationWarning
 from botorch.models import SingleTaskGP
 from botorch.sampling import SobolQMCNormalSampler
 from hypothesis import assume, given, settings
+from search_problems import make_problem
 from strategies import random_tree, seeds
 from torch import Tensor
 
-from botorch_structured import optim
 from botorch_structured.optim import (
     optimize_acqf_local_search,
     optimize_acqf_paths,
     optimize_acqf_random,
 )
-from botorch_structured.optim.problem import is_known, make_problem
-from botorch_structured.optim.search import Search
+from botorch_structured.optim.problem import KnownPoints
 from botorch_structured.spaces import ParameterTree
 
 # With a small absolute error of a column where the maximum is a parabola's.
@@ -56,16 +52,6 @@ class Function(AcquisitionFunction):
         assert X.dim() == 3 and X.shape[1] == 1
         self.seen.append(X.detach().squeeze(-2))
         return self.function(X.squeeze(-2))
-
-
-@pytest.mark.parametrize("name", [n for n in optim.__all__ if n.startswith("optimize")])
-def test_no_argument_goes_unheard(name: str) -> None:
-    """``Search(**locals())`` ignores names that it does not know."""
-    optimiser = getattr(optim, name)
-    known = {p for f in (Search, make_problem) for p in inspect.signature(f).parameters}
-    body = ast.parse(textwrap.dedent(inspect.getsource(optimiser)))
-    read = {node.id for node in ast.walk(body) if isinstance(node, ast.Name)}
-    assert set(inspect.signature(optimiser).parameters) <= known | read
 
 
 @climbing
@@ -247,7 +233,10 @@ def test_candidates_keep_every_promise(optimize, seed: int) -> None:
         assert float(value) == pytest.approx(float(smooth(X)), abs=1e-9)
         for points in (X, *acqf.seen[:: max(1, len(acqf.seen) // 3)]):
             check(points)
-        assert feasible(X).all() and not is_known(problem, X, known).any()
+        assert (
+            feasible(X).all()
+            and not KnownPoints(problem, known.numpy()).contains(X.numpy()).any()
+        )
         binds = tree.active_mask(X)[:, ends].all(-1)
         assert constraints is None or (X[binds][:, ends].sum(-1) >= 0.5).all()
         known = torch.cat([known, X])
@@ -309,7 +298,8 @@ def test_thin_feasible_sets(optimize, peak) -> None:
     acqf = peak(tree, torch.linspace(0, 1, 7).double(), bonus_for(0))
     kwargs = {"fixed_features": {0: 0.0}} if optimize is optimize_acqf_random else {}
     X, _ = optimize(acqf, bounds, tree, inequality_constraints=thin, **kwargs)
-    assert X[0, 0] == 0 and 3.0 <= float(X[0, 1:].sum()) <= 3.0001
+    # up to the rounding of a sum, which depends on its order
+    assert X[0, 0] == 0 and -1e-14 <= float(X[0, 1:].sum()) - 3.0 <= 1e-4 + 1e-14
     if optimize is optimize_acqf_paths:
         expected = torch.linspace(0, 1, 7)[1:] - 0.5 / 6
         assert torch.allclose(X[0, 1:], expected.double(), atol=1e-3)

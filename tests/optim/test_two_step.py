@@ -106,7 +106,7 @@ def test_the_first_step_searches_what_matters(monkeypatch: pytest.MonkeyPatch) -
     maximise = Search.maximise
 
     def spy(self: Search, boxes: Boxes, *args: Any, **kwargs: Any) -> Any:
-        moved.append(boxes.free.any(0).nonzero().squeeze(-1).tolist())
+        moved.append(boxes.free.any(0).nonzero()[0].tolist())
         found = maximise(self, boxes, *args, **kwargs)
         if len(moved) == 1:
             best.append(float(found[1].max()))

@@ -10,7 +10,8 @@ from botorch.models import SingleTaskGP
 from botorch.models.deterministic import GenericDeterministicModel
 from botorch.models.transforms import Normalize, Standardize
 from matplotlib.axes import Axes
-from matplotlib.collections import LineCollection, PathCollection, QuadMesh
+from matplotlib.collections import PathCollection, QuadMesh
+from matplotlib.contour import ContourSet
 from torch import Tensor
 
 from botorch_structured.models import DecomposedGP, MonotoneGP, TreeStructuredGP
@@ -51,9 +52,9 @@ def data(d: int, n: int = 20) -> tuple[Tensor, Tensor]:
     return X, 3 + 2 * torch.sin(5 * X).sum(-1, keepdim=True)
 
 
-def segments(ax: Axes) -> np.ndarray:
-    (lines,) = [c for c in ax.collections if isinstance(c, LineCollection)]
-    return np.asarray(lines.get_segments()).reshape(-1, 2, 2)
+def borders(ax: Axes) -> np.ndarray:
+    sets = [c for c in ax.collections if isinstance(c, ContourSet)]
+    return np.concatenate([p.vertices for s in sets for p in s.get_paths()])
 
 
 def dots(ax: Axes) -> list[PathCollection]:
@@ -75,11 +76,13 @@ class TestOneDimension:
     def test_borders_are_where_the_partition_changes(self) -> None:
         X, Y = data(1)
         ax = plot_partition(TreedStandIn(X, Y))
-        assert vertical(ax) == pytest.approx([0.3, 0.8], abs=1e-9)
+        assert vertical(ax) == pytest.approx([0.3, 0.8], abs=2e-5)
         counts = [int((X <= 0.3).sum()), 0, int((X > 0.8).sum())]
         counts[1] = len(X) - sum(counts)
         assert [t.get_text() for t in ax.texts] == [f"n = {c}" for c in counts]
-        assert [t.xy[0] for t in ax.texts] == pytest.approx([0.15, 0.55, 0.9])
+        assert [t.get_position()[0] for t in ax.texts] == pytest.approx(
+            [0.15, 0.55, 0.9], abs=2e-5
+        )
 
     def test_curves_are_the_posterior_and_stop_at_borders(self) -> None:
         X, Y = data(1)
@@ -88,7 +91,7 @@ class TestOneDimension:
         pieces = curves(ax)
         assert len(pieces) == 3
         ends = [(p[0, 0], p[-1, 0]) for p in pieces]
-        assert np.ravel(ends) == pytest.approx([0, 0.3, 0.3, 0.8, 0.8, 1], abs=1e-8)
+        assert np.ravel(ends) == pytest.approx([0, 0.3, 0.3, 0.8, 0.8, 1], abs=2e-5)
         assert pieces[0][-1, 0] <= 0.3 < pieces[1][0, 0]  # 0.3 itself is on the left
         for k, piece in enumerate(pieces):
             x = torch.as_tensor(piece[:, :1])
@@ -109,7 +112,7 @@ class TestOneDimension:
         (points,) = dots(ax)
         expected = torch.cat([inputs, Y], dim=-1)
         np.testing.assert_allclose(np.asarray(points.get_offsets()), expected)
-        assert vertical(ax) == pytest.approx([-1.0, 4.0], abs=1e-8)
+        assert vertical(ax) == pytest.approx([-1.0, 4.0], abs=2e-4)
         assert not dots(plot_partition(model, data=False))
 
     def test_a_plain_gp_is_one_region(self) -> None:
@@ -122,18 +125,15 @@ class TestOneDimension:
 class TestTwoDimensions:
     def test_borders_are_lines_at_the_splits(self) -> None:
         ax = plot_partition(TreedStandIn(*data(2)), resolution=31)
-        ends = segments(ax)
-        upright = np.isclose(ends[:, 0, 0], ends[:, 1, 0])
-        assert ends[upright][..., 0] == pytest.approx(0.3, abs=1e-9)
-        across = ends[~upright]
-        assert across[..., 1] == pytest.approx(0.8, abs=1e-9)
-        cell = 1 / 30
-        # from edge to edge, and from the first border to the edge, without a gap
-        for line, start in ((ends[upright][..., 1], 0.0), (across[..., 0], 0.3)):
-            line = np.sort(line, axis=-1)[line.min(-1).argsort()]
-            np.testing.assert_allclose(line[1:, 0], line[:-1, 1], atol=1e-12)
-            assert line[0, 0] == pytest.approx(start, abs=cell)
-            assert line[-1, 1] == pytest.approx(1.0, abs=cell)
+        points = borders(ax)
+        pixel = 1 / 600
+        upright = np.abs(points[:, 0] - 0.3) < pixel
+        across = np.abs(points[:, 1] - 0.8) < pixel
+        assert (upright | across).all()
+        # from edge to edge, and from the first border to the edge
+        assert np.ptp(points[upright][:, 1]) == pytest.approx(1.0)
+        assert points[across][:, 0].min() == pytest.approx(0.3, abs=pixel)
+        assert points[across][:, 0].max() == pytest.approx(1.0)
 
     @pytest.mark.parametrize("show", ["mean", "std"])
     def test_the_surface_is_the_posterior(self, show: str) -> None:
@@ -163,7 +163,7 @@ def test_a_treed_gp() -> None:
     model = TreedGP(X, Y, input_transform=Normalize(1, bounds=bounds), max_leaves=2)
     root, left, _ = model.partition.nodes
     ax = plot_partition(model, bounds=bounds)
-    assert vertical(ax) == pytest.approx([10 * root.split.threshold])
+    assert vertical(ax) == pytest.approx([10 * root.split.threshold], abs=2e-4)
     # the point at the border is in both nodes, and is predicted by the left one
     assert [t.get_text() for t in ax.texts] == [
         f"n = {left.size}",
@@ -188,7 +188,7 @@ def test_the_model_is_left_as_it_was() -> None:
     model.eval()
     again = plot_partition(model, bounds=wide, resolution=9)
     assert not model.training
-    np.testing.assert_array_equal(segments(ax), segments(again))
+    np.testing.assert_array_equal(borders(ax), borders(again))
 
 
 def test_wrong_arguments_of_partitions() -> None:
@@ -298,7 +298,7 @@ def test_virtual_points_stand_where_they_are_and_point_where_it_goes() -> None:
 def test_a_slice_of_two_dimensions() -> None:
     model = plain(2)
     X, parts = observed(2)
-    best = int(parts.sum(-1).argmax())
+    best = int((parts.sum(-1) + cost(X).squeeze(-1)).argmax())
     axes = plot_monotone_components(model, column=1, resolution=5)
     assert axes[0].get_xlabel() == "x1"
     hollow, filled = dots(axes[0])[:2]

@@ -239,7 +239,7 @@ def test_limits_and_signs() -> None:
     X = section_3a(10)
     image = plot_covariance(MaternKernel().double(), X).images[0]
     assert image.get_clim() == (0.0, 1.0)
-    assert image.to_rgba(0.0) == (1.0, 1.0, 1.0, 1.0)
+    assert min(image.to_rgba(0.0)) > 0.95  # nearly white
     image = plot_covariance(LinearKernel().double(), X - 0.5).images[0]
     low, high = image.get_clim()
     assert low == -high < 0

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
+from strategies import up_to_last_digits
 
 from botorch_structured.spaces import SearchSpace
 
@@ -145,11 +146,11 @@ def test_any_distribution_by_its_quantiles(frozen: Any) -> None:
     X = space.sample(400, seed=0)
     values = [config["x"] for config in space.decode(X)]
     assert stats.kstest(values, frozen.cdf).pvalue > 0.01
-    again = space.encode(space.decode(X))
-    torch.testing.assert_close(again, X)
-    assert torch.equal(space.encode(space.decode(again)), again)
+    assert torch.equal(space.encode(space.decode(X)), X)
     told = 1.1 * frozen.median()
-    assert space.decode(space.encode({"l": "a", "x": told}))[0]["x"] == told
+    (back,) = space.decode(space.encode({"l": "a", "x": told}))
+    assert back["x"] == pytest.approx(told, rel=1e-10)
+    assert torch.equal(space.encode(back), space.encode({"l": "a", "x": told}))
     low, high = frozen.ppf([1e-3, 1 - 1e-3])
     with pytest.raises(ValueError, match=f"expected a number in .{low}, {high}"):
         space.encode({"l": "a", "x": high + 1.0})
@@ -301,7 +302,8 @@ def test_every_configuration_comes_back(dictionaries: list[dict[str, Any]]) -> N
     for config in configs:
         assert any(config.keys() == d.keys() for d in dictionaries)
     # through the first dictionary that has it, perhaps another than it came from
-    assert space.decode(space.encode(configs)) == configs
+    again = space.decode(space.encode(configs))
+    assert again == [up_to_last_digits(config) for config in configs]
 
 
 def test_a_range_that_was_written_as_a_list() -> None:

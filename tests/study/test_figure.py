@@ -67,8 +67,8 @@ def test_no_word_of_a_long_path_is_cut() -> None:
     chosen = [trial.config[name] for trial in study.trials]
     shown = [f"{name}={kind}\n(best 1)" for kind in chosen]
     assert sorted(labels) == sorted(shown)
-    assert shortened(kinds[0]) == "extra_…classification"
-    assert shortened(name) == "feature_preprocessor:__…"
+    assert shortened(kinds[0]) == "extra_trees_…ssification"
+    assert shortened(name) == "feature_prep…:__choice__"
     assert shortened(24 * "ab") == "abababababab…bababababab"
 
 

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
+import signal
 import time
 
 import numpy as np
@@ -117,21 +119,20 @@ def test_a_fit_is_stopped_in_the_middle() -> None:
     assert late.error == "no answer within 1 s"
     # the next one runs, in a new process that is kept
     assert problem.evaluate({"learner": "gnb"}).status == "ok"
-    worker = problem._worker
-    assert worker is not None and worker._process is not None
-    first = worker._process.pid
+    (first,) = problem._pool._processes
     assert problem.evaluate({"learner": "lda"}).status == "ok"
-    assert worker._process.pid == first
-    # and one that dies is a failure too, also when it happens between two calls
-    worker._process.kill()
-    worker._process.wait()
+    assert [*problem._pool._processes] == [first]
+    # one that dies is a failure too
+    os.kill(first, signal.SIGKILL)
+    dead = problem.evaluate({"learner": "gnb"})
+    assert dead.status == "failed" and "the process ended" in str(dead.error)
     assert problem.evaluate({"learner": "gnb"}).status == "ok"
     other = pickle.loads(pickle.dumps(problem))
-    assert other._worker._process is None
+    assert other._pool is None
     assert other.evaluate({"learner": "gnb"}).value == problem.evaluations[0][1].value
-    process = worker._process
+    (process,) = problem._pool._processes.values()
     problem.close()
-    assert process.returncode is not None
+    assert not process.is_alive()
     other.close()
     copy.deepcopy(problem).close()
 

@@ -59,7 +59,7 @@ class TestElasticNet:
         problem = ElasticNetTuning(seed=3)
         (X, y), _ = problem._data
         for alpha, log2 in ((0.3, -4.0), (1.0, -3.0), (0.0, -2.0)):
-            training, _ = problem._train((alpha, log2))
+            training, _ = problem._train(alpha, log2)
             strength = 2.0**log2
             beta = minimise_elastic_net(X, y, strength, alpha)
             expected = 0.5 * np.mean((y - X @ beta) ** 2)

@@ -1,16 +1,6 @@
-"""What the peers share: outcomes without NaN, points made one parameter at a time."""
+"""Shared by the peers: outcomes without NaN, points made one parameter at a time."""
 
 from __future__ import annotations
-
-__all__ = [
-    "active_values",
-    "all_columns",
-    "finite",
-    "first_feasible",
-    "from_native",
-    "native",
-    "walk",
-]
 
 import itertools
 from collections.abc import Callable, Iterable
@@ -25,17 +15,6 @@ from botorch_structured.spaces.columns import CategoricalColumn, Column
 
 # So many forbidden suggestions are refused before a random point takes their place.
 _TRIES = 50
-
-
-def finite(Y: Tensor) -> Tensor:
-    """``n x 1`` outcomes, the worst known one in the place of failures.
-
-    Larger is better. Failures are NaN or infinite; 0 stands for all of them if nothing
-    else is known.
-    """
-    good = Y.isfinite()
-    worst = Y[good].min() if good.any() else Y.new_zeros(())
-    return torch.where(good, Y, worst)
 
 
 def native(column: Column, x: float) -> Any:

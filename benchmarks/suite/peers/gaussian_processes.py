@@ -7,30 +7,21 @@ point. Models see columns that an `Encoding` makes.
 
 from __future__ import annotations
 
-__all__ = ["Encoding", "PlainGP", "arc", "hierarchical", "imputed"]
-
 import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from botorch.acquisition import LogExpectedImprovement
-from botorch.fit import fit_gpytorch_mll
 from botorch.models import SingleTaskGP
 from botorch.models.hierarchical import HierarchicalConditionalKernel
 from botorch.models.transforms.input import InputTransform
 from botorch.settings import validate_input_scaling
 from gpytorch.kernels import ArcKernel, MaternKernel, ScaleKernel
-from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.priors import GammaPrior
-from linear_operator import to_dense
-from linear_operator.utils.cholesky import psd_safe_cholesky
-from linear_operator.utils.errors import NotPSDError
-from scipy.linalg.lapack import dpotrf, dpotri
 from torch import Tensor
 
-from benchmarks.suite.peers.common import finite
+from benchmarks.fits import finite, fitted
 from botorch_structured.optim import optimize_acqf_paths
 from botorch_structured.spaces import Equals, In, SearchSpace
 from botorch_structured.spaces.columns import CategoricalColumn, IntegerColumn
@@ -69,18 +60,15 @@ class Encoding(InputTransform):
     ) -> None:
         super().__init__()
         self.space, self.inactive, self.told = space, inactive, list(told)
-        source: list[int] = []
+        self.source: list[int] = []
         code: list[float] = []  # of the choice that a column is 1 for, else NaN
         columns: list[Any] = list(space.columns)
         for c, column in enumerate(columns):
             choices = isinstance(column, CategoricalColumn) and not column.ordered
-            if choices and len(column.codes) > 2 and c not in whole:
-                source += [c] * len(column.codes)
-                code += column.codes
-            else:
-                source.append(c)
-                code.append(math.nan)
-        self.source = source
+            one_hot = choices and len(column.codes) > 2 and c not in whole
+            codes = column.codes if one_hot else [math.nan]
+            self.source += [c] * len(codes)
+            code += codes
         lo, hi = space.bounds
         self._logs = [
             c
@@ -91,7 +79,6 @@ class Encoding(InputTransform):
         width = self._log(hi) - self._lo
         self._width = torch.where(width > 0.0, width, 1.0)
         self._code = torch.tensor(code, dtype=torch.double)
-        self._last: tuple[Tensor, Tensor] | None = None
 
     def _log(self, X: Tensor) -> Tensor:
         if not self._logs:
@@ -106,9 +93,6 @@ class Encoding(InputTransform):
 
     def transform(self, X: Tensor) -> Tensor:
         """``batch_shape x n x d`` points -> ``batch_shape x n x k``."""
-        # the training data, at every evaluation of a fit
-        if self.training and self._last is not None and X is self._last[0]:
-            return self._last[1]
         filled = X if self.inactive == "kept" else self.space.impute(X)
         chosen = (filled[..., self.source] - self._code).abs() < _SAME_CODE
         scaled = self.scale(filled)[..., self.source]
@@ -119,128 +103,15 @@ class Encoding(InputTransform):
         if self.told:
             active = self.space.tree.active_mask(X)[..., self.told]
             encoded = torch.cat([encoded, active.to(encoded)], dim=-1)
-        if self.training and not X.requires_grad:
-            self._last = X, encoded
         return encoded
-
-
-class PlainGP(SingleTaskGP):
-    """``SingleTaskGP`` whose fit evaluates the same objective by plain PyTorch.
-
-    BoTorch asks a model for ``compute_custom_loss``. Of its own evaluation two thirds
-    of the time go to the lazy operators, which are of no use for a hundred points.
-    """
-
-    def compute_custom_loss(self, mll: ExactMarginalLogLikelihood) -> Tensor:
-        """Minus the log evidence and log prior, per point."""
-        Z = self.transform_inputs(self.train_inputs[0])
-        covariance = to_dense(self.covar_module.forward(Z, Z))
-        noise = torch.diag_embed(self.likelihood.noise.expand(len(Z)))
-        factor = psd_safe_cholesky(covariance + noise)
-        residual = (self.train_targets - self.mean_module(Z)).unsqueeze(-1)
-        half = torch.linalg.solve_triangular(factor, residual, upper=False)
-        value = -0.5 * (
-            half.square().sum()
-            + 2.0 * factor.diagonal().log().sum()
-            + len(Z) * math.log(2.0 * math.pi)
-        )
-        for (
-            _,
-            module,
-            prior,
-            closure,
-            _,
-        ) in self.named_priors():  # the likelihood's, too
-            value = value + prior.log_prob(closure(module)).sum()
-        return -value / len(Z)
-
-
-class _RBFGP(PlainGP):
-    """The same with BoTorch's default kernel and priors, by formulas in NumPy."""
-
-    _squares: np.ndarray | None = None
-
-    def compute_custom_loss(self, mll: ExactMarginalLogLikelihood) -> Tensor:
-        """Minus the log evidence and log prior, per point."""
-        if self._squares is None:
-            Z = self.transform_inputs(self.train_inputs[0]).numpy()
-            self._squares = np.square(Z[:, None] - Z).reshape(-1, Z.shape[-1])
-        kernel, noise = self.covar_module, self.likelihood.noise_covar
-        priors = (kernel.lengthscale_prior, noise.noise_prior)
-        return _RBFLoss.apply(
-            kernel.lengthscale,
-            noise.noise,
-            self.mean_module.constant,
-            self.train_targets.numpy(),
-            self._squares,
-            [(p.loc.item(), p.scale.item()) for p in priors],
-        )
-
-
-class _RBFLoss(torch.autograd.Function):
-    """Minus log evidence and log prior, per point, for an RBF kernel of variance 1.
-
-    With ``A = K + noise I``, residuals r and ``a = A^-1 r``, the derivative of the log
-    evidence by ``A`` is ``G = (a a' - A^-1) / 2``.
-
-    Args:
-        ctx: PyTorch's.
-        lengthscale: ``1 x k``.
-        noise: ``1``, the variance.
-        mean: A number.
-        y: ``n`` outcomes.
-        squares: ``n^2 x k`` squared differences of the inputs.
-        priors: Mean and standard deviation of the logarithms of lengthscales and noise.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        lengthscale: Tensor,
-        noise: Tensor,
-        mean: Tensor,
-        y: np.ndarray,
-        squares: np.ndarray,
-        priors: list[tuple[float, float]],
-    ) -> Tensor:
-        n, scale = len(y), lengthscale.numpy().ravel()
-        K = np.exp(-0.5 * (squares @ scale**-2.0)).reshape(n, n)
-        A = K + noise.item() * np.eye(n)
-        factor, failed = dpotrf(A, lower=1)
-        if failed or not np.isfinite(factor).all():
-            raise NotPSDError("The covariance is not positive definite.")
-        lower, _ = dpotri(factor, lower=1)
-        lower = np.tril(lower)
-        inverse = lower + np.tril(lower, -1).T
-        residual = y - mean.item()
-        solved = inverse @ residual
-        G = 0.5 * (np.outer(solved, solved) - inverse)
-        value = -0.5 * (residual @ solved + n * math.log(2.0 * math.pi))
-        value -= np.log(factor.diagonal()).sum()
-        by_scale = ((G * K).ravel() @ squares) * scale**-3.0
-        by_noise = np.array([G.trace()])
-        parameters = ((scale, by_scale), (noise.numpy(), by_noise))
-        for (x, slope), (centre, width) in zip(parameters, priors, strict=True):
-            u = (np.log(x) - centre) / width
-            value -= (0.5 * u**2 + np.log(x)).sum()
-            value -= len(x) * math.log(width * math.sqrt(2.0 * math.pi))
-            slope -= (u / width + 1.0) / x
-        gradients = (by_scale[None], by_noise, solved.sum())
-        ctx.gradients = [noise.new_tensor(g) / -n for g in gradients]
-        return noise.new_tensor(value / -n)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return (*(gradient * part for part in ctx.gradients), None, None, None)
 
 
 def _suggest(
     problem: Any, X: Tensor, Y: Tensor, model: SingleTaskGP, steps: int | None = None
 ) -> Tensor:
     """Fit the model, in at most so many steps; the point of the largest LogEI."""
-    mll = ExactMarginalLogLikelihood(model.likelihood, model)
     options = {} if steps is None else {"options": {"maxiter": steps}}
-    fit_gpytorch_mll(mll, optimizer_kwargs=options)
+    model = fitted(model, optimizer_kwargs=options)
     criterion = LogExpectedImprovement(model, best_f=Y.max())
     return optimize_acqf_paths(criterion, space=problem.space, X_avoid=X)[0]
 
@@ -248,7 +119,7 @@ def _suggest(
 def imputed(problem: Any, X: Tensor, Y: Tensor, seed: int) -> Tensor:
     """``SingleTaskGP`` as it comes, inactive columns at their fill values."""
     Y = finite(Y)
-    model = _RBFGP(X, Y, input_transform=Encoding(problem.space))
+    model = SingleTaskGP(X, Y, input_transform=Encoding(problem.space))
     return _suggest(problem, X, Y, model)
 
 
@@ -267,7 +138,7 @@ def arc(
     encoding = Encoding(problem.space, inactive="marked")
     kernel = _arc_kernel(len(encoding.source))
     with validate_input_scaling(False):  # -1 marks inactive columns
-        model = PlainGP(X, Y, covar_module=kernel, input_transform=encoding)
+        model = SingleTaskGP(X, Y, covar_module=kernel, input_transform=encoding)
     return _suggest(problem, X, Y, model, steps)
 
 
@@ -299,7 +170,7 @@ def hierarchical(problem: Any, X: Tensor, Y: Tensor, seed: int) -> Tensor:
     """
     Y, space = finite(Y), problem.space
     encoding, kernel = _hierarchical_kernel(space)
-    model = PlainGP(X, Y, covar_module=kernel, input_transform=encoding)
+    model = SingleTaskGP(X, Y, covar_module=kernel, input_transform=encoding)
     return _suggest(problem, X, Y, model)
 
 

@@ -6,20 +6,18 @@ random until ten trials are known, as they come; starts are trials like all othe
 
 from __future__ import annotations
 
-__all__ = ["GPSampler", "PlainTPE", "TPE", "TPEWithStarts"]
-
 import warnings
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from benchmarks.fits import finite
 from benchmarks.suite.peers.common import (
     active_values,
     all_columns,
-    finite,
     first_feasible,
     native,
     walk,
@@ -30,7 +28,7 @@ from botorch_structured.spaces.columns import CategoricalColumn, FloatColumn
 _STARTUP = 10  # Optuna's default
 
 
-class _Study:
+class Study:
     """An Optuna study over a space.
 
     Args:
@@ -41,7 +39,7 @@ class _Study:
             has its active parameters only.
     """
 
-    def __init__(self, space: SearchSpace, sampler: Any, flat: bool) -> None:
+    def __init__(self, space: SearchSpace, sampler: Any, flat: bool = False) -> None:
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -93,79 +91,60 @@ class _Study:
         while True:
             trial = self.study.ask()
             make = all_columns if self.flat else walk
-            yield make(self.space, partial(self._suggest, trial))
+            yield make(self.space, partial(self.suggest, trial))
             self.study.tell(trial, state=TrialState.FAIL)
 
-    def _suggest(self, trial: Any, c: int) -> Any:
+    def suggest(self, trial: Any, c: int) -> Any:
+        """The value of a column in a trial."""
         column: Any = self.space.columns[c]
-        name = column.name
         if isinstance(column, CategoricalColumn):
-            last = len(column.choices) - 1
+            count = len(column.choices)
             if column.ordered:
-                return trial.suggest_int(name, 0, last)
-            return trial.suggest_categorical(name, range(last + 1))
-        if isinstance(column, FloatColumn):
-            return trial.suggest_float(name, column.lower, column.upper, log=column.log)
-        return trial.suggest_int(name, column.lower, column.upper, log=column.log)
+                return trial.suggest_int(column.name, 0, count - 1)
+            return trial.suggest_categorical(column.name, range(count))
+        is_float = isinstance(column, FloatColumn)
+        ask = trial.suggest_float if is_float else trial.suggest_int
+        return ask(column.name, column.lower, column.upper, log=column.log)
 
 
-class TPEWithStarts:
-    """Multivariate TPE with groups, which knows the common starts."""
+class TPE:
+    """Multivariate TPE with groups, which begins with its own ten random points."""
 
-    def __call__(self, problem: Any, X: Tensor, Y: Tensor, seed: int) -> Tensor:
-        study = self._study(problem.space, seed)
-        study.add(X, Y)
-        return first_feasible(problem.space, study.suggestions(), seed)
+    options: ClassVar[dict[str, Any]] = {"multivariate": True, "group": True}
 
-    @staticmethod
-    def _study(space: SearchSpace, seed: int) -> _Study:
+    def study(self, space: SearchSpace, seed: int) -> Study:
+        """An empty study."""
         from optuna.exceptions import ExperimentalWarning
         from optuna.samplers import TPESampler
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ExperimentalWarning)  # ``group``
-            sampler = TPESampler(
-                multivariate=True, group=True, n_startup_trials=_STARTUP, seed=seed
-            )
-        return _Study(space, sampler, flat=False)
-
-
-class TPE(TPEWithStarts):
-    """Multivariate TPE with groups, which begins with its own ten random points."""
+            sampler = TPESampler(seed=seed, **self.options)
+        return Study(space, sampler)
 
     def starts(self, problem: Any, seed: int) -> Tensor:
         """``10 x d`` points of Optuna's random sampler."""
         from optuna.samplers import RandomSampler
 
-        study = _Study(problem.space, RandomSampler(seed=seed), flat=False)
-        points = study.suggestions()
-        first = [
-            first_feasible(problem.space, points, seed + i) for i in range(_STARTUP)
-        ]
+        space = problem.space
+        points = Study(space, RandomSampler(seed=seed)).suggestions()
+        first = [first_feasible(space, points, seed + i) for i in range(_STARTUP)]
         return torch.stack(first)
+
+    def __call__(self, problem: Any, X: Tensor, Y: Tensor, seed: int) -> Tensor:
+        study = self.study(problem.space, seed)
+        study.add(X, Y)
+        return first_feasible(problem.space, study.suggestions(), seed)
 
 
 class PlainTPE(TPE):
     """``TPESampler()`` with Optuna's own arguments: each parameter by itself."""
 
-    @staticmethod
-    def _study(space: SearchSpace, seed: int) -> _Study:
-        from optuna.samplers import TPESampler
-
-        return _Study(space, TPESampler(seed=seed), flat=False)
+    options: ClassVar[dict[str, Any]] = {}
 
 
 class GPSampler:
-    """Optuna's Gaussian process with LogEI.
-
-    Args:
-        flat: Whether inactive parameters are imputed. Otherwise the process sees the
-            parameters that all known trials have, and draws the others at random, as
-            Optuna documents it.
-    """
-
-    def __init__(self, flat: bool) -> None:
-        self.flat = flat
+    """Optuna's Gaussian process with LogEI; inactive parameters are imputed."""
 
     def __call__(self, problem: Any, X: Tensor, Y: Tensor, seed: int) -> Tensor:
         from optuna import samplers
@@ -173,6 +152,6 @@ class GPSampler:
         sampler = samplers.GPSampler(
             seed=seed, n_startup_trials=_STARTUP, warn_independent_sampling=False
         )
-        study = _Study(problem.space, sampler, self.flat)
+        study = Study(problem.space, sampler, flat=True)
         study.add(X, Y)
         return first_feasible(problem.space, study.suggestions(), seed)

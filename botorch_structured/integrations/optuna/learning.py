@@ -12,8 +12,6 @@ counts as active in the branch, and trials without it have the middle of its ran
 
 from __future__ import annotations
 
-__all__ = ["LearntSpace"]
-
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import reduce
@@ -30,14 +28,6 @@ from botorch_structured.integrations.optuna.trial_space import (
 from botorch_structured.spaces import Between, In, ParameterTree, SearchSpace
 from botorch_structured.spaces.conditions import Condition
 
-# Choices and whole numbers with more values than this are not tried value by value
-# unless something is known to depend on them, and are the last to explain anything.
-_FEW = 10
-# Whole numbers with no more values than this are worth a trial of their own.
-_VERY_FEW = 5
-# So many ranges of one name that one trial each has are no branches, but depend on
-# something else: another parameter's value, or the data.
-_MANY_RANGES = 5
 # So many decisions together may explain a parameter.
 _DEPTH = 3
 
@@ -91,74 +81,106 @@ class LearntSpace:
                 self.names[i] = f"{name}#{k}"
         self.space = self._build_space()
 
+    def is_like(self, other: LearntSpace) -> bool:
+        """Whether values have the same configurations in both."""
+        return self._keys == other._keys and self.space == other.space
+
     def entries(self, values: Values) -> dict[str, Any]:
         """Names of columns and their entries, of ``{name: (distribution, value)}``.
 
         Parameters that no trial has asked for are left out.
         """
-        found = self._columns(values)
-        return {self.names[i]: self.parameters[i].entry(v) for i, v in found.items()}
+        return {
+            self.names[i]: self.parameters[i].entry(value)
+            for i, value in self._columns(values).items()
+        }
 
     def _key(self, name: str, distribution: Any) -> tuple[str, Any]:
         return (name, None if name in self._united else distribution)
 
+    def _column(self, name: str, distribution: Any) -> int | None:
+        """The column of a parameter, if a trial has asked for it."""
+        # hashing is slow, and most trials share the very distributions
+        column = self._column_of_object.get((name, id(distribution)))
+        if column is None:
+            column = self._position.get(self._key(name, distribution))
+        return column
+
     def _columns(self, values: Values) -> dict[int, Any]:
         """Columns and the values of their parameters."""
-        keys = {self._key(name, d): value for name, (d, value) in values.items()}
-        return {i: keys[k] for k in keys if (i := self._position.get(k)) is not None}
+        return {
+            i: value
+            for name, (distribution, value) in values.items()
+            if (i := self._column(name, distribution)) is not None
+        }
 
-    def _numbers(self, values: Values) -> dict[int, float]:
+    def _numbers(self, trial: Asked) -> dict[int, float]:
         """Columns and their numbers."""
-        found = self._columns(values)
-        return {i: self.parameters[i].number(value) for i, value in found.items()}
+        row = {}
+        for name, (distribution, value) in trial.values.items():
+            if (i := self._column(name, distribution)) is not None:
+                is_united = name in self._united
+                row[i] = (
+                    self.parameters[i].number(value)
+                    if is_united
+                    else trial.numbers[name]
+                )
+        return row
 
-    def held(self, fixed: Mapping[str, Any]) -> dict[str, Any]:
+    def fixed_entries(self, fixed: Mapping[str, Any]) -> dict[str, Any]:
         """Names of columns and their entries, of ``{name: value}``.
 
         Values that are out of range are left out.
         """
-        found = {}
-        for name, value in fixed.items():
-            for i in self._columns_of.get(name, ()):
-                if self.parameters[i].contains(value):
-                    found[self.names[i]] = self.parameters[i].entry(value)
-        return found
+        return {
+            self.names[i]: self.parameters[i].entry(value)
+            for name, value in fixed.items()
+            for i in self._columns_of.get(name, ())
+            if self.parameters[i].contains(value)
+        }
 
     def values(self, config: Mapping[str, Any]) -> Values:
         """``{name: (distribution, value)}`` of a configuration of the space."""
-        found: Values = {}
-        for i, column in enumerate(self.names):
-            if column in config:
-                p = self.parameters[i]
-                found[p.name] = (p.distribution, p.value(config[column]))
-        return found
+        return {
+            p.name: (p.distribution, p.value(config[name]))
+            for p, name in zip(self.parameters, self.names, strict=True)
+            if name in config
+        }
 
     def has_seen(self, config: Mapping[str, Any]) -> bool:
         """Whether some trial has each decision of a configuration of the space."""
-        numbers = self._numbers(self.values(config)).items()
+        numbers = self._numbers(Asked(self.values(config))).items()
         return all(x in self._at[i] for i, x in numbers if self._is_decision(i))
 
     # -- trials in numbers -------------------------------------------------------------
 
     def _read(self, trials: Sequence[Asked]) -> None:
         """Parameters in an order that storages share; sets of trials are bits."""
-        found: dict[tuple[str, Any], TrialParameter] = {}
         seen = [trial for trial in trials if not trial.expected]
-        for trial in seen:
-            for name, (distribution, _) in trial.values.items():
-                if (key := self._key(name, distribution)) not in found:
-                    assert distribution is not None  # they are known of trials
-                    found[key] = self._united.get(name) or TrialParameter(
-                        name, distribution
-                    )
-        keys = sorted(found, key=lambda key: (key[0], repr(key[1])))
-        self.parameters = [found[key] for key in keys]
+        # they stay alive, so that no other distribution gets their ids
+        self._distributions: dict[tuple[str, int], Any] = {
+            (name, id(distribution)): distribution
+            for trial in seen
+            for name, (distribution, _) in trial.values.items()
+        }
+        parameters: dict[tuple[str, Any], TrialParameter] = {}
+        for (name, _), distribution in self._distributions.items():
+            if (key := self._key(name, distribution)) not in parameters:
+                united = self._united.get(name)
+                parameters[key] = united or TrialParameter(name, distribution)
+        keys = sorted(parameters, key=lambda key: (key[0], repr(key[1])))
+        self._keys = keys
+        self.parameters = [parameters[key] for key in keys]
         self._position = {key: i for i, key in enumerate(keys)}
+        self._column_of_object = {
+            (name, number): self._position[self._key(name, distribution)]
+            for (name, number), distribution in self._distributions.items()
+        }
         self._columns_of: dict[str, list[int]] = {}
         for i, (name, _) in enumerate(keys):
             self._columns_of.setdefault(name, []).append(i)
-        self._rows = [self._numbers(trial.values) for trial in seen]
-        self._expected = [self._numbers(t.values) for t in trials if t.expected]
+        self._rows = [self._numbers(trial) for trial in seen]
+        self._expected = [self._numbers(trial) for trial in trials if trial.expected]
         self._asked = [0] * len(keys)  # the trials that asked for a parameter
         self._at: list[dict[float, int]] = [{} for _ in keys]  # number -> trials
         for t, row in enumerate(self._rows):
@@ -177,29 +199,30 @@ class LearntSpace:
 
     def _many_ranges(self) -> set[str]:
         """Names of which most trials have a range of their own."""
-        found = set()
+        names = set()
         for name, columns in self._columns_of.items():
             sizes = [self._asked[i].bit_count() for i in columns]
-            if 2 * sizes.count(1) >= max(sum(sizes), 2 * _MANY_RANGES):
-                found.add(name)
-        return found
+            # five ranges that one trial each has are no branches, but depend on
+            # something else: another parameter's value, or the data
+            if 2 * sizes.count(1) >= max(sum(sizes), 10):
+                names.add(name)
+        return names
 
     def _is_few(self, i: int) -> bool:
-        return self.parameters[i].size <= _FEW
+        """Whether its values are tried one by one although nothing depends on them."""
+        return self.parameters[i].size <= 10
 
     # -- what depends on what ----------------------------------------------------------
 
     def _learn(self) -> list[list[_Where]]:
         """For each parameter the settings of decisions under which it is active."""
-        known: dict[int, list[_Where]] = {}
-        ways = []
+        explained: dict[int, list[_Where]] = {}
         for i, with_it in enumerate(self._asked):
             # the rest of a trial that ended early is not known
             without = self._complete & ~with_it
-            if with_it not in known:
-                known[with_it] = self._explain(i, with_it, without)
-            ways.append(known[with_it])
-        return ways
+            if with_it not in explained:
+                explained[with_it] = self._explain(i, with_it, without)
+        return [explained[with_it] for with_it in self._asked]
 
     def _explain(self, i: int, with_it: int, without: int) -> list[_Where]:
         if not without:
@@ -272,6 +295,8 @@ class LearntSpace:
         for i, asked in enumerate(self._asked):
             # one that is asked for together with the parameter explains nothing
             if with_it & ~asked or not without & asked:
+                continue
+            if not (many or self._is_decision(i)):
                 continue
             if self.parameters[i].is_choice:
                 branches = [((v, v), trials) for v, trials in self._at[i].items()]
@@ -359,7 +384,7 @@ class LearntSpace:
 
     # -- what nobody has tried ---------------------------------------------------------
 
-    def untried(self, held: Mapping[str, Any] | None = None) -> Values | None:
+    def untried(self, fixed_entries: Mapping[str, Any] | None = None) -> Values | None:
         """Decisions of a trial that sees something new; None if nothing is left.
 
         A value that no trial has is tried, as something may depend on it: each value of
@@ -368,13 +393,13 @@ class LearntSpace:
         as many as go together. Then decisions are told apart that explain the same.
 
         Args:
-            held: Entries that the trial has in any case, see `held`.
+            fixed_entries: Entries that the trial has in any case.
 
         Returns:
             ``{name: (distribution, value)}``: the new ones, and those that lead there.
         """
         fixed = {}
-        for name, entry in (held or {}).items():
+        for name, entry in (fixed_entries or {}).items():
             parameter = self.parameters[i := self.names.index(name)]
             fixed[i] = parameter.number(parameter.value(entry))
         chosen: dict[int, float] = {}
@@ -425,7 +450,7 @@ class LearntSpace:
                 untried = (v for v in self._between_unlike(i) if v not in expected)
             elif self._is_few(i) and parameter.is_whole:
                 untried = (v for v in parameter.ends if v not in tried)
-                worth_it = parameter.size <= _VERY_FEW
+                worth_it = parameter.size <= 5  # else only beside another one
             else:
                 continue
             if (number := next(iter(untried), None)) is not None:
@@ -450,8 +475,8 @@ class LearntSpace:
                 if not self._is_few(rival.decision) or not self._is_few(best.decision):
                     continue
                 for one, other in ((best, rival), (rival, best)):
-                    if found := self._disagreement(i, one, other):
-                        return found
+                    if values := self._disagreement(i, one, other):
+                        return values
         return {}
 
     def _disagreement(

@@ -1,31 +1,16 @@
-"""`StructuredSampler`: this package's search in Optuna's studies.
-
-A running trial shows the parameters that it has asked for so far. Those that it will
-ask for are kept with the study, as user attributes ``structured:0``, ``structured:1``,
-...: text in JSON, one for each trial, and empty when it has ended, in places that later
-trials take over: Optuna cannot delete them.
-
-Storages have no locks for samplers. For no two trials to be at one point, a trial that
-has chosen says so, looks again, and then says that its choice is final. Where it meets
-another choice on the same branch, made without knowledge of its own, the trial with the
-larger number chooses again, unless that one's choice is final; the other one waits for
-its answer. A trial that is killed in between keeps nobody waiting for long, nor does
-harm: the point is not evaluated.
-"""
+"""`StructuredSampler`: this package's search in Optuna's studies."""
 
 from __future__ import annotations
 
 __all__ = ["StructuredSampler"]
 
-import json
 import threading
 import time
 import warnings
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from itertools import combinations
 from typing import Any
 
@@ -41,26 +26,25 @@ from optuna.samplers import BaseSampler, PartialFixedSampler
 from optuna.trial import FrozenTrial, TrialState
 
 from botorch_structured.integrations.optuna.learning import LearntSpace
+from botorch_structured.integrations.optuna.shared_paths import (
+    SharedPath,
+    SharedPaths,
+    SuggestedPath,
+)
+from botorch_structured.integrations.optuna.told_study import ToldStudy, TrialSpace
 from botorch_structured.integrations.optuna.trial_space import (
     Asked,
     DeclaredSpace,
     TrialParameter,
-    TrialValues,
     Values,
     check_declared,
-    configurations,
-    held_where_possible,
+    possible_together,
     with_one_nan,
 )
 from botorch_structured.models import OldStudiesMean
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.spaces.arguments import check_seed, later_seed
-from botorch_structured.spaces.columns import (
-    CategoricalColumn,
-    Column,
-    is_alike,
-    is_equal,
-)
+from botorch_structured.spaces.columns import CategoricalColumn, Column, is_equal
 from botorch_structured.study import Study
 from botorch_structured.study.earlier import OldStudy, learn, read_studies
 
@@ -68,19 +52,7 @@ _logger = optuna.logging.get_logger("optuna.structured")
 
 # torch's seed and GPyTorch's settings are global: one suggestion at a time.
 _ONE_AT_A_TIME = threading.Lock()
-
-# Two storage operations of another process take less, unless it was killed.
-_WAIT_SECONDS = 10.0
-_PAUSE_SECONDS = 0.01
-_ROUNDS = 20
-
-# From here on only every second trial may try what nobody has tried.
-_EXPLORED = 20
-# A trial that has asked for nothing when so many later ones have ended was killed.
-_OVERTAKEN = 5
 _SWITCH = "This warning can be switched off with warn_independent_sampling=False."
-# User attributes of a study that running trials share.
-_NUM_PLACES = 256
 
 
 class StructuredSampler(BaseSampler):
@@ -195,8 +167,9 @@ class StructuredSampler(BaseSampler):
         self._learnt: OldStudiesMean | None = None
         self._learnt_of: SearchSpace | None = None
         self._suggested: dict[tuple[str, int], SuggestedPath] = {}
-        # Of studies, parameters that were warned of; None: trials that are left out;
-        # no name: that points are repeated.
+        self._kept: dict[str, ToldStudy] = {}  # by the name of the study
+        # studies and parameters that were warned of; None: trials that are left out;
+        # no name: that points are repeated
         self._unknown: set[tuple[str, str | None]] = set()
 
     def space_of(self, study: optuna.Study) -> SearchSpace | None:
@@ -212,7 +185,7 @@ class StructuredSampler(BaseSampler):
         return None if space is None else space.space
 
     def study_of(self, study: optuna.Study) -> Study | None:
-        """What a study has found, as a `Study` of this package.
+        """The trials of a study, as a `Study` of this package.
 
         Choose it for the pictures (``.plot()``), and for points of the space:
         ``.space.encode([trial.config for trial in .trials])``.
@@ -222,11 +195,15 @@ class StructuredSampler(BaseSampler):
             are outside of the space; None if no trial has asked for a parameter.
         """
         trials = study.get_trials(deepcopy=False)
-        asked = self._asked(trials)
-        space = self._space(asked)
+        space = self._space(self._asked(trials))
         if space is None:
             return None
-        return self._told(study, trials, space, [one.values for one in asked])[0]
+        told = ToldStudy(self._values)
+        configs = told.configs(space, trials, {})
+        return told.study(study, trials, configs, self._maker(study, space))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_kept": {}}
 
     # -- Optuna's interface ------------------------------------------------------------
 
@@ -237,27 +214,31 @@ class StructuredSampler(BaseSampler):
     def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
         """Choose the whole path of a trial as soon as it exists."""
         key = (study.study_name, trial.number)
-        for _ in range(_ROUNDS):
+        for _ in range(20):
             with _ONE_AT_A_TIME:
                 shared = SharedPaths(study, self._declared, self._old_trials)
                 trials = shared.trials
-                if (known := shared.read(trial.number)) and key not in self._suggested:
+                if key not in self._suggested and (path := shared.read(trial.number)):
                     # the trial is taken up in another process
-                    self._suggested[key] = known.suggestion
+                    self._suggested[key] = path.suggestion
                     return
                 settled = {t.number for t in trials if t.state.is_finished()}
                 settled.add(trial.number)
                 others = shared.others(settled)
                 # one that has parameters and keeps no suggestion is seen as it is
                 settled |= {t.number for t in trials if t.params} - others.keys()
-                held = self._held(study, trial, trials)
-                suggestion = self._choose(study, trial, trials, others, held)
+                fixed = self._fixed(study, trial, trials)
+                suggestion = self._choose(study, trial, trials, others, fixed)
             self._suggested[key] = suggestion
             if not shared.exist:
                 return
             knows = {number: path.version for number, path in others.items()}
             shared.keep(trial.number, suggestion, knows, final=False)
-            if not self._clashes(study, trial.number, suggestion, others, settled):
+            version = shared.version(suggestion)
+            clashes = self._clashes(
+                study, trial.number, suggestion, version, others, settled
+            )
+            if not clashes:
                 break
         shared.keep(trial.number, suggestion, knows, final=True)
 
@@ -266,12 +247,12 @@ class StructuredSampler(BaseSampler):
     ) -> dict[str, BaseDistribution]:
         """The parameters of the path, as far as Optuna has seen them."""
         values = self._suggestion(study, trial).values
-        found = {name: d for name, (d, _) in values.items() if d is not None}
+        ranges = {name: d for name, (d, _) in values.items() if d is not None}
         if self._earlier:  # ranges of old studies may not be those of this one
             trials = study.get_trials(deepcopy=False)
-            known = {name for t in trials for name in t.distributions}
-            found = {name: d for name, d in found.items() if name in known}
-        return found
+            names = {name for t in trials for name in t.distributions}
+            ranges = {name: d for name, d in ranges.items() if name in names}
+        return ranges
 
     def sample_relative(
         self,
@@ -365,7 +346,7 @@ class StructuredSampler(BaseSampler):
     # -- suggestions -------------------------------------------------------------------
 
     def _values(self, trial: FrozenTrial) -> Values:
-        """What a trial has asked for: ``{name: (distribution, value)}``.
+        """The parameters that a trial has asked for: ``{name: (distribution, value)}``.
 
         A distribution of a single value teaches nothing, unless the space was declared
         with more.
@@ -384,11 +365,11 @@ class StructuredSampler(BaseSampler):
         key = (study.study_name, trial.number)
         return self._suggested.get(key, SuggestedPath())
 
-    def _held(
+    def _fixed(
         self, study: optuna.Study, trial: FrozenTrial, trials: Sequence[FrozenTrial]
     ) -> dict[str, Any]:
         """``{name: value}`` of the parameters that are fixed, see the class."""
-        held: dict[str, Any] = {}
+        fixed: dict[str, Any] = {}
         wrapper = getattr(study, "sampler", None)
         if isinstance(wrapper, PartialFixedSampler):
             # it does not say which it holds, but hands on all others
@@ -404,19 +385,20 @@ class StructuredSampler(BaseSampler):
                     distribution, _ = seen[name]
                     assert distribution is not None  # known of trials, made of columns
                     with suppress(ValueError):  # none of the choices
-                        held[name] = wrapper.sample_independent(
+                        fixed[name] = wrapper.sample_independent(
                             study, trial, name, distribution
                         )
             del self._suggested[study.study_name, trial.number]
         # `Study.enqueue_trial` keeps them here; FrozenTrial has no other way to ask
-        return held | trial.system_attrs.get("fixed_params", {})
+        return fixed | trial.system_attrs.get("fixed_params", {})
 
     def _clashes(
         self,
         study: optuna.Study,
         number: int,
         suggestion: SuggestedPath,
-        known: Mapping[int, SharedPath],
+        version: int,
+        considered: Mapping[int, SharedPath],
         settled: Collection[int],
     ) -> bool:
         """Whether another trial has to be taken into account, see `SharedPaths`; those
@@ -425,28 +407,31 @@ class StructuredSampler(BaseSampler):
         while True:
             shared = SharedPaths(study, self._declared, self._old_trials)
             ended = {t.number for t in shared.trials if t.state.is_finished()}
-            own, others = shared.read(number), shared.others({number, *ended})
+            others = shared.others({number, *ended})
             waits = False
             for trial in shared.trials:
                 # a trial gives its suggestion up just before it has ended
-                if trial.number not in settled and trial.number not in others:
-                    values, path = self._values(trial), known.get(trial.number)
-                    if not (path and _agree(path.suggestion, values)):
-                        if suggestion.shares_branch(SuggestedPath(values)):
-                            return True
+                if trial.number in settled or trial.number in others:
+                    continue
+                values = self._values(trial)
+                path = considered.get(trial.number)
+                if path is None or not path.suggestion.agrees(values):
+                    if suggestion.shares_branch(SuggestedPath(values)):
+                        return True
             for other, path in others.items():
                 if (
-                    (other in known and known[other].version == path.version)
-                    or (own and path.knows.get(number) == own.version)
+                    (other in considered and considered[other].version == path.version)
+                    or path.knows.get(number) == version
                     or not suggestion.shares_branch(path.suggestion)
                 ):
                     continue
                 if other < number or path.final:
                     return True
                 waits = True
-            if not waits or time.monotonic() - began > _WAIT_SECONDS:
+            # two operations of another process take less, unless it was killed
+            if not waits or time.monotonic() - began > 10.0:
                 return False
-            time.sleep(_PAUSE_SECONDS)
+            time.sleep(0.01)
 
     def _choose(
         self,
@@ -454,36 +439,51 @@ class StructuredSampler(BaseSampler):
         trial: FrozenTrial,
         trials: Sequence[FrozenTrial],
         shared: Mapping[int, SharedPath],
-        held: Mapping[str, Any],
+        fixed: Mapping[str, Any],
     ) -> SuggestedPath:
         """A suggestion for a trial, given those of others."""
-        number, asked, paths = trial.number, [], []
+        number = trial.number
+        told = self._kept.setdefault(study.study_name, ToldStudy(self._values))
         others = [t for t in trials if t.number != number]
+        asked = []
+        paths = {}  # of trials that have not ended
         for other in others:
+            if other.state.is_finished():
+                asked.append(told.asked(other))
+                continue
             path = values = self._values(other)
             if other.state == TrialState.RUNNING:
                 suggestion = self._suggestion(study, other)
                 if other.number in shared:
                     suggestion = shared[other.number].suggestion
-                if _agree(suggestion, values):
+                if suggestion.agrees(values):
                     path = suggestion.values | values
+            paths[other.number] = path
             # A suggestion may be wrong, and that of a trial that was killed would stay
             # for ever: dependencies are learnt from the parameters that were asked for.
             expected = not values and not _is_overtaken(other, others)
-            complete = other.state == TrialState.COMPLETE
-            asked.append(Asked(path if expected else values, complete, expected))
-            paths.append(path)
+            asked.append(Asked(path if expected else values, False, expected))
         space = self._space([*self._asked_before(asked), *asked])
         if space is None:
             return SuggestedPath()
-        explores = number < _EXPLORED or number % 2
-        if isinstance(space, LearntSpace) and explores:
-            if untried := space.untried(space.held(held)):
+        # from the 20th trial on only every second one tries what nobody has tried
+        if isinstance(space, LearntSpace) and (number < 20 or number % 2):
+            if untried := space.untried(space.fixed_entries(fixed)):
                 return SuggestedPath(untried)
-        inner, pending = self._told(study, others, space, paths, number)
+        configs = told.configs(space, others, paths)
+        pending = []
+        for other, config in zip(others, configs, strict=True):
+            if config is None:
+                self._say_left_out(study, other)
+            elif other.state == TrialState.RUNNING:
+                pending.append(config)
+        inner = told.study(study, others, configs, self._maker(study, space))
+        inner.seed = later_seed(self._seed, number)
         try:
-            fixed = held_where_possible(space.space, space.held(held))
-            (config,) = inner.ask(pending=pending, fixed=fixed)
+            (config,) = inner.ask(
+                pending=pending,
+                fixed=possible_together(space.space, space.fixed_entries(fixed)),
+            )
         except CandidateGenerationError:
             key = study.study_name, ""
             _logger.log(
@@ -491,11 +491,10 @@ class StructuredSampler(BaseSampler):
                 f"Trial {number}: every point is known, one is repeated.",
             )
             self._unknown.add(key)
-            seed = later_seed(self._seed, number)
-            (config,) = space.space.decode(space.space.sample(1, seed=seed))
+            (config,) = space.space.decode(space.space.sample(1, seed=inner.seed))
         return SuggestedPath(space.values(config), whole=space.has_seen(config))
 
-    def _space(self, asked: Sequence[Asked]) -> DeclaredSpace | LearntSpace | None:
+    def _space(self, asked: Sequence[Asked]) -> TrialSpace | None:
         """None if nothing is declared, and no trial has asked for a parameter."""
         if self._declared is not None:
             return DeclaredSpace(self._declared, asked)
@@ -503,10 +502,12 @@ class StructuredSampler(BaseSampler):
         return None if all(one.expected for one in shown) else LearntSpace(shown)
 
     def _asked_before(self, asked: Sequence[Asked]) -> list[Asked]:
-        """What trials of old studies asked for, if the new ones ask for the same.
+        """The trials of old studies, if the new ones ask for the same.
 
         Of a parameter that no new trial has asked for, the last old range counts.
         """
+        if not self._old_trials:
+            return []
         now: dict[str, list[BaseDistribution]] = {}
         for one in asked:
             for name, (distribution, _) in one.values.items():
@@ -520,57 +521,32 @@ class StructuredSampler(BaseSampler):
             if all(d in now.get(n, [last[n]]) for n, (d, _) in one.values.items())
         ]
 
-    def _learn(
-        self, study: optuna.Study, space: DeclaredSpace | LearntSpace
-    ) -> OldStudiesMean | None:
-        """What old studies have taught of the space, as it is now."""
+    def _maker(self, study: optuna.Study, space: TrialSpace) -> Callable[..., Study]:
+        """A function that makes a `Study` of objectives and constraints."""
+        # in a learnt space `LearntSpace.untried` comes before
+        has_starts = self._declared is not None or self._earlier
+        return partial(
+            Study,
+            space.space,
+            **self._arguments,
+            seed=later_seed(self._seed, 0),
+            starts=None if has_starts else [],
+            earlier=self._learn(study, space),
+        )
+
+    def _learn(self, study: optuna.Study, space: TrialSpace) -> OldStudiesMean | None:
+        """The old studies of a space, as it is now."""
         if self._earlier and self._learnt_of != space.space:
             minimize = study.direction == optuna.study.StudyDirection.MINIMIZE
-            found = [
+            studies = [
                 _in_words_of(space, one) if isinstance(old, optuna.Study) else one
                 for old in self._earlier
                 for one in read_studies(old, minimize=minimize)
             ]
-            first, self._learnt_of = self._learnt_of is None, space.space
-            self._learnt = learn(space.space, found, first)
+            is_first = self._learnt_of is None
+            self._learnt_of = space.space
+            self._learnt = learn(space.space, studies, is_first)
         return self._learnt
-
-    def _told(
-        self,
-        study: optuna.Study,
-        trials: Sequence[FrozenTrial],
-        space: DeclaredSpace | LearntSpace,
-        paths: Sequence[Values],
-        number: int = 0,
-    ) -> tuple[Study, list[dict[str, Any]]]:
-        """A `Study` with the values of trials, and the pending configurations."""
-        trial_values = TrialValues(study, trials)
-        entries = [space.entries(path) for path in paths]
-        whole = [trial.state == TrialState.COMPLETE for trial in trials]
-        # Another trial that ended may have stopped before it asked for all: a parameter
-        # that is missing did not matter, and may have had any value.
-        seeds = [t.number if t.state.is_finished() else None for t in trials]
-        configs = configurations(space.space, entries, whole, seeds)
-        told, values, pending = [], [], []
-        for trial, config in zip(trials, configs, strict=True):
-            if config is None:
-                self._say_left_out(study, trial)
-            elif trial.state.is_finished():
-                told.append(config)
-                values.append(trial_values.value(trial))
-            elif trial.state == TrialState.RUNNING:
-                pending.append(config)
-        inner = Study(
-            space.space,
-            **trial_values.arguments,
-            **self._arguments,
-            seed=later_seed(self._seed, number),
-            # in a learnt space `LearntSpace.untried` comes before
-            starts=None if self._declared is not None or self._earlier else [],
-            earlier=self._learn(study, space),
-        )
-        inner.tell_many(told, values)
-        return inner, pending
 
 
 def _trials_of(study: Any) -> Sequence[FrozenTrial]:
@@ -580,19 +556,15 @@ def _trials_of(study: Any) -> Sequence[FrozenTrial]:
     return [t for t in study.get_trials(deepcopy=False) if t.state.is_finished()]
 
 
-def _in_words_of(space: DeclaredSpace | LearntSpace, old: Any) -> OldStudy:
+def _in_words_of(space: TrialSpace, old: Any) -> OldStudy:
     """An old study with entries of columns, where parameters are those of a space."""
     configs: list[Mapping[str, Any]] = []
     for config in old.configs:
-        held = {name: space.held({name: value}) for name, value in config.items()}
         # what is out of range stays, and is left out
-        configs.append(
-            {
-                k: v
-                for name, value in config.items()
-                for k, v in (held[name] or {name: value}).items()
-            }
-        )
+        entries: dict[str, Any] = {}
+        for name, value in config.items():
+            entries |= space.fixed_entries({name: value}) or {name: value}
+        configs.append(entries)
     return OldStudy(configs, old.values)
 
 
@@ -608,167 +580,20 @@ def _as_declared(column: Column) -> tuple[BaseDistribution, Any]:
 
 
 def _constraints(function: Callable[..., Any], trial: FrozenTrial) -> Any:
-    """What a ``constraints_func`` returns; of a number a list."""
-    found = function(trial)
-    if isinstance(found, (str, type(None))):
+    """The numbers that a ``constraints_func`` returns, as a list."""
+    numbers = function(trial)
+    if isinstance(numbers, (str, type(None))):
         raise ValueError(
-            f"constraints_func: expected a number, or several, got {found!r}."
+            f"constraints_func: expected a number, or several, got {numbers!r}."
         )
-    return [found] if np.ndim(found) == 0 else found
-
-
-def _agree(suggestion: SuggestedPath, values: Values) -> bool:
-    """Whether a trial has its suggested values; an enqueued one need not."""
-    return all(
-        name not in values or is_alike(values[name][1], value)
-        for name, (_, value) in suggestion.values.items()
-    )
+    return [numbers] if np.ndim(numbers) == 0 else numbers
 
 
 def _is_overtaken(trial: FrozenTrial, others: Sequence[FrozenTrial]) -> bool:
-    """Whether so many later trials have ended that it will not ask for anything."""
+    """Whether five later trials have ended: it was killed before it asked."""
     later = (t for t in others if t.number > trial.number)
-    return sum(t.state.is_finished() for t in later) >= _OVERTAKEN
+    return sum(t.state.is_finished() for t in later) >= 5
 
 
 def _new_seed() -> int:
     return int(np.random.SeedSequence().generate_state(1)[0] >> 1)
-
-
-@dataclass(frozen=True)
-class SuggestedPath:
-    """The parameters that a trial should ask for.
-
-    Args:
-        values: ``{name: (distribution, value)}``; the distribution of a declared
-            parameter is None until a trial has asked for it.
-        whole: Whether this is a whole path, and not decisions that lead to a new one.
-    """
-
-    values: Values = field(default_factory=dict)
-    whole: bool = False
-
-    def shares_branch(self, other: SuggestedPath) -> bool:
-        """Whether no choice or whole number tells it from another one."""
-        for name in self.values.keys() & other.values.keys():
-            value, its = self.values[name][1], other.values[name][1]
-            if value != its and not isinstance(value, float):
-                return False
-        return bool(self.values and other.values)
-
-
-@dataclass(frozen=True)
-class SharedPath:
-    """A suggestion as other processes see it.
-
-    Args:
-        suggestion: The suggestion.
-        knows: The running trials it takes into account, and their versions.
-        final: Whether it will not change any more.
-        version: Another one for other values.
-    """
-
-    suggestion: SuggestedPath
-    knows: dict[int, int]
-    final: bool
-    version: int
-
-
-class SharedPaths:
-    """The suggestions that are kept with a study.
-
-    Args:
-        study: The study.
-        declared: The space, if it was declared.
-        old_trials: Trials of old studies, whose ranges may be suggested, too.
-
-    Attributes:
-        trials: The trials of the study. They are read after the suggestions, so that
-            each parameter of these was asked for by one of them.
-        exist: Whether there are any: a bracket of `optuna.pruners.HyperbandPruner` has
-            no user attributes.
-    """
-
-    def __init__(
-        self,
-        study: optuna.Study,
-        declared: SearchSpace | None,
-        old_trials: Sequence[FrozenTrial] = (),
-    ) -> None:
-        self._study, self._old_trials = study, old_trials
-        columns = () if declared is None else declared.columns
-        self._columns: dict[str, Any] = {column.name: column for column in columns}
-        self.exist = hasattr(study, "user_attrs")
-        self._texts: dict[str, str] = study.user_attrs if self.exist else {}
-        self.trials: Sequence[FrozenTrial] = study.get_trials(deepcopy=False)
-
-    def read(self, number: int) -> SharedPath | None:
-        """The suggestion of a trial; None if there is none."""
-        shared = json.loads(self._texts.get(_place(number)) or "{}")
-        if shared.get("trial") != number:
-            return None
-        rows = shared["values"]
-        return SharedPath(
-            SuggestedPath({row[0]: self._value(*row) for row in rows}, shared["whole"]),
-            {int(n): version for n, version in shared["knows"].items()},
-            shared["final"],
-            zlib.crc32(json.dumps(rows).encode()),
-        )
-
-    def others(self, without: Collection[int]) -> dict[int, SharedPath]:
-        """The suggestions of the trials but some, by their numbers."""
-        numbers = [t.number for t in self.trials if t.number not in without]
-        found = {number: self.read(number) for number in numbers}
-        return {number: path for number, path in found.items() if path is not None}
-
-    def keep(
-        self,
-        number: int,
-        suggestion: SuggestedPath,
-        knows: Mapping[int, int],
-        final: bool,
-    ) -> None:
-        """Let other processes know of a suggestion."""
-        rows = []
-        for name, (distribution, value) in suggestion.values.items():
-            if distribution is not None:
-                internal = distribution.to_internal_repr(value)
-                rows.append([name, repr(distribution), internal])
-            elif name in self._columns:  # not a constant
-                rows.append([name, "", self._columns[name].encode(value)])
-        shared = {
-            "trial": number,
-            "whole": suggestion.whole,
-            "values": rows,
-            "knows": dict(knows),
-            "final": final,
-        }
-        self._study.set_user_attr(_place(number), json.dumps(shared))
-
-    def forget(self, number: int) -> None:
-        """Leave nothing of a trial that ends."""
-        if self.read(number) is not None:
-            self._study.set_user_attr(_place(number), "")
-
-    def _value(
-        self, name: str, kind: str, internal: float
-    ) -> tuple[BaseDistribution | None, Any]:
-        if not kind:
-            return None, self._columns[name].decode(internal)
-        known = self._distributions
-        # several ranges that were taken as one are that of no trial
-        distribution = known.get((name, kind), known[name, ""])
-        return with_one_nan(distribution), distribution.to_external_repr(internal)
-
-    @cached_property
-    def _distributions(self) -> dict[tuple[str, str], BaseDistribution]:
-        """Those of trials, by name and text; without a text, the last of a name."""
-        found = {}
-        for trial in (*self._old_trials, *self.trials):
-            for name, distribution in trial.distributions.items():
-                found[name, ""] = found[name, repr(distribution)] = distribution
-        return found
-
-
-def _place(number: int) -> str:
-    return f"structured:{number % _NUM_PLACES}"

@@ -1,4 +1,4 @@
-"""What trials of Optuna are: parameters as columns, configurations, and values.
+"""Trials of Optuna: parameters as columns, configurations, and values.
 
 `TrialParameter` is one of Optuna's parameters as one column of a space, `Asked` those
 that one trial asked for, `DeclaredSpace` a space that was declared, and `TrialValues`
@@ -7,18 +7,6 @@ what trials were worth, in the words of `botorch_structured.Study`.
 
 from __future__ import annotations
 
-__all__ = [
-    "Asked",
-    "DeclaredSpace",
-    "TrialParameter",
-    "TrialValues",
-    "Values",
-    "check_declared",
-    "configurations",
-    "held_where_possible",
-    "with_one_nan",
-]
-
 import math
 import statistics
 import sys
@@ -26,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
-from functools import cache
+from functools import cache, cached_property
 from itertools import islice
 from numbers import Real
 from typing import Any
@@ -52,10 +40,6 @@ from botorch_structured.spaces.columns import (
     FloatColumn,
     IntegerColumn,
 )
-
-# Ends of ranges that differ by no more than this share, of the number or, unless it is
-# logarithmic, the range, are the same but for rounding.
-_ROUNDING = 1e-12
 
 Values = dict[str, tuple[BaseDistribution | None, Any]]
 """``{name: (distribution, value)}``; the distribution is None where it is not known."""
@@ -193,9 +177,10 @@ class TrialParameter:
         ours = self.distribution
         is_float = isinstance(self.distribution, FloatDistribution)
         if is_float and isinstance(value, Real):
+            # apart from rounding of the number, or the range unless it is logarithmic
             room = 0.0 if log or ours.log else self._width
             for end in (ours.low, ours.high):
-                if abs(value - end) <= _ROUNDING * max(abs(end), room):
+                if abs(value - end) <= 1e-12 * max(abs(end), room):
                     return True
         return self.contains(value)
 
@@ -243,10 +228,14 @@ class Asked:
     complete: bool = True
     expected: bool = False
 
-
-# Random points among which one is looked for that can have the parameters that a trial
-# asked for, where a first one cannot.
-_DRAWS = 2_000
+    @cached_property
+    def numbers(self) -> dict[str, float]:
+        """The place of each value on the axis of its column."""
+        return {
+            name: TrialParameter(name, distribution).number(value)
+            for name, (distribution, value) in self.values.items()
+            if distribution is not None
+        }
 
 
 class DeclaredSpace:
@@ -272,24 +261,24 @@ class DeclaredSpace:
         """See `LearntSpace.entries`; other parameters are left out."""
         return {k: value for k, (_, value) in values.items() if k in self._names}
 
-    def held(self, fixed: Mapping[str, Any]) -> dict[str, Any]:
-        """See `LearntSpace.held`; entries that are not in the space are left out."""
-        held = _encoded(self.space, fixed)
-        return {(name := self.space.names[c]): fixed[name] for c in held}
+    def fixed_entries(self, fixed: Mapping[str, Any]) -> dict[str, Any]:
+        """See `LearntSpace.fixed_entries`; others than the space has are left out."""
+        names = [self.space.names[c] for c in _encoded(self.space, fixed)]
+        return {name: fixed[name] for name in names}
 
     def values(self, config: Mapping[str, Any]) -> Values:
         """See `LearntSpace.values`.
 
         Where a distribution does not take its value it is None.
         """
-        found: Values = {}
+        values: Values = {}
         for name, value in config.items():
             distribution = self._distributions.get(name)
             if distribution is not None:
                 if not TrialParameter(name, distribution).contains(value):
                     distribution = None
-            found[name] = distribution, value
-        return found
+            values[name] = distribution, value
+        return values
 
     def has_seen(self, config: Mapping[str, Any]) -> bool:
         """See `LearntSpace.has_seen`: what is declared needs no trial."""
@@ -313,12 +302,14 @@ def check_declared(
     Raises:
         ValueError: It takes some of them only.
     """
-    name, lacking, expected = parameter.name, [], []
+    name = parameter.name
+    lacking = []
+    expected = []
     others = {k: value for k, (_, value) in asked.items() if k != name}
-    held = _encoded(space, others)
+    fixed = _encoded(space, others)
     for p in space.named().get(name, ()):
         missing = _not_taken(p, parameter)
-        if missing and space.can_have(p, held):
+        if missing and space.can_have(p, fixed):
             lacking += missing
             expected.append(p.expected())
     if lacking:
@@ -332,12 +323,12 @@ def check_declared(
 
 def _encoded(space: SearchSpace, values: Mapping[str, Any]) -> dict[int, float]:
     """Columns and their numbers; values that they do not take are left out."""
-    found = {}
+    numbers = {}
     for c, column in enumerate(space.columns):
         if column.name in values:
             with suppress(ValueError):
-                found[c] = column.encode(values[column.name])
-    return found
+                numbers[c] = column.encode(values[column.name])
+    return numbers
 
 
 def _not_taken(column: Column | Constant, parameter: TrialParameter) -> list[str]:
@@ -363,11 +354,11 @@ def _not_taken(column: Column | Constant, parameter: TrialParameter) -> list[str
     return [brief(v) for v in islice(lacking, 2)]
 
 
-def held_where_possible(space: SearchSpace, held: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries of ``held`` whose columns can be active together with the others."""
-    numbers = _encoded(space, held)
+def possible_together(space: SearchSpace, entries: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries whose columns can be active together with the others."""
+    numbers = _encoded(space, entries)
     columns = [c for c in numbers if space.tree.can_be_active(c, numbers)]
-    return {(name := space.names[c]): held[name] for c in columns}
+    return {(name := space.names[c]): entries[name] for c in columns}
 
 
 def configurations(
@@ -389,45 +380,51 @@ def configurations(
         Of each, the configuration; None where values are outside of the space, or
         missing.
     """
-    columns = {name: c for c, name in enumerate(space.names)}
-    numbers = [space.fill.tolist() for _ in entries]
-    known = [{columns[k]: v for k, v in e.items() if k in columns} for e in entries]
+    position = {name: c for c, name in enumerate(space.names)}
+    numbers = []
+    told: list[list[int]] = []  # the columns that entries have
     usable = []
-    for x, held in zip(numbers, known, strict=True):
+    for entry in entries:
+        x = space.fill.tolist()
+        columns = {position[name]: name for name in entry if name in position}
         try:
-            for c, value in held.items():
-                x[c] = space.columns[c].encode(value)
+            for c, name in columns.items():
+                x[c] = space.columns[c].encode(entry[name])
             usable.append(True)
         except ValueError:
             usable.append(False)
+        numbers.append(x)
+        told.append(list(columns))
     X = torch.tensor(numbers, dtype=torch.double).reshape(-1, space.dim)
-    active = space.tree.active_mask(X)
 
     @cache
     def others(rare: bool) -> Tensor:
-        return space.starts(seed=0) if rare else _drawn(space, _DRAWS, 0)
+        return space.starts(seed=0) if rare else _drawn(space, 2_000, 0)
 
-    for i, seed in enumerate(seeds):
-        lacks = not set(active[i].nonzero().flatten().tolist()) <= known[i].keys()
+    for i, active in enumerate(space.tree.active_mask(X).tolist()):
+        lacks = any(on and c not in told[i] for c, on in enumerate(active))
         if not lacks or not usable[i] or whole[i]:
             continue
-        drawn = None
-        if seed is not None and known[i]:
-            drawn = _completed(space, X[i], list(known[i]), seed, others)
-        usable[i] = drawn is not None
-        X[i] = X[i] if drawn is None else drawn
+        seed = seeds[i]
+        completed = None
+        if seed is not None and told[i]:
+            completed = _completed(space, X[i], told[i], seed, others)
+        usable[i] = completed is not None
+        X[i] = X[i] if completed is None else completed
     good = space.feasible(X) & torch.tensor(usable, dtype=torch.bool)
     rows = good.nonzero().flatten()
-    configs = space.decode(space.impute(X[rows]))
-    found: list[dict[str, Any] | None] = [None] * len(entries)
-    for i, config in zip(rows.tolist(), configs, strict=True):
+    configs: list[dict[str, Any] | None] = [None] * len(entries)
+    decoded = space.decode(space.impute(X[rows]))
+    for i, config in zip(rows.tolist(), decoded, strict=True):
         entry = entries[i]
         with suppress(ValueError):  # another value of a constant
-            for name in config.keys() & entry.keys() - columns.keys():
+            for name in config.keys() & entry.keys() - position.keys():
                 Constant("", config[name]).encode(entry[name])
             # as the trial has it, not as it is after a way through tensors
-            found[i] = {name: entry.get(name, value) for name, value in config.items()}
-    return found
+            configs[i] = {
+                name: entry.get(name, value) for name, value in config.items()
+            }
+    return configs
 
 
 def _completed(
@@ -442,27 +439,21 @@ def _completed(
     Those of them that no path has active together with the others do not matter.
 
     Returns:
-        The point, feasible; None if none is found.
+        The point, feasible; None if there is none.
     """
     tree = space.tree
-    held = {c: x[c].item() for c in columns}
-    columns = [c for c in columns if tree.can_be_active(c, held)]
-
-    def with_held(X: Tensor) -> Tensor:
-        X = X.clone()
+    entries = {c: x[c].item() for c in columns}
+    columns = [c for c in columns if tree.can_be_active(c, entries)]
+    for draw in (
+        lambda: _drawn(space, 1, seed),
+        lambda: others(False),
+        lambda: others(True),
+    ):
+        X = draw().clone()
         X[:, columns] = x[columns]
-        return X
-
-    def possible(X: Tensor) -> Tensor:
         active = tree.active_mask(X, strict=False)[:, columns].all(-1)
-        return active & space.feasible(X)
-
-    own = with_held(_drawn(space, 1, seed))
-    if possible(own).all():
-        return own[0]
-    for rare in (False, True):
-        X = with_held(others(rare))
-        if len(rows := possible(X).nonzero().flatten()):
+        rows = (active & space.feasible(X)).nonzero().flatten()
+        if len(rows):
             return X[rows[seed % len(rows)]]
     return None
 
@@ -501,7 +492,7 @@ class TrialValues:
         self._best = min((self._sign * value for value in done), default=math.nan)
 
     def value(self, trial: FrozenTrial) -> Any:
-        """What `Study.tell` takes for a trial that has ended; None for a failure."""
+        """The value of an ended trial for `Study.tell`; None for a failure."""
         values = list(trial.values or ())
         if trial.state == TrialState.PRUNED and trial.last_step is not None:
             last = trial.intermediate_values[trial.last_step]
@@ -525,6 +516,6 @@ def _satisfied(key: str, trials: Sequence[FrozenTrial]) -> float:
 
     To Optuna it holds there: a negative number as large as the others are.
     """
-    found = (abs(t.constraints[key]) for t in trials if key in t.constraints)
-    sizes = [size for size in found if math.isfinite(size)]
+    values = [t.constraints[key] for t in trials if key in t.constraints]
+    sizes = [abs(value) for value in values if math.isfinite(value)]
     return -(statistics.median(sizes) if sizes else 0.0) or -1.0

@@ -1214,10 +1214,14 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
 
     # -- training data -----------------------------------------------------------------
 
-    def _forget_fantasies(self) -> None:
-        super()._forget_fantasies()
-        self._conditioned = None
-        self._conditioned_batch = torch.Size()
+    def set_train_data(
+        self, inputs: Any = None, targets: Tensor | None = None, strict: bool = True
+    ) -> None:
+        """Replace the training data, see ``ExactGP.set_train_data``."""
+        super().set_train_data(inputs, targets, strict)
+        if targets is not None:  # BoTorch sets inputs alone, transformed or not
+            self._conditioned = None
+            self._conditioned_batch = torch.Size()
 
     def load_state_dict(
         self,

@@ -35,7 +35,11 @@ from gpytorch.mlls import MarginalLogLikelihood
 from scipy.linalg.lapack import dpotri, dpotrs
 from torch.nn import Parameter
 
-from botorch_structured.linalg.correlations import Correlation, stationary_form
+from botorch_structured.linalg.correlations import (
+    Correlation,
+    computes_as,
+    stationary_form,
+)
 from botorch_structured.linalg.factor import Array, cholesky
 from botorch_structured.models.fast_inference import noise_is_known
 from botorch_structured.models.monotone.expectation_propagation import (
@@ -84,13 +88,13 @@ class ArrayGP:
         X = model.train_inputs[0]
         targets = model.train_targets
         X = model.transform_inputs(X) if model.training else X
-        constant = type(mean).forward is ConstantMean.forward
+        constant = computes_as(mean, ConstantMean)
         if (
             X.ndim != 2
             or targets.ndim != 1
             or stationary_form(kernel) is None
             or kernel.batch_shape
-            or not (constant or type(mean).forward is ZeroMean.forward)
+            or not (constant or computes_as(mean, ZeroMean))
             or getattr(mean, "batch_shape", None)
             or not noise_is_known(likelihood)
             or getattr(likelihood, "second_noise_covar", None) is not None

@@ -73,6 +73,7 @@ from botorch_structured.linalg.factor import Array
 from botorch_structured.models import checks
 from botorch_structured.models.fast_inference import (
     FastSingleTaskGP,
+    noise_at,
     with_variance_floor,
 )
 from botorch_structured.models.input_transforms import (
@@ -610,7 +611,7 @@ class MonotoneGP(FastSingleTaskGP):
         """The process given the data, at the present hyperparameters."""
         X = self.train_inputs[0]
         X = X if self._has_transformed_inputs else self.transform_inputs(X)
-        noise = self._noise_of_rows(X)
+        noise = noise_at(self.likelihood, X, self.train_targets.shape)
         modules = self.mean_module, self.covar_module
         return ConditionedProcess(*modules, X, self.train_targets, noise, given_sites)
 
@@ -789,7 +790,7 @@ class MonotoneGP(FastSingleTaskGP):
         targets = self.train_targets
         if (
             not self.has_sites
-            or type(self).forward is not MonotoneGP.forward
+            or "forward" in self.redefined
             or (rows.ndim, targets.ndim) != (2, 1)
             or self.covar_module.batch_shape
             or settings.detach_test_caches.off()
@@ -841,10 +842,15 @@ class MonotoneGP(FastSingleTaskGP):
             self.update_sites()
         return self
 
-    def _forget_fantasies(self) -> None:
-        super()._forget_fantasies()
-        if self.has_sites and not (self.training or self._is_fitting):
-            self.update_sites()
+    def set_train_data(
+        self, inputs: Any = None, targets: Tensor | None = None, strict: bool = True
+    ) -> None:
+        """As in BoTorch; in evaluation mode the sites of new outcomes are found."""
+        super().set_train_data(inputs, targets, strict)
+        # BoTorch sets inputs alone, transformed or not
+        if targets is not None and self.has_sites:
+            if not (self.training or self._is_fitting):
+                self.update_sites()
 
     def _load_from_state_dict(
         self,
@@ -893,7 +899,7 @@ def _array_objective(mll: MarginalLogLikelihood) -> EvidenceObjective | None:
         or type(mll) is not ExactMarginalLogLikelihood
         or mll.likelihood is not model.likelihood
         or not all(isinstance(term, SiteEvidence) for term in terms)
-        or any(getattr(type(model), n) is not getattr(MonotoneGP, n) for n in defining)
+        or not model.redefined.isdisjoint(defining)
         or (gp := ArrayGP.of(model)) is None
     ):
         return None

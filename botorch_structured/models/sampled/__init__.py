@@ -17,7 +17,7 @@ Equation or section                      Function
   their densities, one number at a time  ``coordinates.scalar_log_densities``
 [Snoek2012practical]_:
   acquisitions averaged over samples     ``sampled_gp.SampledGP``
-  posteriors of all samples at once      ``folded_prediction.FoldedPredictor``
+  posteriors of all samples at once      ``sampled_gp.FoldedPredictor``
 [Neal2003slice]_:
   figure 3, stepping out                 ``chains.slice_update``
   figure 5, shrinkage                    ``chains.slice_update``

@@ -31,18 +31,6 @@ References:
 
 from __future__ import annotations
 
-__all__ = [
-    "Chains",
-    "ChainsWarning",
-    "SliceSampler",
-    "Target",
-    "effective_sample_size",
-    "models_at",
-    "run_chains",
-    "slice_update",
-    "split_r_hat",
-]
-
 import math
 from collections.abc import Callable
 from copy import deepcopy
@@ -62,20 +50,6 @@ Array = NDArray[np.float64]
 
 # Each half of a chain needs two draws for a variance.
 _MIN_DRAWS = 4
-# Standard deviation of starting points, in logarithms: about that of the posterior of a
-# lengthscale on which the outcome depends. Wider ones start chains in the mode in which
-# all outcomes are noise, and a chain leaves that mode slowly.
-_DISPERSION = 0.5
-_MAX_TRIES = 20
-# Width of each coordinate before tuning: a factor of seven on a logarithmic scale.
-_FIRST_WIDTH = 2.0
-# Width divided by the mean distance moved. In a slice of length L a point moves by L /
-# 3 on average; intervals of 4 L / 3 took the fewest evaluations on normal, Laplace and
-# log-gamma densities: 4.7 to 5.0 an update, and little more from half to twice that
-# width.
-_MOVES_PER_WIDTH = 4.0
-# No width is learnt from fewer updates than this.
-_MIN_UPDATES = 4
 
 
 class ChainsWarning(BotorchWarning):
@@ -401,13 +375,17 @@ class SliceSampler:
     def tune(self) -> None:
         """Set widths from the distances that updates have moved; for warmup only.
 
+        In a slice of length L a point moves by L / 3 on average; intervals of 4 L / 3
+        took the fewest evaluations on normal, Laplace and log-gamma densities: 4.7 to
+        5.0 an update, and little more from half to twice that width.
+
         Only the later half of the updates counts: the first half may still be on the
         way from the starting point to the region of high density.
         """
         for axis, moves in enumerate(self._moves):
             recent = moves[len(moves) // 2 :]
-            if len(recent) >= _MIN_UPDATES and any(recent):
-                self.widths[axis] = _MOVES_PER_WIDTH * float(np.mean(recent))
+            if len(recent) >= 4 and any(recent):
+                self.widths[axis] = 4.0 * float(np.mean(recent))
 
     def warm_up(self, sweeps: int, on_sweep: Callable[[], None] | None = None) -> None:
         """Sweep, and tune the widths meanwhile.
@@ -418,25 +396,13 @@ class SliceSampler:
         """
         for i in range(sweeps):
             self.sweep()
-            if i + 1 >= 2 * _MIN_UPDATES and (i + 1) % _MIN_UPDATES == 0:
+            if i + 1 >= 8 and (i + 1) % 4 == 0:
                 self.tune()
             if on_sweep is not None:
                 on_sweep()
 
 
 # -- chains of a model ------------------------------------------------------------
-
-
-def _starting_point(coordinates: PriorCoordinates, values: Array) -> Array:
-    """The position of a model after setting ``values``, moved into the bounds.
-
-    A MAP estimate is often at a bound, and setting closures may keep a distance from
-    it.
-    """
-    inside = coordinates.clip(values)
-    if not coordinates.write_values(inside):
-        inside = coordinates.clip(coordinates.read_values())
-    return coordinates.to_position(inside)
 
 
 def _continued(previous: Chains, chain: int) -> Array:
@@ -448,9 +414,14 @@ def _continued(previous: Chains, chain: int) -> Array:
 
 
 def _disperse(target: Target, start: Array, rng: np.random.Generator) -> Array:
-    """A point of finite density around a starting point."""
-    for tries in range(_MAX_TRIES):
-        scale = _DISPERSION * 0.7**tries
+    """A point of finite density around a starting point.
+
+    The first deviation, in logarithms, is about that of the posterior of a lengthscale
+    on which the outcome depends. Wider ones start chains in the mode in which all
+    outcomes are noise, and a chain leaves that mode slowly.
+    """
+    for tries in range(20):
+        scale = 0.5 * 0.7**tries
         point = start + scale * rng.standard_normal(start.shape)
         if np.isfinite(target.move_to(point)):
             return point
@@ -478,22 +449,27 @@ def run_chains(
         draws: Sweeps that are kept.
         advance: Called after each sweep.
     """
-    k, count, evaluations = len(coordinates), len(streams), 0
-    positions, log_density = np.empty((count, draws, k)), np.empty((count, draws))
+    k = len(coordinates)
+    count = len(streams)
+    evaluations = 0
+    positions = np.empty((count, draws, k))
+    log_density = np.empty((count, draws))
     widths = []
     current = coordinates.read_values()
     values = [_continued(previous, i) if previous else current for i in range(count)]
-    starts = [_starting_point(coordinates, v) for v in values]
+    starts = [coordinates.to_position(coordinates.clip(v)) for v in values]
     for i, (start, stream) in enumerate(zip(starts, streams, strict=True)):
         rng = np.random.default_rng(stream)
         if previous is None and i > 0:
             start = _disperse(target, start, rng)
-        first = np.full(k, _FIRST_WIDTH) if previous is None else previous.widths
+        # before tuning: a factor of seven on a logarithmic scale
+        first = np.full(k, 2.0) if previous is None else previous.widths
         sampler = SliceSampler(target, start, rng, first)
         sampler.warm_up(warmup, advance)
         for t in range(draws):
             sampler.sweep()
-            positions[i, t], log_density[i, t] = sampler.position, sampler.log_density
+            positions[i, t] = sampler.position
+            log_density[i, t] = sampler.log_density
             advance()
         widths.append(sampler.widths)
         evaluations += sampler.evaluations

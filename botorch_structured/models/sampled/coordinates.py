@@ -1,14 +1,11 @@
-"""The values of a GP that have priors, as one vector of real coordinates.
+"""The parameters of a GP that have priors, as one vector of real coordinates.
 
 GPyTorch's ``named_priors`` gives for each prior a closure, which reads the value that
-the prior is on, and a setting closure, which sets it. This value is sampled: with a
-prior on ``noise.sqrt()`` the noise standard deviation is a coordinate. Positive values
-are sampled as logarithms, with the Jacobian; outside the bounds the density is zero.
-
-A prior can be sampled if its setting closure sets exactly one parameter. The value may
-depend on other parameters too: the SAAS prior is on ``tau / l^2`` and sets the
-lengthscale ``l``; another prior is on ``tau``. Setting ``tau`` changes ``tau / l^2``,
-which is therefore set again afterwards.
+the prior is on. A prior can be sampled if this value is a parameter or the square root
+of one: with a prior on ``noise.sqrt()`` the noise standard deviation is a coordinate.
+Positive values are sampled as logarithms, with the Jacobian; outside the bounds the
+density is zero. A prior on another quantity, such as that of SAAS on ``tau / l^2``, is
+part of the density, and its parameters are held.
 
 A sampler that changes one value at a time evaluates the prior of one value many
 thousand times. With a torch distribution one evaluation takes longer than the Cholesky
@@ -18,11 +15,8 @@ number.
 
 from __future__ import annotations
 
-__all__ = ["PriorCoordinates", "scalar_log_densities"]
-
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -44,16 +38,6 @@ from botorch_structured.models.parameters import known_kind
 
 Vector = NDArray[np.float64]
 Density = Callable[[float], float]
-Parameters = Mapping[str, torch.nn.Parameter]
-
-# Relative steps by which setting a value is tested: small, and in both directions,
-# since a value may be at an end of the support of its prior.
-_PROBES = (1.01, 0.99)
-# The least distance of a tested parameter from its bounds, relative to these: ten times
-# a step.
-_MARGIN = 0.1
-# Bounds of positive values: powers of these do not overflow.
-_RANGE = 1e-30, 1e30
 
 
 # -- log densities as functions of one number --------------------------------------
@@ -111,38 +95,36 @@ def scalar_log_densities(prior: Prior, shape: torch.Size) -> list[Density] | Non
 
 @dataclass
 class PriorBlock:
-    """The values of one prior with a setting closure.
+    """The values of one prior.
 
     Attributes:
         name: A name such as ``covar_module.lengthscale``.
-        module: The module to which the closures are applied.
         prior: The prior.
-        closure: Reads the value.
-        setting_closure: Sets the value.
+        read: Reads the values, of any shape.
+        raw: The raw parameter.
+        parameter: Its name.
+        constraint: Its constraint, or None.
+        power: The p of ``parameter = value ** p`` (the constrained parameter): 1 if the
+            value is the parameter, 2 if it is the standard deviation and the parameter
+            the variance.
         shape: Shape of the value.
         lower: Bounds of each element, ``size``.
         upper: Bounds of each element, ``size``.
-        parameter: Name of the parameter that the setting closure sets.
-        reads: Names of the other parameters with a gradient that the value depends on.
-        power: The p of ``parameter = value ** p`` (the constrained parameter): 1 if the
-            value is the parameter, 2 if it is the standard deviation and the parameter
-            the variance. None for any other value.
-        densities: Log density of each element, if it is known as a function of numbers.
+        densities: Log density of each element, if it can be a function of numbers.
         first: Position of the first element among the coordinates.
     """
 
     name: str
-    module: Any
     prior: Prior
-    closure: Callable[[Any], Tensor]
-    setting_closure: Callable[[Any, Tensor], None]
+    read: Callable[[], Tensor]
+    raw: torch.nn.Parameter
+    parameter: str
+    constraint: Any
+    power: float
     shape: torch.Size
     lower: Vector
     upper: Vector
-    parameter: str = ""
-    reads: frozenset[str] = frozenset()
-    power: float | None = None
-    densities: list[Density] | None = None
+    densities: list[Density] | None
     first: int = 0
 
     @property
@@ -154,212 +136,108 @@ class PriorBlock:
         """The values of this block out of all values ``k``, a copy."""
         return values[self.first : self.first + self.size].copy()
 
-    def read(self) -> Vector:
-        """The current values, ``size``."""
-        with torch.no_grad():
-            value = self.closure(self.module)
-        return value.detach().reshape(-1).cpu().double().numpy().copy()
+    @torch.no_grad()
+    def write(self, values: Vector) -> None:
+        """Set the values, ``size``, within their bounds."""
+        parameter = torch.as_tensor(values**self.power).to(self.raw)
+        if self.constraint is not None:
+            parameter = self.constraint.inverse_transform(parameter.view_as(self.raw))
+        self.raw.copy_(parameter.view_as(self.raw))
 
-    def write(self, values: Vector) -> bool:
-        """Set the values.
-
-        Args:
-            values: ``size``.
-
-        Returns:
-            Whether that was possible: setting them raised no error, and they can be
-            read back.
-        """
-        with torch.no_grad():
-            tensor = self._tensor(values)
-            try:
-                self.setting_closure(self.module, tensor)
-            except (RuntimeError, ValueError):
-                # GPyTorch raises these for a value out of bounds or support
-                return False
-            if self.power is not None:
-                return True  # any value inside the bounds
-            back = self.closure(self.module).reshape(self.shape)
-            tolerance = 64 * torch.finfo(back.dtype).eps
-            return bool(((back - tensor).abs() <= tolerance * tensor.abs()).all())
-
+    @torch.no_grad()
     def log_prior(self, values: Vector) -> float:
         """Log prior density of all values of the block."""
         if self.densities is not None:
             return sum(f(v) for f, v in zip(self.densities, values, strict=True))
-        with torch.no_grad():
-            return float(self.prior.log_prob(self._tensor(values)).sum())
-
-    def _tensor(self, values: Vector) -> Tensor:
-        like = self.closure(self.module)
-        tensor = torch.as_tensor(values, dtype=like.dtype, device=like.device)
-        return tensor.reshape(self.shape)
+        tensor = torch.as_tensor(values).to(self.raw).reshape(self.shape)
+        return float(self.prior.log_prob(tensor).sum())
 
 
-def _find_block(
-    parameters: Parameters,
-    constraints: Mapping[str, Any],
+def _block(
+    parameters: Mapping[str, tuple[torch.nn.Parameter, Any]],
     name: str,
     module: Any,
     prior: Prior,
     closure: Callable[[Any], Tensor],
-    setting_closure: Callable[[Any, Tensor], None] | None,
+    _: Any,
 ) -> PriorBlock | None:
-    """The block of one prior; None if its closure does not set one parameter.
+    """The block of one prior; None if its value is no power of one parameter.
 
     Args:
-        parameters: Parameters of the model by name; restored afterwards.
-        constraints: Constraints of these parameters, or None.
+        parameters: The parameters with a gradient and their constraints, by name.
         name: Name of the prior; this and the next four as in ``named_priors``.
         module: The module to which the closures are applied.
         prior: The prior.
         closure: Reads the value.
-        setting_closure: Sets the value.
     """
-    if setting_closure is None:
-        return None
-    with _restored(parameters):
-        _move_inside(parameters, constraints)
-        with torch.enable_grad():
-            value = closure(module)
-        sources = _sources(value, parameters)
-        value = value.detach().clone()
-        head, _, tail = name.rpartition(".")
-        block = PriorBlock(
-            name=f"{head}.{tail.removesuffix('_prior')}".lstrip("."),
-            module=module,
-            prior=prior,
-            closure=closure,
-            setting_closure=setting_closure,
-            shape=value.shape,
-            lower=np.full(value.numel(), -np.inf),
-            upper=np.full(value.numel(), np.inf),
-        )
-        changed = _changed_by(block, parameters)
-        if len(changed) != 1:
-            return None
-        (block.parameter,) = changed
-        block.reads = frozenset(sources - changed)
-        parameter = parameters[block.parameter]
-        constraint = constraints[block.parameter]
-        if not block.reads and parameter.numel() == block.size:
-            with _restored(parameters):
-                block.power = _power(block, parameter, constraint)
-        if block.power is not None and constraint is not None:
-            ends = constraint.lower_bound, constraint.upper_bound
-            for bounds, end in zip((block.lower, block.upper), ends, strict=True):
-                bounds[:] = _flat(end, parameter.shape)
-                if block.power == 2.0:
-                    bounds[:] = np.maximum(bounds, 0.0) ** 0.5
-        _use_support(block)
-    block.densities = scalar_log_densities(prior, value.shape)
-    return block
-
-
-@contextmanager
-def _restored(parameters: Parameters) -> Iterator[dict[str, Tensor]]:
-    """Yield copies of parameters, and restore the parameters afterwards."""
-    before = {n: p.detach().clone() for n, p in parameters.items()}
-    try:
-        yield before
-    finally:
-        with torch.no_grad():
-            for name, parameter in parameters.items():
-                parameter.copy_(before[name])
-
-
-@torch.no_grad()
-def _move_inside(parameters: Parameters, constraints: Mapping[str, Any]) -> None:
-    """Move parameters away from their bounds, where a MAP estimate often is.
-
-    At a bound values can be set in one direction only. A setting closure that keeps a
-    distance from the bounds cannot set the current value again.
-    """
-    for name, raw in parameters.items():
-        constraint = constraints.get(name)
-        if constraint is None or not raw.requires_grad:
-            continue
-        natural = constraint.transform(raw)
-        low = constraint.lower_bound.to(natural)
-        high = constraint.upper_bound.to(natural)
-        width = high - low
-        first = low + _MARGIN * torch.minimum(low.abs(), width)
-        last = high - _MARGIN * torch.minimum(high.abs(), width)
-        # an infinite bound gives NaN, which fmax and fmin ignore
-        moved = torch.fmin(torch.fmax(natural, first), last)
-        # other values stay exactly the same
-        inverse = constraint.inverse_transform(moved)
-        raw.copy_(torch.where(moved == natural, raw, inverse))
-
-
-def _sources(value: Tensor, parameters: Parameters) -> set[str]:
-    """Names of the parameters with a gradient that a value was computed from."""
+    with torch.enable_grad():
+        value = closure(module)
     if not value.requires_grad:
-        return set()
-    free = {n: p for n, p in parameters.items() if p.requires_grad}
-    gradients = torch.autograd.grad(value.sum(), [*free.values()], allow_unused=True)
-    return {n for n, g in zip(free, gradients, strict=True) if g is not None}
-
-
-def _stepped(values: Vector, factor: float) -> Vector:
-    return np.where(values == 0.0, factor - 1.0, values * factor)
-
-
-def _changed_by(block: PriorBlock, parameters: Parameters) -> set[str]:
-    """Parameters that a block sets; none if an element cannot be set by itself."""
-    changed: set[str] = set()
-    start = block.read()
-    # only the first and the last are tested; in a correlation matrix neither can be set
-    for element in {0, block.size - 1}:
-        for factor in _PROBES:
-            values = start.copy()
-            values[element] = _stepped(start, factor)[element]
-            with _restored(parameters) as before:
-                worked = block.write(values)
-                moved = {
-                    n for n, p in parameters.items() if not torch.equal(p, before[n])
-                }
-            if worked and moved:
-                changed |= moved
-                break
-        else:
-            return set()
-    return changed
-
-
-def _power(block: PriorBlock, parameter: Tensor, constraint: Any) -> float | None:
-    """See ``PriorBlock.power``; changes the value."""
-
-    def both() -> tuple[Vector, Vector]:
-        natural = parameter if constraint is None else constraint.transform(parameter)
-        return block.read(), _flat(natural, parameter.shape).copy()
-
-    pairs = [both()]
-    # test a second value, since 1 is its own square
-    any(block.write(_stepped(pairs[0][0], factor)) for factor in _PROBES)
-    pairs.append(both())
-    tolerance = 64 * torch.finfo(parameter.dtype).eps
+        return None
+    raws = [raw for raw, _ in parameters.values()]
+    slopes = torch.autograd.grad(value.sum(), raws, allow_unused=True)
+    read = [
+        key for key, slope in zip(parameters, slopes, strict=True) if slope is not None
+    ]
+    if len(read) != 1 or parameters[read[0]][0].numel() != value.numel():
+        return None
+    raw, constraint = parameters[read[0]]
+    parameter = raw if constraint is None else constraint.transform(raw)
+    (slope,) = torch.autograd.grad(parameter.sum(), raw)
+    slope_of_value = slopes[list(parameters).index(read[0])]
+    close = partial(torch.allclose, rtol=1e-4, atol=0.0)
     for power in (1.0, 2.0):
-        if all(
-            np.allclose(value**power, natural, rtol=power * tolerance, atol=0.0)
-            for value, natural in pairs
-        ):
-            return power
-    return None
+        expected = parameter.detach().reshape(value.shape) ** (1.0 / power)
+        slope_expected = slope * expected.reshape(slope.shape) ** (1.0 - power) / power
+        if close(value, expected) and close(slope_of_value, slope_expected):
+            break
+    else:
+        return None
+    lower, upper = _bounds(prior, constraint, raw.shape, value.shape, power)
+    head, _, tail = name.rpartition(".")
+    return PriorBlock(
+        name=f"{head}.{tail.removesuffix('_prior')}".lstrip("."),
+        prior=prior,
+        read=partial(closure, module),
+        raw=raw,
+        parameter=read[0],
+        constraint=constraint,
+        power=power,
+        shape=value.shape,
+        lower=lower,
+        upper=upper,
+        densities=scalar_log_densities(prior, value.shape),
+    )
 
 
-def _use_support(block: PriorBlock) -> None:
-    """Tighten bounds to the support of the prior."""
-    if getattr(block.prior, "_transform", None) is not None:
-        return  # the support is that of the transformed value
+def _bounds(
+    prior: Prior,
+    constraint: Any,
+    raw_shape: torch.Size,
+    shape: torch.Size,
+    power: float,
+) -> tuple[Vector, Vector]:
+    """Bounds of values: those of the parameter, and the support of the prior."""
+    lower = np.full(shape.numel(), -np.inf)
+    upper = np.full(shape.numel(), np.inf)
+    if constraint is not None:
+        lower = _flat(constraint.lower_bound, raw_shape)
+        upper = _flat(constraint.upper_bound, raw_shape)
+    if power == 2.0:
+        lower = np.maximum(lower, 0.0) ** 0.5
+        upper = upper**0.5
+    if getattr(prior, "_transform", None) is not None:
+        return lower, upper  # the support is that of the transformed value
     try:
-        support = block.prior.support
+        support = prior.support
     except NotImplementedError:
-        return
-    low = getattr(support, "lower_bound", -math.inf)
-    high = getattr(support, "upper_bound", math.inf)
-    block.lower = np.maximum(block.lower, _flat(low, block.shape))
-    block.upper = np.minimum(block.upper, _flat(high, block.shape))
+        return lower, upper
+    lowest = getattr(support, "lower_bound", -math.inf)
+    highest = getattr(support, "upper_bound", math.inf)
+    return (
+        np.maximum(lower, _flat(lowest, shape)),
+        np.minimum(upper, _flat(highest, shape)),
+    )
 
 
 def _flat(values: Any, shape: torch.Size) -> Vector:
@@ -379,9 +257,8 @@ class PriorCoordinates:
 
     Attributes:
         blocks: One for each prior that can be sampled.
-        derived: Names of priors that enter the density but cannot be sampled: no
-            setting closure that sets exactly one parameter, a parameter that another
-            prior already sets, or a value that depends on one that depends on others.
+        derived: Names of priors that enter the density but are not sampled: on a value
+            that is no parameter, or one that another prior is on already.
         held: Names of parameters that no block sets.
         names: Names of the coordinates, ``k``.
         positive: Which of them are logarithms, ``k``.
@@ -395,35 +272,29 @@ class PriorCoordinates:
     def __init__(self, model: GPyTorchModel) -> None:
         self.blocks: list[PriorBlock] = []
         self.derived: list[str] = []
-        parameters = dict(model.named_parameters())
-        constraints = {
-            name: constraint
-            for name, _, constraint in model.named_parameters_and_constraints()
+        parameters = {
+            name: (raw, constraint)
+            for name, raw, constraint in model.named_parameters_and_constraints()
+            if raw.requires_grad
         }
         taken: set[str] = set()
-        for named_prior in model.named_priors():
-            block = _find_block(parameters, constraints, *named_prior)
-            if (
-                block is None
-                or block.parameter in taken
-                or any(_chained(block, b) or _chained(b, block) for b in self.blocks)
-            ):
-                self.derived.append(named_prior[0])
-            elif parameters[block.parameter].requires_grad:
-                block.first = sum(b.size for b in self.blocks)
+        size = 0
+        for name, module, *rest in model.named_priors():
+            block = _block(parameters, name, module, *rest)
+            if block is not None and block.parameter not in taken:
+                block.first = size
+                size += block.size
                 taken.add(block.parameter)
                 self.blocks.append(block)
-            # else the parameter has no gradient: its prior is a constant
+            elif block is not None or rest[1](module).requires_grad:
+                self.derived.append(name)
+            # else no parameter has a gradient: the prior is a constant
         if not self.blocks:
             raise ValueError(
-                "model: expected at least one prior with a setting closure, on a "
-                "parameter that requires a gradient, to sample from; found none."
+                "model: expected at least one prior on a parameter that requires a "
+                "gradient, or on its square root, to sample from; found none."
             )
-        # so that setting a block does not change the blocks before it
-        self._in_order = sorted(self.blocks, key=lambda b: bool(b.reads))
-        self.held = [
-            n for n, p in parameters.items() if p.requires_grad and n not in taken
-        ]
+        self.held = [name for name in parameters if name not in taken]
         self.names = tuple(
             b.name if b.size == 1 else f"{b.name}[{i}]"
             for b in self.blocks
@@ -432,8 +303,9 @@ class PriorCoordinates:
         lower = np.concatenate([b.lower for b in self.blocks])
         upper = np.concatenate([b.upper for b in self.blocks])
         self.positive = (lower >= 0) & (self.read_values() > 0)
-        self.lower = np.where(self.positive, np.maximum(lower, _RANGE[0]), lower)
-        self.upper = np.where(self.positive, np.minimum(upper, _RANGE[1]), upper)
+        # powers of these do not overflow
+        self.lower = np.where(self.positive, np.maximum(lower, 1e-30), lower)
+        self.upper = np.where(self.positive, np.minimum(upper, 1e30), upper)
         self.block_of = [b for b in self.blocks for _ in range(b.size)]
 
     def __len__(self) -> int:
@@ -453,10 +325,12 @@ class PriorCoordinates:
 
     def scalar_value(self, axis: int) -> Callable[[float], float | None]:
         """The value of one coordinate; None out of bounds."""
-        low, high = float(self.lower[axis]), float(self.upper[axis])
+        low = float(self.lower[axis])
+        high = float(self.upper[axis])
         if not self.positive[axis]:
             return lambda z: z if low <= z <= high else None
-        first, last = math.log(low), math.log(high)
+        first = math.log(low)
+        last = math.log(high)
         # rounding of ``exp`` must not leave the bounds
         return lambda z: (
             min(max(math.exp(z), low), high) if first <= z <= last else None
@@ -468,30 +342,22 @@ class PriorCoordinates:
             self.positive, np.log(np.where(self.positive, values, 1.0)), values
         )
 
+    @torch.no_grad()
     def read_values(self) -> Vector:
         """Current values of the model, ``k``."""
-        return np.concatenate([b.read() for b in self.blocks])
+        return np.concatenate([_flat(b.read(), b.shape) for b in self.blocks])
 
-    def write_values(self, values: Vector, known: Vector | None = None) -> bool:
-        """Set the values of the model, ``k``; False where that is not possible.
+    def write_values(self, values: Vector, current: Vector | None = None) -> None:
+        """Set the values of the model, ``k``.
 
         Args:
-            values: ``k``.
-            known: Values that the model has: equal ones are not set again, unless they
-                depend on one that is.
+            values: ``k``, within the bounds.
+            current: Values that the model has: equal ones are not set again.
         """
-        done = True
-        changed: set[str] = set()
-        for block in self._in_order:
+        for block in self.blocks:
             part = block.part(values)
-            if (
-                known is None
-                or block.reads & changed
-                or (part != block.part(known)).any()
-            ):
-                changed.add(block.parameter)
-                done = block.write(part) and done
-        return done
+            if current is None or (part != block.part(current)).any():
+                block.write(part)
 
     def inside(self, values: Vector) -> bool:
         """Whether values ``k`` are finite and within their bounds."""
@@ -531,7 +397,8 @@ class PriorCoordinates:
             A function of the coordinate and of its value.
         """
         block = self.block_of[axis]
-        place, by_coordinate = axis - block.first, float(self.positive[axis])
+        place = axis - block.first
+        by_coordinate = float(self.positive[axis])
         if block.densities is not None:
             density = block.densities[place]
             return lambda coordinate, value: density(value) + by_coordinate * coordinate
@@ -542,8 +409,3 @@ class PriorCoordinates:
             return block.log_prior(values) + by_coordinate * coordinate
 
         return joint
-
-
-def _chained(first: PriorBlock, second: PriorBlock) -> bool:
-    """Whether a value depends on the parameter of one that depends on others."""
-    return bool(first.reads) and first.parameter in second.reads

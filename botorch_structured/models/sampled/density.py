@@ -12,8 +12,6 @@ copy. Most of the time is then that of the Cholesky factorisation.
 
 from __future__ import annotations
 
-__all__ = ["ModelDensity", "StationaryDensity"]
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,10 +29,9 @@ from linear_operator.utils.errors import NanError, NotPSDError
 from numpy.typing import NDArray
 from scipy.linalg import lapack
 
-from botorch_structured.linalg.correlations import ARRAY_VALUES
+from botorch_structured.linalg.correlations import ARRAY_VALUES, computes_as
 from botorch_structured.models.fast_inference import (
     FastInference,
-    has_methods_of,
     noise_is_known,
 )
 from botorch_structured.models.sampled.coordinates import PriorCoordinates
@@ -45,16 +42,10 @@ from botorch_structured.models.tree.leaf_model import LeafModel
 Vector = NDArray[np.float64]
 Correlation = Callable[[Vector, Vector], Vector]
 
-# A distance at which every correlation is exactly zero: exp(-sqrt(1e8)) underflows.
-_APART = 1e8
 # The largest term that is subtracted from a distance: the sum of the others then has
 # about twelve correct decimals. Above it (a very short lengthscale) distances are
 # summed again.
 _MAX_SUBTRACTED = 1e4
-# Jitter as in linear_operator's psd_safe_cholesky in double precision.
-_JITTERS = (0.0, 1e-8, 1e-7, 1e-6)
-# Implementations of the hook that compute the evidence of an exact GP.
-_OWN_EVIDENCE = (None, FastInference._fast_evidence, LeafModel._fast_evidence)
 
 
 class ModelDensity:
@@ -91,13 +82,12 @@ class ModelDensity:
         Args:
             position: ``k``.
         """
-        c, known = self.coordinates, self._written
+        c = self.coordinates
         values = c.to_values(position)
         if not c.inside(values):
             return -math.inf
-        self._written = values if c.write_values(values, known) else None
-        if self._written is None:
-            return -math.inf
+        c.write_values(values, self._written)
+        self._written = values
         try:
             with torch.no_grad():
                 value = -self.num_data * float(self._loss())
@@ -167,14 +157,18 @@ def _plain_kernel(model: SingleTaskGP) -> _PlainKernel:
     """
     with torch.no_grad():
         points = model.transform_inputs(model.train_inputs[0])
-        kernel, key = model.covar_module, None
+        kernel = model.covar_module
+        key = None
         if isinstance(kernel, ConditionalKernel):
             places = kernel.locate(points)
             points = torch.where(places.active, points, kernel.fill.to(points))
-            key, kernel = places.key.cpu().numpy(), kernel.base_kernel
-        scale, columns = None, kernel.active_dims
+            key = places.key.cpu().numpy()
+            kernel = kernel.base_kernel
+        scale = None
+        columns = kernel.active_dims
         if isinstance(kernel, ScaleKernel):
-            scale, kernel = kernel, kernel.base_kernel
+            scale = kernel
+            kernel = kernel.base_kernel
         name, exponent, unordered = correlation_of(kernel)
         if unordered or kernel.batch_shape or (scale and scale.batch_shape):
             raise UnknownFormError
@@ -191,16 +185,16 @@ def _is_plain(mll: MarginalLogLikelihood) -> bool:
         mll: The objective.
     """
     model = mll.model
-    own = getattr(type(model), "compute_custom_loss", None)
+    loss = getattr(type(model), "compute_custom_loss", None)
     evidence = getattr(type(model), "_fast_evidence", None)
+    exact = None, FastInference._fast_evidence, LeafModel._fast_evidence
     transform = getattr(model, "input_transform", None)
     return (
         type(mll) is ExactMarginalLogLikelihood
         and mll.likelihood is model.likelihood
-        and isinstance(model, SingleTaskGP)
-        and has_methods_of(SingleTaskGP, model, "forward")
-        and own in (None, FastInference.compute_custom_loss)
-        and evidence in _OWN_EVIDENCE
+        and computes_as(model, SingleTaskGP)
+        and loss in (None, FastInference.compute_custom_loss)
+        and evidence in exact
         and noise_is_known(mll.likelihood)
         and getattr(mll.likelihood, "second_noise_covar", None) is None
         and not any(True for _ in model.added_loss_terms())
@@ -211,18 +205,17 @@ def _is_plain(mll: MarginalLogLikelihood) -> bool:
     )
 
 
-@dataclass(frozen=True)
-class _Role:
+class _Role(NamedTuple):
     """What one coordinate is.
 
     Attributes:
         name: "length", "scale", "noise" or "mean".
-        index: The index of a lengthscale.
+        column: The place of a lengthscale.
         power: The parameter is this power of the coordinate's value.
     """
 
     name: str
-    index: int
+    column: int
     power: float
 
 
@@ -246,13 +239,13 @@ def _find_roles(
     if isinstance(model.likelihood, GaussianLikelihood):
         names[model.likelihood.noise_covar.raw_noise] = "noise"
     mean = model.mean_module
-    if isinstance(mean, ConstantMean) and has_methods_of(ConstantMean, mean, "forward"):
+    if computes_as(mean, ConstantMean):
         names[mean.raw_constant] = "mean"
     parameters = dict(model.named_parameters())
     roles = []
     for block in coordinates.blocks:
         name = names.get(parameters[block.parameter])
-        if block.power is None or name is None or (name != "length" and block.size > 1):
+        if name is None or (name != "length" and block.size > 1):
             raise UnknownFormError
         roles += [_Role(name, i, block.power) for i in range(block.size)]
     return roles
@@ -275,7 +268,7 @@ class _Naturals(NamedTuple):
             changed: dict[str, Any] = {role.name: natural}
             return self._replace(**changed)
         length = self.length.copy()
-        length[role.index] = natural
+        length[role.column] = natural
         return self._replace(length=length)
 
 
@@ -292,18 +285,21 @@ class StationaryDensity:
         kernel: _PlainKernel,
         roles: list[_Role],
     ) -> None:
-        self.coordinates, self._kernel, self._roles = coordinates, kernel, roles
+        self.coordinates = coordinates
+        self._kernel = kernel
+        self._roles = roles
         n = len(kernel.points)
         numbers = np.arange(n * n, dtype=np.float64).reshape(n, n, order="F")
         packed, _ = lapack.dtrttf(numbers, transr="N", uplo="L")
         index = packed.astype(np.int64)
-        self._rows, self._columns = index % n, index // n
+        self._rows = index % n
+        self._columns = index // n
         diagonal = np.flatnonzero(self._rows == self._columns)
         self._diagonal = diagonal[np.argsort(self._rows[diagonal])]  # row by row
         self._apart = np.zeros(len(index))
         if kernel.key is not None:
             apart = kernel.key[self._rows] != kernel.key[self._columns]
-            self._apart[apart] = _APART
+            self._apart[apart] = 1e8  # every correlation is zero: exp underflows
         # packed: sums of distances over columns, and their correlations, at the current
         # position and at the last one with another lengthscale
         self._distance, self._value, self._next_distance, self._next_value = np.empty(
@@ -322,13 +318,13 @@ class StationaryDensity:
             )
             self._targets = _numbers(model.train_targets)
             # priors of parameters without a gradient are constants
-            every = sum(
+            log_priors = sum(
                 float(prior.log_prob(closure(module)).sum())
                 for _, module, prior, closure, _ in model.named_priors()
             )
         values = coordinates.read_values()
         of_blocks = (b.log_prior(b.part(values)) for b in coordinates.blocks)
-        self._held_prior = every - sum(of_blocks)
+        self._constant_prior = log_priors - sum(of_blocks)
         self._log_prior = 0.0
         self._position = coordinates.to_position(values)
         self._trial = (0, 0.0, self._now, 0.0)
@@ -364,30 +360,33 @@ class StationaryDensity:
 
     def move_to(self, position: Vector) -> float:
         """See ``Target.move_to``."""
-        c, natural = self.coordinates, self._now
+        c = self.coordinates
+        natural = self._now
         values = c.to_values(position)
         if not c.inside(values):
             return -math.inf
         for role, value in zip(self._roles, values.tolist(), strict=True):
             natural = natural.changed(role, value**role.power)
         self._sum_distances(natural.length, self._next_distance)
-        log_prior = c.log_prior(position) + self._held_prior
+        log_prior = c.log_prior(position) + self._constant_prior
         result = self._evidence(self._next_correlation(), natural) + log_prior
         if not math.isfinite(result):
             return -math.inf
-        self._now, self._log_prior = natural, log_prior
+        self._now = natural
+        self._log_prior = log_prior
         self._position = position.copy()
         self._swap()
         return result
 
     def along(self, axis: int) -> Callable[[float], float]:
         """See ``Target.along``."""
-        c, role = self.coordinates, self._roles[axis]
+        c = self.coordinates
+        role = self._roles[axis]
         start = float(self._position[axis])
         to_value = c.scalar_value(axis)
         along_length = None
         if role.name == "length":
-            along_length = self._along_length(role.index)
+            along_length = self._along_length(role.column)
         prior = c.log_prior_along(self._position, axis)
         rest = self._log_prior - prior(start, float(c.to_values(self._position)[axis]))
 
@@ -413,12 +412,17 @@ class StationaryDensity:
             self._swap()
 
     def _swap(self) -> None:
-        self._distance, self._next_distance = self._next_distance, self._distance
-        self._value, self._next_value = self._next_value, self._value
+        last = self._distance
+        self._distance = self._next_distance
+        self._next_distance = last
+        last = self._value
+        self._value = self._next_value
+        self._next_value = last
 
     def _along_length(self, index: int) -> Callable[[float], Vector]:
         """Correlations as a function of one lengthscale."""
-        e, lengths = self._kernel.exponent, self._now.length
+        e = self._kernel.exponent
+        lengths = self._now.length
         difference = self._difference(index)
         rest = lengths[index] ** -e * difference
         if rest.max(initial=0.0) > _MAX_SUBTRACTED:
@@ -459,7 +463,7 @@ class StationaryDensity:
     def _evidence(self, value: Vector, natural: _Naturals) -> float:
         """Log N(y; mean, scale * value + noise)."""
         n = len(self._targets)
-        for jitter in _JITTERS:
+        for jitter in (0.0, 1e-8, 1e-7, 1e-6):  # as in psd_safe_cholesky
             np.multiply(value, natural.scale, out=self._factor)
             self._factor[self._diagonal] += natural.noise + jitter
             self._factor, info = lapack.dpftrf(

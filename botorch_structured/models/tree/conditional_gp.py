@@ -14,8 +14,6 @@ References:
 
 from __future__ import annotations
 
-__all__ = ["ConditionalGP"]
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -48,9 +46,6 @@ from botorch_structured.models.tree.noise import (
 )
 from botorch_structured.spaces import ParameterTree
 from botorch_structured.spaces.arguments import check_columns
-
-_LENGTHSCALES = (1e-2, 1e3)
-_VARIANCES = (1e-4, 1e4)
 
 
 class ConditionalGP(LeafModel):
@@ -199,7 +194,7 @@ def _base_kernel(
             "active_dims": columns,
             "batch_shape": batch_shape,
             "lengthscale_prior": QuickLogNormalPrior(0.0, 1.0),
-            "lengthscale_constraint": LogInterval(*_LENGTHSCALES, initial_value=start),
+            "lengthscale_constraint": LogInterval(1e-2, 1e3, initial_value=start),
         }
 
     parts: list[Kernel] = []
@@ -213,7 +208,7 @@ def _base_kernel(
     scaled = ScaleKernel(
         base,
         batch_shape=batch_shape,
-        outputscale_constraint=LogInterval(*_VARIANCES, initial_value=1.0),
+        outputscale_constraint=LogInterval(1e-4, 1e4, initial_value=1.0),
     )
     register_amplitude_prior(scaled, QuickLogNormalPrior(0.0, 1.0))
     return scaled

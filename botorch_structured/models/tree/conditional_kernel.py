@@ -9,8 +9,6 @@ References:
 
 from __future__ import annotations
 
-__all__ = ["ConditionalKernel"]
-
 from typing import Any, NamedTuple
 
 import torch
@@ -108,7 +106,7 @@ class ConditionalKernel(LeafKernel):
 
     @property
     def fill(self) -> Tensor:
-        """What the base kernel sees in inactive columns, ``d``."""
+        """Values of inactive columns for the base kernel, ``d``."""
         return self._imputation.values
 
     def locate(self, X: Tensor) -> _Places:
@@ -123,7 +121,7 @@ class ConditionalKernel(LeafKernel):
         return torch.where(places.active, X, self.fill.to(X))
 
     def select(self, imputed: Tensor) -> Tensor:
-        """What the base kernel sees, ``batch_shape x n x e``."""
+        """Columns that the base kernel sees, ``batch_shape x n x e``."""
         columns = self.base_kernel.active_dims
         return imputed if columns is None else imputed.index_select(-1, columns)
 
@@ -131,7 +129,8 @@ class ConditionalKernel(LeafKernel):
         """See ``LeafKernel.rows``; ``places`` are those of ``locate``."""
         places = self.locate(X) if places is None else places
         imputed = self.impute(X, places)
-        points, form = self.select(imputed), stationary_form(self.base_kernel)
+        points = self.select(imputed)
+        form = stationary_form(self.base_kernel)
         if form is None:
             prior = to_dense(self.base_kernel(imputed, diag=True))
         else:

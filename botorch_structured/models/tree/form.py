@@ -32,8 +32,6 @@ places in ``form.weights(which)`` that a path does not use.
 
 from __future__ import annotations
 
-__all__ = ["Factor", "Form", "PresentValues", "UnknownFormError", "correlation_of"]
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -51,10 +49,9 @@ from torch import Tensor
 from botorch_structured.kernels.mondrian import LaplaceKernel
 from botorch_structured.linalg.block_low_rank import positions
 from botorch_structured.linalg.correlations import computes_as
-from botorch_structured.models.fast_inference import has_methods_of
 from botorch_structured.models.parameters import UnknownFormError
 from botorch_structured.models.tree.conditional_kernel import ConditionalKernel
-from botorch_structured.models.tree.leaf_inference import COVARIANCE
+from botorch_structured.models.tree.leaf_inference import COVARIANCE, LeafKernel
 from botorch_structured.models.tree.tree_structured_kernel import TreeStructuredKernel
 
 Array = NDArray[np.float64]
@@ -64,8 +61,6 @@ Reader = Callable[[Module, str], Indices]
 
 # A map of at most this many entries is a dense matrix.
 _MAX_DENSE = 2**16
-_MATERN = {0.5: "matern12", 1.5: "matern32", 2.5: "matern52"}
-_TREE_NAMES = {"matern": "matern52", "rbf": "rbf"}
 
 
 class PresentValues:
@@ -118,8 +113,8 @@ class _Quantities:
             for rows, columns, factor in self._entries:  # no pair is given twice
                 A[rows, columns] = factor
             return A, constants
-        every = (np.broadcast_arrays(*entry) for entry in self._entries)
-        rows, columns, factors = map(np.concatenate, zip(*every, strict=True))
+        broadcast = (np.broadcast_arrays(*entry) for entry in self._entries)
+        rows, columns, factors = map(np.concatenate, zip(*broadcast, strict=True))
         pairs = (rows, columns)
         return sparse.csr_array((factors, pairs), (self.size, width)), constants
 
@@ -178,22 +173,26 @@ class Form:
     """
 
     def __init__(self, kernel: Kernel, places: Any, read: Reader) -> None:
-        self.kernel, self.places, self._read = kernel, places, read
+        self.kernel = kernel
+        self.places = places
+        self._read = read
         self._quantities = _Quantities()
         count = len(places.key)
         self.variance = self._quantities.add(count)
         self.factors: list[Factor] = []
         self.known: dict[int, Array] = {}
         self.undeclared: Array | None = None
-        self.offsets, self.frequencies = np.zeros(0, dtype=np.int64), np.zeros(0)
+        self.offsets = np.zeros(0, dtype=np.int64)
+        self.frequencies = np.zeros(0)
         self.num_weights = 0
         self.still = self.smooth = torch.zeros(count, 0, dtype=torch.bool)
         self.smooth_columns = np.array([kernel.tree.dim])
-        if has_methods_of(TreeStructuredKernel, kernel, *COVARIANCE):
+        plain = isinstance(kernel, LeafKernel) and not kernel.redefined & COVARIANCE
+        if plain and isinstance(kernel, TreeStructuredKernel):
             self._read_tree(kernel)
             self._read_weights(kernel)
             self.read_correlation()
-        elif has_methods_of(ConditionalKernel, kernel, *COVARIANCE):
+        elif plain and isinstance(kernel, ConditionalKernel):
             self.deviations, self.terms = self._quantities.add(2)[:, None]
             self._read_conditional(kernel)
         else:
@@ -221,7 +220,8 @@ class Form:
     def weights(self, which: Any) -> Indices:
         """Weights of some paths, ``B x D``; V where unused, waves last."""
         still, smooth = self.parts(which)
-        count, width = self.still.shape[-1], 2 * len(self.frequencies)
+        count = self.still.shape[-1]
+        width = 2 * len(self.frequencies)
         waves = count + width * smooth[:, :, None] + np.arange(width)
         waves[smooth == self.smooth.shape[-1]] = self.num_weights
         still = np.where(still == count, self.num_weights, still)
@@ -244,22 +244,24 @@ class Form:
         name = f"{kernel.correlation.name}_frequencies"
         self.frequencies = getattr(kernel.weights, name).double().numpy()
         for factor in self.factors:
-            factor.name = _TREE_NAMES[kernel.correlation.name]
+            factor.name = "rbf" if kernel.correlation.name == "rbf" else "matern52"
 
     # -- the tree kernel ----------------------------------------------------------
 
     def _read_tree(self, kernel: TreeStructuredKernel) -> None:
-        q, places, hyper = self._quantities, self.places, kernel.leaf_hyperparameters
+        q = self._quantities
+        places = self.places
+        hyper = kernel.leaf_hyperparameters
         width = hyper.num_columns
         self.known = {
             c: getattr(hyper, f"known_{c}").double().numpy() for c in kernel.categorical
         }
         columns = np.append(kernel.columns, kernel.tree.dim).astype(np.int64)
-        own = np.append(columns[:width], columns[-1])
-        unordered = np.isin(own, [*self.known])
+        own_columns = np.append(columns[:width], columns[-1])
+        unordered = np.isin(own_columns, [*self.known])
         lengths = self._tree_lengths(kernel)
         seen = places.seen[:, :width]
-        self.factors.append(Factor("", own, lengths, seen, unordered))
+        self.factors.append(Factor("", own_columns, lengths, seen, unordered))
         if kernel.context_columns:
             of_context = q.add(len(columns) - width)
             raw = self._read(hyper.context_lengthscale, "raw_value")
@@ -275,9 +277,12 @@ class Form:
 
     def _tree_lengths(self, kernel: TreeStructuredKernel) -> Indices:
         """W of each path and column, and one for unused places."""
-        q, read, places = self._quantities, self._read, self.places
+        q = self._quantities
+        read = self._read
+        places = self.places
         hyper = kernel.leaf_hyperparameters
-        count, width = len(self.variance), hyper.num_columns
+        count = len(self.variance)
+        width = hyper.num_columns
         if hyper.sharing == "independent":
             path = places.path.numpy()
             if path.max(initial=0) >= len(hyper.pair):
@@ -305,19 +310,22 @@ class Form:
         return np.broadcast_to(lengths, (count, width + 1))
 
     def _read_weights(self, kernel: TreeStructuredKernel) -> None:
-        q, read, weights = self._quantities, self._read, kernel.weights
+        q = self._quantities
+        read = self._read
+        weights = kernel.weights
         places = self.places
         self.num_weights = weights.num_weights
         self.deviations = q.add(self.num_weights + 1)
-        length, start = np.zeros(0, dtype=np.int64), 0
+        length = np.zeros(0, dtype=np.int64)
+        start = 0
         for kind, counts in weights.counts.items():
             if not counts:
                 continue
-            mine = self.deviations[start : start + sum(counts)]
+            deviations = self.deviations[start : start + sum(counts)]
             start += sum(counts)
             raw = read(getattr(weights, f"{kind}_variance"), "raw_value")
             tied = len(raw) == 1
-            q.depend(mine, raw if tied else np.repeat(raw, counts), 0.5)
+            q.depend(deviations, raw if tied else np.repeat(raw, counts), 0.5)
             if kind == "offset":
                 self.offsets = q.add(len(raw))
                 q.depend(self.offsets, raw, 1.0)
@@ -335,7 +343,9 @@ class Form:
     # -- the conditional kernel ---------------------------------------------------
 
     def _read_conditional(self, kernel: ConditionalKernel) -> None:
-        q, read, places = self._quantities, self._read, self.places
+        q = self._quantities
+        read = self._read
+        places = self.places
         base = kernel.base_kernel
         columns = _selected(base, np.arange(kernel.tree.dim))
         if computes_as(base, ScaleKernel):
@@ -343,21 +353,21 @@ class Form:
             base = base.base_kernel
         bases = list(base.kernels) if computes_as(base, ProductKernel) else [base]
         for one in bases:
-            mine = columns if one is base else _selected(one, columns)
+            seen_columns = columns if one is base else _selected(one, columns)
             name, exponent, unordered = correlation_of(one)
-            if one.ard_num_dims not in (None, len(mine)):
+            if one.ard_num_dims not in (None, len(seen_columns)):
                 raise UnknownFormError
             raw = read(one, "raw_lengthscale")
             # of columns without an order the kernel takes the mean
-            constant = -math.log(len(mine)) if unordered else 0.0
-            lengths = q.add(len(mine) + 1, constant)
+            constant = -math.log(len(seen_columns)) if unordered else 0.0
+            lengths = q.add(len(seen_columns) + 1, constant)
             q.depend(lengths[:-1], raw, -exponent)
             # an inactive column is constant on a path
-            seen = places.active[:, mine]
+            seen = places.active[:, seen_columns]
             self.factors.append(
                 Factor(
                     name,
-                    np.append(mine, kernel.tree.dim),
+                    np.append(seen_columns, kernel.tree.dim),
                     np.broadcast_to(lengths, (len(seen), len(lengths))),
                     seen,
                     np.full(len(lengths), unordered),
@@ -375,7 +385,8 @@ def correlation_of(kernel: Kernel) -> tuple[str, float, bool]:
     if computes_as(kernel, RBFKernel):
         return "rbf", 2.0, False
     if computes_as(kernel, MaternKernel):
-        return _MATERN[kernel.nu], 2.0, False
+        names = {0.5: "matern12", 1.5: "matern32", 2.5: "matern52"}
+        return names[kernel.nu], 2.0, False
     if computes_as(kernel, LaplaceKernel):
         return "laplace", 1.0, False
     if computes_as(kernel, CategoricalKernel):

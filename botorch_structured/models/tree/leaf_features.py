@@ -14,8 +14,6 @@ features is therefore to be compared with the posterior variance: see
 
 from __future__ import annotations
 
-__all__ = ["conditional_features", "tree_structured_features"]
-
 from typing import Any
 
 import torch
@@ -105,7 +103,8 @@ class _FourierFeatureMap(_LeafFeatureMap):
         normal = draw_sobol_normal_samples(
             d=self.degrees + columns, n=half, device=kernel.device, dtype=kernel.dtype
         )
-        scale, normal = normal[:, : self.degrees], normal[:, self.degrees :]
+        scale = normal[:, : self.degrees]
+        normal = normal[:, self.degrees :]
         scale = scale.square().mean(-1, keepdim=True).clamp_min(1e-12)
         self.register_buffer("frequencies", normal * scale.rsqrt())
 
@@ -162,7 +161,8 @@ class _TreeStructuredFeatureMap(_FourierFeatureMap):
         places = self.kernel.locate(x)
         rows = self.kernel.rows(x, places)
         seen = places.seen[..., self.kernel.encoded_columns]
-        points, sd = rows.points, rows.variance.sqrt()
+        points = rows.points
+        sd = rows.variance.sqrt()
         constant = rows.constant.sqrt().unsqueeze(-1) / len(self.seeds) ** 0.5
         waves = self._waves(x, rows.key, points, seen, sd)
         parts = [rows.features, waves, constant * self._signs(rows.key)]
@@ -182,8 +182,8 @@ class _ConditionalFeatureMap(_LeafFeatureMap):
     def forward(self, x: Tensor) -> Tensor:
         """``batch_shape x n x num_outputs``."""
         places = self.kernel.locate(x)
-        own = self.base(self.kernel.impute(x, places)) * self._signs(places.key)
-        return self._in_blocks(x, places.key, own)
+        features = self.base(self.kernel.impute(x, places)) * self._signs(places.key)
+        return self._in_blocks(x, places.key, features)
 
 
 @GenKernelFeatures.register(TreeStructuredKernel)

@@ -21,20 +21,8 @@ and H do not, and give three more correct digits at the smallest noise variance.
 
 from __future__ import annotations
 
-__all__ = [
-    "COVARIANCE",
-    "MAX_LISTED_PATHS",
-    "LeafKernel",
-    "LeafPredictor",
-    "LeafRows",
-    "Prediction",
-    "Structure",
-    "log_evidence",
-    "taken",
-]
-
 from abc import abstractmethod
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -54,13 +42,14 @@ from botorch_structured.linalg.block_low_rank import (
     pad_rows,
     positions,
 )
+from botorch_structured.linalg.redefinition import redefined_names
 from botorch_structured.spaces import ParameterTree
 
 #: Options with a parameter for each path are refused for more paths than this.
 MAX_LISTED_PATHS = 4096
 
 #: Methods that define a covariance: a subclass with another one has another covariance.
-COVARIANCE = "forward", "_covariance", "rows", "leaf_covariance", "locate"
+COVARIANCE = {"forward", "_covariance", "rows", "leaf_covariance", "locate"}
 
 TupleT = TypeVar("TupleT", bound=tuple[Any, ...])
 
@@ -69,7 +58,7 @@ TupleT = TypeVar("TupleT", bound=tuple[Any, ...])
 
 
 class LeafRows(NamedTuple):
-    """What the covariance of some inputs is computed from.
+    """Everything that the covariance of some inputs is computed from.
 
     Attributes:
         key: Equal if and only if two rows are on the same leaf, ``batch_shape x n``.
@@ -91,11 +80,11 @@ class LeafRows(NamedTuple):
         return self.variance + self.constant
 
 
-def taken(rows: TupleT, index: Any) -> TupleT:
+def selected(rows: TupleT, index: Any) -> TupleT:
     """Some rows of a tuple of tensors, each ``n`` (``x k``) or None."""
     make: Any = type(rows)
-    found: TupleT = make(*(None if part is None else part[index] for part in rows))
-    return found
+    parts: TupleT = make(*[None if part is None else part[index] for part in rows])
+    return parts
 
 
 class Structure(NamedTuple):
@@ -118,7 +107,7 @@ class Structure(NamedTuple):
     @property
     def leaf_places(self) -> Any:
         """Those of a row of each leaf."""
-        return taken(self.places, self.layout.representative)
+        return selected(self.places, self.layout.representative)
 
 
 class LeafKernel(BatchKernel):
@@ -128,15 +117,20 @@ class LeafKernel(BatchKernel):
     is_stationary = False
     tree: ParameterTree
 
+    #: Methods that a class outside of this package defines anew.
+    redefined: ClassVar[frozenset[str]] = frozenset()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.redefined = redefined_names(cls)
+
     @property
     def is_by_leaf(self) -> bool:
         """Whether ``rows`` and ``leaf_covariance`` define ``forward``.
 
         A subclass may override ``forward``: its models are evaluated densely.
         """
-        kind = type(self)
-        same = kind.forward is LeafKernel.forward
-        return same and kind._covariance is LeafKernel._covariance
+        return self.redefined.isdisjoint(("forward", "_covariance"))
 
     def __copy__(self) -> Self:
         # GPyTorch's ``__setstate__`` would have both share their attributes
@@ -148,11 +142,6 @@ class LeafKernel(BatchKernel):
     def num_weights(self) -> int:
         """V, the number of weights."""
         return 0
-
-    @property
-    def variant(self) -> object:
-        """State besides hyperparameters and data that predictions depend on."""
-        return None
 
     @abstractmethod
     def locate(self, X: Tensor) -> Any:
@@ -183,11 +172,11 @@ class LeafKernel(BatchKernel):
         """
         places = self.locate(X)
         layout = LeafLayout(places.key)
-        active = self.active_weights(taken(places, layout.representative))
+        active = self.active_weights(selected(places, layout.representative))
         used = [positions(active[b.leaves.to(active.device)]) for b in layout.buckets]
         rows = torch.cat([bucket.rows.flatten() for bucket in layout.buckets])
         weights = [w.to(X.device) for w in used]
-        return Structure(places, layout, weights, rows, taken(places, rows))
+        return Structure(places, layout, weights, rows, selected(places, rows))
 
     def _covariance(self, x1: Tensor, x2: Tensor, diag: bool, **params: Any) -> Tensor:
         """The dense definition."""
@@ -242,14 +231,17 @@ def leaf_blocks(kernel: LeafKernel, X: Tensor, structure: Structure) -> list[Lea
         X: ``n x d``.
         structure: From ``structure``, of inputs with the same decisions.
     """
-    buckets, m = structure.layout.buckets, len(structure.rows)
+    buckets = structure.layout.buckets
+    m = len(structure.rows)
     rows = kernel.rows(X.index_select(0, structure.rows), structure.row_places)
     sizes = [bucket.index.numel() for bucket in buckets]
     parts = [part.expand(m, *part.shape[1:]).split(sizes) for part in rows]
     out = []
-    for bucket, weights, *mine in zip(buckets, structure.weights, *parts, strict=True):
+    for bucket, weights, *part_of_bucket in zip(
+        buckets, structure.weights, *parts, strict=True
+    ):
         shape = bucket.index.shape
-        block = LeafRows(*(part.unflatten(0, shape) for part in mine))
+        block = LeafRows(*(part.unflatten(0, shape) for part in part_of_bucket))
         out.append(LeafBlock(bucket, block, weights))
     return out
 
@@ -273,7 +265,8 @@ class _WithSlopes(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        (grad,), slopes = grad_outputs, ctx.saved_tensors
+        (grad,) = grad_outputs
+        slopes = ctx.saved_tensors
         return None, *[None] * len(slopes), *(grad * slope for slope in slopes)
 
 
@@ -311,9 +304,11 @@ def log_evidence(
                     block_evidence.Block(*(t.detach().numpy() for t in tensors))
                 )
             r = residual.detach().numpy()
-            number, found = block_evidence.log_evidence(arrays, r, kernel.num_weights)
+            number, derivatives = block_evidence.log_evidence(
+                arrays, r, kernel.num_weights
+            )
             value = residual.new_tensor(number)
-            slopes = [torch.from_numpy(slope) for of in found for slope in of]
+            slopes = [torch.from_numpy(slope) for of in derivatives for slope in of]
         else:
             factors = factorise(blocks, residual, kernel.num_weights)
             value = factors.log_density(len(X))
@@ -364,7 +359,6 @@ class LeafPredictor:
         self.layout = layout = structure.layout
         self.num_weights = num_weights = kernel.num_weights
         self.blocks = blocks = leaf_blocks(kernel, X, structure)
-        self.masked = residual.device.type != "cpu"
         noisy = [block.noisy(kernel, noise) for block in blocks]
         factors, self.weight_root, self.weight_mean = factorise(
             noisy, residual, num_weights
@@ -386,45 +380,40 @@ class LeafPredictor:
             kernel: The kernel; a graph may be built of its parameters.
             rows: What it knows of them, ``t`` (``x k``).
         """
-        features, num_weights = rows.features, self.num_weights
+        features = rows.features
+        num_rows = len(rows.key)
+        max_size = self.layout.max_size
         leaf = self.layout.find(rows.key)
-        if self.masked or not len(leaf):
+        if leaf.device.type != "cpu":
             return self._predict_masked(kernel, rows, leaf)
         bucket = self.bucket_of_leaf[leaf]
-        order, means, explained, shrunk = [], [], [], []
-        max_size = self.layout.max_size
-        for i in range(-1, len(self.blocks)):
-            mine = (bucket == i).nonzero().squeeze(-1)
-            if len(mine) == 0:
+        # rows on paths without data keep the prior
+        mean = features.new_zeros(num_rows)
+        explained = features.new_zeros(num_rows, max_size)
+        shrunk = features.new_zeros(num_rows, self.num_weights + 1)
+        for i, block in enumerate(self.blocks):
+            in_bucket = (bucket == i).nonzero().squeeze(-1)
+            if len(in_bucket) == 0:
                 continue
-            if i < 0:  # no data on this path: the prior
-                order.append(mine)
-                means.append(features.new_zeros(len(mine)))
-                explained.append(features.new_zeros(len(mine), max_size))
-                shrunk.append(features.new_zeros(len(mine), num_weights))
-                continue
-            for places, index in self._groups(mine, self.place_of_leaf[leaf[mine]]):
-                block = self.blocks[i]
-                take = index < len(mine)
-                row = mine[index.clamp_max(len(mine) - 1)]  # padding is not taken
-                k = self._covariance(kernel, i, places, taken(rows, row))
-                order.append(row[take])
+            groups = self._groups(in_bucket, self.place_of_leaf[leaf[in_bucket]])
+            for places, index in groups:
+                real = index < len(in_bucket)
+                padded = in_bucket[index.clamp_max(len(in_bucket) - 1)]
+                k = self._covariance(kernel, i, places, selected(rows, padded))
                 w = k @ self.inverse_chol[i][places].mT
                 both = w @ self.half[i][places]
-                w, means_here, reduction = w[take], both[take][:, 0], both[take][:, 1:]
-                means.append(means_here)
-                explained.append(pad(w, (0, max_size - w.shape[-1])))
+                row = padded[real]
+                mean = mean.index_put((row,), both[real][:, 0])
+                w = pad(w[real], (0, max_size - w.shape[-1]))
+                explained = explained.index_put((row,), w)
                 weights = block.weights[places].unsqueeze(-2)
-                weights = weights.expand(*k.shape[:-1], weights.shape[-1])[take]
-                full = reduction.new_zeros(reduction.shape[0], num_weights + 1)
-                full = full.scatter_add(-1, weights, reduction)
-                shrunk.append(full[:, :num_weights])
-        back = torch.argsort(torch.cat(order))
-        h = features - torch.cat(shrunk)[back]
-        mean = torch.cat(means)[back] + features @ self.weight_mean
-        return Prediction(
-            mean, leaf, torch.cat(explained)[back], h @ self.weight_root.mT
-        )
+                weights = weights.expand(*k.shape[:-1], -1)[real]
+                shrunk = shrunk.index_put(
+                    (row.unsqueeze(-1), weights), both[real][:, 1:], accumulate=True
+                )
+        h = features - shrunk[:, : self.num_weights]
+        mean = mean + features @ self.weight_mean
+        return Prediction(mean, leaf, explained, h @ self.weight_root.mT)
 
     def _predict_masked(
         self, kernel: LeafKernel, rows: LeafRows, leaf: Tensor
@@ -434,17 +423,19 @@ class LeafPredictor:
         This takes more arithmetic, but no shape depends on the values of a tensor. On a
         GPU such shapes make the device wait for the host several times.
         """
-        features, max_size = rows.features, self.layout.max_size
+        features = rows.features
         num_rows = len(leaf)
+        max_size = self.layout.max_size
         mean = features @ self.weight_mean
         explained = features.new_zeros(num_rows, max_size)
         shrunk = features.new_zeros(num_rows, self.num_weights + 1)
         for i, block in enumerate(self.blocks):
-            places = torch.arange(len(block.bucket.leaves), device=leaf.device)
-            every = LeafRows(*(p.expand(len(places), *p.shape) for p in rows))
-            mine = leaf == block.bucket.leaves.unsqueeze(-1)  # B x t
-            k = self._covariance(kernel, i, places, every)
-            k = k * mine.unsqueeze(-1).to(features)
+            leaves = block.bucket.leaves
+            places = torch.arange(len(leaves), device=leaf.device)
+            repeated = LeafRows(*[p.expand(len(places), *p.shape) for p in rows])
+            on_leaf = leaf == leaves.unsqueeze(-1)  # B x t
+            k = self._covariance(kernel, i, places, repeated)
+            k = k * on_leaf.unsqueeze(-1).to(features)
             w = k @ self.inverse_chol[i].mT
             both = w @ self.half[i]
             mean = mean + both[..., 0].sum(0)
@@ -452,9 +443,8 @@ class LeafPredictor:
             explained = explained + pad(w, (0, max_size - w.shape[-1]))
             weights = block.weights.unsqueeze(1).expand(-1, num_rows, -1)
             index = weights.transpose(0, 1).flatten(1)
-            shrunk = shrunk.scatter_add(
-                -1, index, both[..., 1:].transpose(0, 1).flatten(1)
-            )
+            reduction = both[..., 1:].transpose(0, 1).flatten(1)
+            shrunk = shrunk.scatter_add(-1, index, reduction)
         h = features - shrunk[:, : self.num_weights]
         return Prediction(mean, leaf, explained, h @ self.weight_root.mT)
 
@@ -470,7 +460,7 @@ class LeafPredictor:
             rows: On these leaves, ``U x t`` (``x k``).
         """
         block = self.blocks[i]
-        k = kernel.leaf_covariance(taken(block.rows, places), rows).mT
+        k = kernel.leaf_covariance(selected(block.rows, places), rows).mT
         if block.bucket.real is not None:
             k = k * block.bucket.real[places].unsqueeze(-2).to(k)
         return k

@@ -7,22 +7,12 @@ algebra of GPyTorch; the results are equal up to rounding.
 
 from __future__ import annotations
 
-__all__ = [
-    "MAX_LOSS",
-    "MAX_SHORT_FITS",
-    "Dependencies",
-    "LeafModel",
-    "output_dimensions",
-    "read_arguments",
-    "take_values",
-]
-
 import math
-import operator
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, NamedTuple, Self
 
+import numpy as np
 import torch
 from botorch.exceptions.errors import ModelFittingError
 from botorch.models.transforms.input import InputTransform
@@ -33,6 +23,7 @@ from botorch.utils.datasets import SupervisedDataset
 from gpytorch import settings
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import Kernel
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
 from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from torch import Tensor
 
@@ -41,34 +32,28 @@ from botorch_structured.models.checks import (
     check_modules,
     check_training_data,
 )
-from botorch_structured.models.fantasies import joined_noise
-from botorch_structured.models.fast_inference import (
-    FastSingleTaskGP,
-    has_methods_of,
-    noise_is_known,
-)
+from botorch_structured.models.fast_inference import FastSingleTaskGP, noise_is_known
 from botorch_structured.models.input_transforms import dataset_task
-from botorch_structured.models.tree.batches import (
-    Element,
-    fantasy_shapes,
-    make_elements,
-    objectives_of_elements,
-    posterior_of_elements,
-)
 from botorch_structured.models.tree.conditional_kernel import ConditionalKernel
 from botorch_structured.models.tree.leaf_inference import (
     LeafKernel,
-    LeafPredictor,
     Structure,
     log_evidence,
 )
-from botorch_structured.models.tree.moments import LeafMoments, PointMoments
+from botorch_structured.models.tree.moments import LeafMoments
 from botorch_structured.models.tree.objective import LeafObjective
 from botorch_structured.models.tree.point_moments import (
-    point_moments,
+    ModelMoments,
+    moments_on,
     point_posterior,
 )
-from botorch_structured.models.tree.tree_structured_kernel import TreeStructuredKernel
+from botorch_structured.models.tree.solver import (
+    LeafSolver,
+    SolverBatch,
+    fantasy_shapes,
+    make_solver,
+)
+from botorch_structured.models.tree.warm_start import take_values
 from botorch_structured.spaces import ParameterTree, SearchSpace
 
 #: After so many fits that start from an earlier one, a full one is made.
@@ -80,11 +65,9 @@ MAX_LOSS = 0.1
 Dependencies = SearchSpace | ParameterTree | Mapping[int, Mapping[float, Sequence[int]]]
 
 # GPyTorch's prediction copies the training data for each element of a t-batch, so
-# predictions by leaf are faster unless weights are more than rows and than this. (Of
+# predictions by leaf are faster unless weights are more than rows and than this. (With
 # 2,100 weights and 100 rows its copies took more than 20 GB.)
 _MANY_WEIGHTS = 8192
-# What moments come from.
-_WAY_OF_A_POSTERIOR = "posterior", "__call__", "_fast_posterior"
 
 
 def read_arguments(
@@ -129,7 +112,8 @@ def read_arguments(
     )
     space = None
     if isinstance(dependencies, SearchSpace):
-        space, dependencies = dependencies, dependencies.tree
+        space = dependencies
+        dependencies = dependencies.tree
         if space.tree.dim != train_X.shape[-1]:
             raise ShapeError(
                 f"train_X: expected the {space.tree.dim} columns of the space, got "
@@ -140,7 +124,8 @@ def read_arguments(
     if space is not None and input_transform is None:
         input_transform = space.input_transform()
     if space is not None and categorical is None and covar_module is None:
-        named, decisions = space.categorical_features.items(), tree.decision_columns
+        named = space.categorical_features.items()
+        decisions = tree.decision_columns
         categorical = {c: codes for c, codes in named if c not in decisions} or None
     return tree, input_transform, categorical
 
@@ -156,7 +141,7 @@ def output_dimensions(model: FastSingleTaskGP) -> dict[str, int]:
 
 
 class _FitRecord(NamedTuple):
-    """What a model remembers of its fits.
+    """The last fits of a model.
 
     Attributes:
         short: Fits since the last full one.
@@ -181,14 +166,12 @@ class LeafModel(FastSingleTaskGP):
     tree: ParameterTree
 
     _data_caches = ("_structure_cache",)
-    _fit_caches = ("_elements_cache",)
+    _fit_caches = ("_solver_cache",)
     # state of a fit, not a hyperparameter: copied and pickled, not in ``state_dict``
     _fit_record: _FitRecord | None = None
-    _structure_cache: tuple[Tensor, LeafKernel, Structure] | None = None
-    _elements_cache: tuple[list[object], list[Element]] | None = None
-    # of a model with fantasies: how many batch dimensions these have in front of those
-    # of the rows before, and the number of the latter
-    _fantasies: tuple[int, int] | None = None
+    _structure_cache: Structure | None = None
+    # what was chosen; None before
+    _solver_cache: tuple[SolverBatch | None] | None = None
 
     def _warn_of_scales(
         self,
@@ -207,39 +190,7 @@ class LeafModel(FastSingleTaskGP):
             named = [*tree.decision_columns, *categorical]
             check_min_max_scaling(tree.impute(X.detach()), ignore_dims=named)
 
-    # -- what can be used ---------------------------------------------------------
-
-    def _is_structured(self) -> bool:
-        """Whether the structured algebra applies to the training data at all.
-
-        To one data set with one outcome; of others see ``_elements``.
-        """
-        return (
-            self._is_by_leaf()
-            and self.train_inputs[0].ndim == 2
-            and self.train_targets.ndim == 1
-            and not self.covar_module.batch_shape
-        )
-
-    def _is_flat(self) -> bool:
-        """Whether it is a `SingleTaskGP` of one data set with one outcome."""
-        return (
-            not (self.tree.decision_columns or self.covar_module.batch_shape)
-            and self.train_inputs is not None
-            and self.train_inputs[0].ndim == 2
-            and self.train_targets.ndim == 1
-            and noise_is_known(self.likelihood)
-            and has_methods_of(LeafModel, self, "forward")
-        )
-
-    def _is_by_leaf(self) -> bool:
-        return (
-            isinstance(self.covar_module, LeafKernel)
-            and self.covar_module.is_by_leaf
-            and noise_is_known(self.likelihood)
-            and has_methods_of(LeafModel, self, "forward")
-            and self.train_inputs is not None
-        )
+    # -- evidence -----------------------------------------------------------------
 
     def kernel_by_leaf(self) -> Kernel:
         """The kernel by leaf: without decisions, any kernel on the only leaf."""
@@ -248,150 +199,159 @@ class LeafModel(FastSingleTaskGP):
             return kernel
         return ConditionalKernel(kernel, self.tree)
 
-    def _use_predictor(self) -> bool:
-        """Whether predictions are made by leaf, those of batches and fantasies too."""
-        if not (self._is_by_leaf() and self._has_factors()):
-            return False
-        weights = self.covar_module.num_weights
-        return weights <= max(self.train_inputs[0].shape[-2], _MANY_WEIGHTS)
+    def _is_by_leaf(self) -> bool:
+        """Whether the leaves and the weights define the covariance of the data."""
+        kernel = self.kernel_by_leaf()
+        return (
+            isinstance(kernel, LeafKernel)
+            and kernel.is_by_leaf
+            and noise_is_known(self.likelihood)
+            and "forward" not in self.redefined
+            and self.train_inputs is not None
+        )
 
-    def _has_factors(self) -> bool:
-        """Whether predictions may use factors that were computed before."""
-        # BoTorch propagates gradients to inputs, others to hyperparameters too
-        attached = settings.detach_test_caches.off() and propagate_grads.off()
-        if self.training or settings.prior_mode.on() or attached:
-            return False
-        # rows of fantasies may have a gradient, those before them have none
-        tensors = (*self.train_inputs, self.train_targets)
-        return self._fantasies is not None or not any(t.requires_grad for t in tensors)
-
-    # -- caches -------------------------------------------------------------------
-
-    def _structure(self, X: Tensor) -> Structure:
-        cache = self._structure_cache
-        kernel = self.covar_module
-        if cache is None or cache[0] is not X or cache[1] is not kernel:
-            self._structure_cache = cache = (X, kernel, kernel.structure(X))
-        return cache[2]
-
-    def _elements(self) -> list[Element]:
-        """Each outcome of each data set, without the rows of fantasies."""
-        cache = self._elements_cache
-        if cache is None or not self._has_elements():
-            self._elements_cache = cache = (self._made_of(), make_elements(self))
-        return cache[1]
-
-    def _has_elements(self) -> bool:
-        """Whether elements of the present data and modules are known."""
-        cache = self._elements_cache
-        return cache is not None and all(map(operator.is_, self._made_of(), cache[0]))
-
-    def _made_of(self) -> list[object]:
-        """What elements are made of, besides values."""
-        kernel, data = self.covar_module, (self.train_inputs[0], self.train_targets)
-        variant = getattr(kernel, "variant", None)
-        return [*data, kernel, variant, self.likelihood, self.mean_module]
-
-    # -- evidence -----------------------------------------------------------------
+    def _is_single(self) -> bool:
+        """Whether there is one data set with one outcome."""
+        return (
+            self.train_inputs is not None
+            and self.train_inputs[0].ndim == 2
+            and self.train_targets.ndim == 1
+            and not self.covar_module.batch_shape
+        )
 
     def _fast_evidence(
         self, mll: ExactMarginalLogLikelihood, kwargs: dict[str, Any]
     ) -> Tensor | None:
-        own = has_methods_of(LeafModel, self, "__call__")
-        if mll.likelihood is not self.likelihood or kwargs or not own:
+        kernel = self.covar_module
+        if mll.likelihood is not self.likelihood or kwargs or not self._is_single():
             return None
-        X = self.train_inputs[0]
-        if not self._is_structured():
+        if "__call__" in self.redefined or not isinstance(kernel, LeafKernel):
             return None
-        # paths do not depend on the transform, which keeps decisions
-        structure = self._structure(X)
-        X, noise = self.transform_inputs(X), self.likelihood.noise.expand(len(X))
+        if not self._is_by_leaf():
+            return None
+        X = self.transform_inputs(self.train_inputs[0])
+        noise = self.likelihood.noise.expand(len(X))
         residual = self.train_targets - self.mean_module(X)
-        return log_evidence(self.covar_module, X, structure, noise, residual)
+        return log_evidence(kernel, X, self.structure(kernel), noise, residual)
+
+    def structure(self, kernel: LeafKernel) -> Structure:
+        """The leaves of one data set, which do not depend on an input transform.
+
+        Args:
+            kernel: From ``kernel_by_leaf``.
+        """
+        structure = self._structure_cache
+        if structure is None:
+            structure = kernel.structure(self.train_inputs[0])
+            self.__dict__["_structure_cache"] = structure
+        return structure
 
     # -- posterior ----------------------------------------------------------------
 
-    def _predictor(self) -> LeafPredictor:
-        return self._elements()[0].predictor
+    @property
+    def solver(self) -> SolverBatch | None:
+        """The posterior through the leaves; None where it is GPyTorch's dense one.
 
-    def _forget_fantasies(self) -> None:
-        super()._forget_fantasies()
-        self._fantasies = None
+        It is chosen once, when it is first asked for in evaluation mode, and dropped
+        where data, hyperparameters or modules change.
+        """
+        # BoTorch propagates gradients to inputs, others to hyperparameters too
+        attached = settings.detach_test_caches.off() and propagate_grads.off()
+        if self.training or attached:
+            return None
+        cache = self._solver_cache
+        if cache is None:
+            cache = (self._make_solver(),)
+            self.__dict__["_solver_cache"] = cache
+        return cache[0]
+
+    def _make_solver(self) -> SolverBatch | None:
+        if not self._is_by_leaf():
+            return None
+        tensors = (*self.train_inputs, self.train_targets)
+        if any(tensor.requires_grad for tensor in tensors):
+            return None
+        kernel = self.kernel_by_leaf()
+        if kernel.num_weights > max(self.train_inputs[0].shape[-2], _MANY_WEIGHTS):
+            return None
+        if kernel is self.covar_module:
+            return make_solver(self, kernel)
+        if not self._is_single():
+            return None
+        # GPyTorch predicts with a SingleTaskGP, unless it has a closed form
+        solver = make_solver(self, kernel)
+        return None if solver.moments is None else solver
+
+    def _fast_posterior(self, X: Tensor) -> MultivariateNormal | None:
+        """Posterior through the leaves at ``batch_shape x q x d`` points."""
+        solver = self.solver
+        return None if solver is None else solver.posterior(self.mean_module, X)
 
     def get_fantasy_model(self, inputs: Any, targets: Tensor, **kwargs: Any) -> Any:
         """A model with more data and the same hyperparameters, see ``ExactGP``.
 
         Data without a batch dimension, a gradient, or (with inferred noise) a noise of
-        their own are appended. Others condition the posterior of the elements; no
+        their own are appended. Others condition the posterior of the rows before; no
         factorisation is repeated for them.
         """
         X = inputs[0] if isinstance(inputs, (list, tuple)) else inputs
-        old_X, old_y = self.train_inputs[0], self.train_targets
+        old_X = self.train_inputs[0]
+        old_y = self.train_targets
         shapes = fantasy_shapes(old_y.shape[:-1], X.shape[:-2], targets.shape[:-1])
-        noise, before = self._noise_to_keep(kwargs), self._fantasy_noise
-        append = X.ndim == 2 and targets.ndim == 1 and old_y.ndim == 1
-        append = append and not (X.requires_grad or targets.requires_grad)
-        append = append and self._fantasies is None and before is None and noise is None
-        if shapes is None or not self._use_predictor():
+        solver = self.solver
+        if shapes is None or solver is None:
             return super().get_fantasy_model(inputs, targets, **kwargs)
-        kept = [old_X, old_y, self.likelihood, self.prediction_strategy, before]
+        kept = [old_X, old_y, self.likelihood, self.prediction_strategy]
         kept.append(self._original_train_inputs)
         new = deepcopy(self, {id(thing): thing for thing in kept})
         new.likelihood = self.likelihood.get_fantasy_likelihood(**kwargs)
-        both = [t.expand(*shapes[0], *t.shape[-2:]) for t in (old_X, X)]
-        all_X = torch.cat(both, dim=-2).expand(*shapes[1], -1, -1)
-        both = [t.expand(*shapes[1], t.shape[-1]) for t in (old_y, targets)]
-        new.set_train_data(all_X, torch.cat(both, dim=-1), strict=False)
-        if append:
+        inputs_shape, targets_shape = shapes
+        rows = [t.expand(*inputs_shape, *t.shape[-2:]) for t in (old_X, X)]
+        outcomes = [t.expand(*targets_shape, t.shape[-1]) for t in (old_y, targets)]
+        all_X = torch.cat(rows, dim=-2).expand(*targets_shape, -1, -1)
+        new.set_train_data(all_X, torch.cat(outcomes, dim=-1), strict=False)
+        fixed_noise = isinstance(self.likelihood, FixedNoiseGaussianLikelihood)
+        if (
+            X.ndim == 2
+            and targets.ndim == 1
+            and old_y.ndim == 1
+            and not (X.requires_grad or targets.requires_grad)
+            and isinstance(solver.solvers[0], LeafSolver)
+            and (fixed_noise or kwargs.get("noise") is None)
+        ):
             return new
-        lead, num_rows = self._fantasies or (0, old_X.shape[-2])
-        new._fantasies = (lead + len(shapes[1]) - old_y.ndim + 1, num_rows)
-        new._fantasy_noise = joined_noise(before, noise, targets)
-        new._elements_cache = (new._made_of(), self._elements())
+        conditioned = solver.append(self, X, targets, kwargs.get("noise"))
+        new.__dict__["_solver_cache"] = (conditioned,)
         return new
 
     def _moments(self) -> LeafMoments | None:
         """Moments of points one by one, where they have a closed form."""
-        data = self.train_inputs is not None and self._fantasies is None
-        if not (data and self.train_targets.ndim == 1 and self._has_factors()):
-            return None
-        # a search asks hundreds of times: of elements at hand it is known
-        if not self._has_elements():
-            by_leaf = self._is_structured() and self._use_predictor()
-            if not (by_leaf or self._is_flat()):
-                return None
-        return self._elements()[0].moments
-
-    def _fast_posterior(self, X: Tensor) -> MultivariateNormal | None:
-        """Posterior through the leaves at ``batch_shape x q x d`` points."""
-        if not self._use_predictor():
-            return None
-        return posterior_of_elements(self, self._elements(), X)
+        solver = self.solver
+        return None if solver is None else solver.moments
 
     def _point_posterior(self, X: Tensor) -> GPyTorchPosterior | None:
         """See ``FastSingleTaskGP._point_posterior``."""
-        own = has_methods_of(LeafModel, self, *_WAY_OF_A_POSTERIOR[1:])
-        return point_posterior(self, X) if own else None
+        if "__call__" in self.redefined or self.train_targets.ndim > 1:
+            return None
+        return point_posterior(self, X)
 
-    def point_moments(
-        self, X: Tensor, gradient: bool = False, path: bool = False
-    ) -> PointMoments | None:
+    def moments_on(self, rows: Tensor, path: bool = False) -> ModelMoments | None:
         """Moments of ``posterior`` without autograd; None where they are not at hand.
 
-        For optimisers: they have the values of a posterior of ``t x 1 x d`` points, and
-        a graph of the operations that led to them takes longer than these.
+        For optimisers: they evaluate points on few paths again and again.
 
         Args:
-            X: ``t x d``, not transformed.
-            gradient: Whether gradients are wanted.
-            path: Whether those of ``path_posterior`` are wanted.
+            rows: ``m x d`` points, of which only the decisions matter.
+            path: Whether moments of ``path_posterior`` are wanted.
         """
-        known = self._has_own_posterior(path)
-        return point_moments(self, X, gradient, path) if known else None
+        return moments_on(self, rows, path) if self._has_own_posterior(path) else None
 
     def _has_own_posterior(self, path: bool) -> bool:
         """Whether no subclass has another posterior, or posterior of paths."""
-        return has_methods_of(LeafModel, self, *_WAY_OF_A_POSTERIOR)
+        names = {"posterior", "__call__", "_fast_posterior"}
+        if path:
+            names.add("path_posterior")
+        return self.redefined.isdisjoint(names)
 
     # -- as BoTorch calls it ------------------------------------------------------
 
@@ -416,15 +376,16 @@ class LeafModel(FastSingleTaskGP):
         Raises:
             ValueError: If ``start_from`` has another class or other options.
         """
+        mll.train()  # in evaluation mode inputs are transformed already
         objectives = self._fit_objectives(mll, kwargs)
         parameters = [*mll.parameters()]
         cold = [p.detach().clone() for p in parameters]
         before = _Fit(math.inf, self._kernels(chosen=True)[0], cold)
-        found: list[_Fit] = []
+        fits: list[_Fit] = []
         present: _Fit | None = None  # the one whose values the model has
         failure: ModelFittingError | None = None
 
-        def take(values: Sequence[Tensor], kernel: str | None) -> None:
+        def restore(values: Sequence[Tensor], kernel: str | None) -> None:
             for p, value in zip(parameters, values, strict=True):
                 p.data.copy_(value)
             if kernel is not None:
@@ -434,7 +395,7 @@ class LeafModel(FastSingleTaskGP):
             nonlocal failure, present
             present = None
             for objective in objectives:
-                objective.form.read_correlation()
+                objective.read_correlation()
             try:
                 self._fit(mll, objectives, **kwargs)
             except ModelFittingError as error:
@@ -444,7 +405,7 @@ class LeafModel(FastSingleTaskGP):
             if math.isfinite(loss):
                 values = [p.detach().clone() for p in parameters]
                 present = _Fit(loss, kernel, values)
-                found.append(present)
+                fits.append(present)
 
         record = None
         try:
@@ -452,20 +413,20 @@ class LeafModel(FastSingleTaskGP):
                 take_values(self, start_from)
                 fit(self._kernels(chosen=True)[0])
                 last = start_from._fit_record
-                if found and last is not None:
-                    enough = found[0].loss <= last.loss + MAX_LOSS
+                if fits and last is not None:
+                    enough = fits[0].loss <= last.loss + MAX_LOSS
                     if enough and last.short < MAX_SHORT_FITS:
                         record = _FitRecord(last.short + 1, last.loss)
             if record is None:
                 for kernel in self._kernels():
-                    take(cold, kernel)
+                    restore(cold, kernel)
                     fit(kernel)
-            if not found:
+            if not fits:
                 raise failure or ModelFittingError("The evidence is not finite.")
         finally:  # of a fit that is interrupted, the best so far
-            best = min(found, key=lambda f: f.loss, default=before)
+            best = min(fits, key=lambda f: f.loss, default=before)
             if best is not present:
-                take(best.values, best.kernel)
+                restore(best.values, best.kernel)
             mll.eval()
         self._fit_record = record or _FitRecord(0, best.loss)
         return mll
@@ -481,7 +442,7 @@ class LeafModel(FastSingleTaskGP):
     def _loss(
         self, mll: MarginalLogLikelihood, objectives: list[LeafObjective]
     ) -> float:
-        """Minus the objective per data point; the sum of those of elements."""
+        """Minus the objective per data point, summed over the batch."""
         if objectives:
             return sum(objective.loss() for objective in objectives)
         mll.train()
@@ -493,52 +454,57 @@ class LeafModel(FastSingleTaskGP):
     ) -> None:
         """One fit, in closed form where there are objectives for that."""
         # it loads BoTorch's fits, see ``_botorch_names``
-        from botorch_structured.models.map_fit import (
-            FIT_OPTIONS,
-            FLAT_FIT_OPTIONS,
-            accept_rounding,
-            fit_map,
-        )
+        from botorch_structured.models import map_fit
 
-        objective = objectives[0] if objectives else None
-        by_leaf = objective is not None and isinstance(self.covar_module, LeafKernel)
-        if not (self.tree.decision_columns or by_leaf):
-            # a SingleTaskGP, fitted as BoTorch fits it where there is no closed form
-            options = FLAT_FIT_OPTIONS if objective is not None else None
-            fit_map(mll, options, objective=objective, **kwargs)
+        by_leaf = isinstance(self.covar_module, LeafKernel)
+        if not objectives:
+            # BoTorch's options of a SingleTaskGP, and of batches that are fitted as one
+            single = self._aug_batch_shape.numel() == 1
+            with_decisions = single and bool(self.tree.decision_columns)
+            map_fit.fit_map(
+                mll, map_fit.FIT_OPTIONS if with_decisions else None, **kwargs
+            )
             return
-        kwargs.setdefault("warning_handler", accept_rounding)
-        if self._aug_batch_shape.numel() == 1:
-            fit_map(mll, FIT_OPTIONS, objective=objective, **kwargs)
-        elif not objectives:  # BoTorch's L-BFGS-B of batches, for all elements together
-            fit_map(mll, **kwargs)
-        else:
-            parameters, ends = list(mll.parameters()), []
-            start = [p.detach().clone() for p in parameters]
-            for objective in objectives:
-                fit_map(mll, FIT_OPTIONS, objective=objective, **kwargs)
-                ends.append(objective.read())
-                # a retry draws the parameters of all elements
-                for p, value in zip(parameters, start, strict=True):
-                    p.data.copy_(value)
-            for objective, end in zip(objectives, ends, strict=True):
-                objective.write(end)
-            self._clear_cache()
+        options = map_fit.FIT_OPTIONS if by_leaf else map_fit.FLAT_FIT_OPTIONS
+        for objective in objectives:
+            map_fit.fit_map(mll, options, objective=objective, evaluate=False, **kwargs)
 
     def _fit_objectives(
         self, mll: MarginalLogLikelihood, kwargs: dict[str, Any]
     ) -> list[LeafObjective]:
-        """Objectives in closed form, of each element; empty where there are none."""
-        if self._aug_batch_shape.numel() > 1:
-            by_leaf = self.tree.decision_columns and self._is_by_leaf()
-            if not by_leaf or not self._has_own_evidence():
-                return []
-            return objectives_of_elements(self, mll, kwargs)
-        objective = self.fit_objective(mll)
-        return [] if objective is None else [objective]
+        """Objectives in closed form, one for each element of the batch.
 
-    def _has_own_evidence(self) -> bool:
-        return has_methods_of(LeafModel, self, "_fast_evidence")
+        Empty where there are none, and where one optimisation has to be for the whole
+        batch: its elements share parameters, or the caller has a closure, an optimiser,
+        or arguments that name parameters.
+
+        Args:
+            mll: The objective, in training mode.
+            kwargs: See ``fit_gpytorch_mll``.
+        """
+        if not self._aug_batch_shape:
+            objective = self.fit_objective(mll)
+            return [] if objective is None else [objective]
+        shape = self.train_targets.shape[:-1]
+        options = kwargs.get("optimizer_kwargs") or {}
+        custom = [kwargs.get(n) for n in ("closure", "closure_kwargs", "optimizer")]
+        if any(custom) or options.keys() - {"options", "method"}:
+            return []
+        if not (self.tree.decision_columns and self._is_by_leaf()):
+            return []
+        if any(prior.batch_shape for _, _, prior, _, _ in mll.named_priors()):
+            return []
+        for module in mll.modules():
+            for p in module.parameters(recurse=False):
+                if getattr(module, "batch_shape", p.shape[:-1]) != shape:
+                    return []
+        objectives = []
+        for index in np.ndindex(shape):
+            objective = LeafObjective.of(mll, index)
+            if objective is None:
+                return []
+            objectives.append(objective)
+        return objectives
 
     def fit_objective(self, mll: MarginalLogLikelihood) -> LeafObjective | None:
         """The objective in closed form; None if there is none, see ``LeafObjective``.
@@ -546,10 +512,10 @@ class LeafModel(FastSingleTaskGP):
         Args:
             mll: An objective of this model; put in training mode.
         """
-        single = self._is_structured() or self._is_flat()
-        if not (self._has_own_evidence() and single):
+        if not self._is_single():
             return None
-        mll.train()  # in evaluation mode inputs are transformed already
+        if not mll.training or not self.training:
+            mll.train()  # in evaluation mode inputs are transformed already
         return LeafObjective.of(mll)
 
     @classmethod
@@ -596,155 +562,3 @@ class LeafModel(FastSingleTaskGP):
         if categorical:
             inputs["categorical_features"] = categorical
         return inputs
-
-
-# -- hyperparameters of an earlier fit as the start of the next one ----------------
-#
-# Data and branches may have been added in between. Entries of a parameter are matched
-# by what they belong to: a column (by its name if a ``SearchSpace`` gives one), a value
-# of a decision, a path. New entries keep their start.
-
-
-def take_values(model: Any, earlier: Any) -> None:
-    """Set the parameters of a model, and its choice of a kernel, to an earlier one's.
-
-    Args:
-        model: The model.
-        earlier: A model of the same class and options.
-
-    Raises:
-        ValueError: For a model of another class or other options, and for other columns
-            where values would be taken by position.
-    """
-    if type(earlier) is not type(model):
-        raise ValueError(
-            f"start_from: expected a {type(model).__name__} as is fitted, got "
-            f"{type(earlier).__name__}."
-        )
-    for name, mine, other in _options(model, earlier):
-        if mine != other:
-            raise ValueError(
-                "start_from: expected a model with the same options, got one with "
-                f"another {name} ({other} for {mine})."
-            )
-    values = dict(earlier.named_parameters())
-    to, of = _entries(model), _entries(earlier)
-    alike = _named_columns(model) == _named_columns(earlier)
-    taken: list[tuple[Tensor, Tensor]] = []  # nothing is written before all is checked
-    for name, parameter in model.named_parameters():
-        if name not in values or not parameter.requires_grad:
-            continue  # of branches that are new, or held
-        value = values[name].detach()
-        here, there = to.get(name), of.get(name)
-        if (
-            here is not None
-            and there is not None
-            and parameter.shape[-1:] == (len(here),)
-            and value.shape == (*parameter.shape[:-1], len(there))
-        ):
-            place = {key: i for i, key in enumerate(there)}
-            known = [i for i, key in enumerate(here) if key in place]
-            new = parameter.detach().clone()
-            new[..., known] = value[..., [place[here[i]] for i in known]]
-            value = new
-        # one value for all, or entries by position
-        elif value.shape != parameter.shape:
-            raise ValueError(
-                "start_from: expected a model with the same options, got one with "
-                f"{name} of shape {tuple(value.shape)} for {tuple(parameter.shape)}."
-            )
-        elif not alike and parameter.shape[len(model._aug_batch_shape) :].numel() > 1:
-            raise ValueError(
-                "start_from: expected a model with the same columns and decisions in "
-                f"the same order, as {name} has entries whose columns are not known, "
-                "got one with others."
-            )
-        taken.append((parameter, value))
-    with torch.no_grad():
-        for target, value in taken:
-            target.copy_(value)
-    kernel = model.covar_module
-    if isinstance(kernel, TreeStructuredKernel):
-        kernel.set_correlation(earlier.covar_module.correlation.name)
-
-
-def _options(model: Any, earlier: Any) -> Iterator[tuple[str, object, object]]:
-    """Name, and value of both models, of what may not differ."""
-    for part in ("covar_module", "likelihood", "mean_module"):
-        yield (
-            part,
-            _module_classes(getattr(model, part)),
-            _module_classes(getattr(earlier, part)),
-        )
-    a, b = model.covar_module, earlier.covar_module
-    if isinstance(a, TreeStructuredKernel):
-        yield "leaf_inputs", a.leaf_inputs, b.leaf_inputs
-        yield "context_features", a.context_columns, b.context_columns
-        sharing = a.leaf_hyperparameters.sharing, b.leaf_hyperparameters.sharing
-        yield "leaf_hyperparameters", *sharing
-        yield "leaf_kernel", model._choose_kernel, earlier._choose_kernel
-
-
-def _module_classes(module: torch.nn.Module) -> list[type]:
-    """The classes of a kernel and of what it is made of, of a likelihood or mean."""
-    if isinstance(module, TreeStructuredKernel):
-        return [type(module)]  # its parts depend on the branches
-    return [type(part) for part in module.modules()]
-
-
-def _named_columns(model: Any) -> tuple[object, object]:
-    """Columns in their order, and decisions; of equal ones positions are the same."""
-    tree = model.tree
-    columns = list(range(tree.dim)) if tree.space is None else list(tree.space.names)
-    return columns, tree.decision_values
-
-
-def _entries(model: Any) -> dict[str, Sequence[Hashable]]:
-    """Names of parameters with an entry for each of something, and what these are."""
-    tree, kernel = model.tree, model.covar_module
-    column = int if tree.space is None else tree.space.names.__getitem__
-
-    def paths() -> list[Hashable]:
-        every = (path.decisions.items() for path in tree.paths)
-        return [frozenset((column(c), v) for c, v in items) for items in every]
-
-    out: dict[str, Sequence[Hashable]] = {}
-    if hasattr(model.mean_module, "raw_offset"):
-        out["mean_module.raw_offset"] = paths()
-    if isinstance(kernel, TreeStructuredKernel):
-        edges = [(column(c), v) for c, vs in tree.decision_values.items() for v in vs]
-        leaf, weights = kernel.leaf_hyperparameters, kernel.weights
-        names = "covar_module.leaf_hyperparameters.{}.raw_value".format
-        if leaf.sharing == "independent":
-            out[names("outputscale")] = every = paths()
-            if hasattr(leaf, "lengthscale"):
-                used = leaf.pair < leaf.lengthscale.raw_value.shape[-1]
-                out[names("lengthscale")] = [
-                    (every[p], column(kernel.columns[j]))
-                    for p, j in used.nonzero().tolist()
-                ]
-        else:
-            of_leaves = kernel.columns[: leaf.num_columns]
-            out[names("relative_lengthscale")] = [column(c) for c in of_leaves]
-            out[names("relative_outputscale")] = edges
-        context = [column(c) for c in kernel.context_columns]
-        out[names("context_lengthscale")] = context
-        names = "covar_module.weights.{}.raw_value".format
-        nodes = [([None, *edges])[i] for i in weights.node_columns.tolist()]
-        out[names("node_variance")] = nodes[: weights.num_inner]
-        out[names("offset_variance")] = nodes[weights.num_inner :]
-        for kind, columns in (
-            ("linear", weights.linear_columns),
-            ("onehot", weights.onehot_columns),
-            ("smooth", weights.smooth_columns),
-        ):
-            out[names(f"{kind}_variance")] = [column(c) for c in columns]
-        out[names("smooth_lengthscale")] = out[names("smooth_variance")]
-    else:
-        for name, part in kernel.named_modules(prefix="covar_module"):
-            count = getattr(part, "ard_num_dims", None)
-            dims = getattr(part, "active_dims", None)
-            of_kernel = range(tree.dim) if dims is None else dims.tolist()
-            if len(of_kernel) == count:
-                out[f"{name}.raw_lengthscale"] = [column(c) for c in of_kernel]
-    return out

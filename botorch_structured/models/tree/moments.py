@@ -17,23 +17,17 @@ C the part of M^-1 that belongs to the weights of the path,
 
 A categorical column enters as one more column for each of its values, behind those of
 the inputs, which has no derivative: half the squared distance of two codes is 1 if the
-values differ. ``LeafMoments`` finds the paths of points and puts what is known of these
-side by side; ``PathMoments`` evaluates the formulas.
+values differ.
+
+``LeafMoments`` belongs to a model with its data. For the paths that a search is on,
+``MomentsOnPaths`` puts its tables side by side, once, and evaluates points by the
+number of their path; ``PathMoments`` has the formulas.
 """
 
 from __future__ import annotations
 
-__all__ = [
-    "SMOOTH",
-    "Array",
-    "LeafMoments",
-    "PathMoments",
-    "PointMoments",
-    "differentiable_moments",
-]
-
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from copy import copy
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -54,18 +48,11 @@ from botorch_structured.models.tree.tree_structured_kernel import (
 )
 
 Array = NDArray[Any]
-#: Values of columns, ``n x w x k``, and the columns, ``n x k``, to transformed values
-#: and their derivatives.
-Scale = Callable[[Array, Array], tuple[Array, Array]]
 #: Correlations of squared distances whose slope is finite at zero.
 SMOOTH = {"matern32", "matern52", "rbf"}
-# Numbers of the tables of paths that are looked at together (32 MiB).
+# Most numbers in the tables of paths that are evaluated together (32 MiB).
 _MAX_NUMBERS = 1 << 22
-# With more numbers in the tables of all paths, values may take less time without them.
-_MANY_NUMBERS = 1 << 17
-# Decisions whose paths are known.
-_MAX_KNOWN = 4096
-# Of more weights, the covariance is computed path by path.
+# With more weights their covariance is computed path by path.
 _MANY_WEIGHTS = 1024
 
 
@@ -79,10 +66,40 @@ class PointMoments(NamedTuple):
         variance_gradient: ``t x d``, or None.
     """
 
-    mean: Tensor
-    variance: Tensor
-    mean_gradient: Tensor | None = None
-    variance_gradient: Tensor | None = None
+    mean: Any
+    variance: Any
+    mean_gradient: Any = None
+    variance_gradient: Any = None
+
+
+class ColumnScales:
+    """Transforms of single columns: x or log10 x, times a factor, plus a shift.
+
+    Args:
+        log: Whether the logarithm is taken, a boolean for each column.
+        factor: The factors.
+        shift: The shifts.
+    """
+
+    def __init__(self, log: Array, factor: Array, shift: Array) -> None:
+        self.log = log
+        self.factor = factor
+        self.shift = shift
+        self._any_log = bool(log.any())
+
+    def take(self, columns: Array) -> ColumnScales:
+        """The transforms of these columns; those behind the last stay as they are."""
+        index = np.minimum(columns, len(self.log) - 1)
+        return ColumnScales(self.log[index], self.factor[index], self.shift[index])
+
+    def __call__(self, x: Array) -> tuple[Array, Array]:
+        """Transformed values and their derivatives, of values in these columns."""
+        if not self._any_log:
+            return x * self.factor + self.shift, self.factor
+        positive = np.where(self.log, x, 1.0)
+        x = np.where(self.log, np.log10(positive), x)
+        slope = self.factor / np.where(self.log, positive * np.log(10.0), 1.0)
+        return x * self.factor + self.shift, slope
 
 
 class PathMoments:
@@ -90,46 +107,63 @@ class PathMoments:
 
     Args:
         names: The correlations k_f.
-        tables: What is known of each of the ``U`` paths, see ``LeafMoments``; ``U x a x
-            b`` each. Unused places have zero factors.
-        columns: The columns, ``U x k``, each once; -1 for none.
+        tables: Factors and data of each of the ``U`` paths, see ``LeafMoments``; ``U x
+            a x b`` each. Unused places have zero factors.
     """
 
-    def __init__(
-        self, names: Sequence[str], tables: dict[str, Array], columns: Array
-    ) -> None:
-        self.columns, t = columns, dict(tables)
+    def __init__(self, names: Sequence[str], tables: dict[str, Array]) -> None:
+        t = dict(tables)
+        dtype = t["inverse_chol"].dtype
+        used = [t["columns"], *(t[f"inputs{i}"] for i in range(len(names)))]
+        columns = np.sort(np.concatenate(used, axis=-1)[:, 0])
+        columns[:, 1:][columns[:, 1:] == columns[:, :-1]] = -1
+        #: The columns, ``U x k``, each once; -1 for none.
+        self.columns = columns
+
+        # Weights of nodes come first, and are constant on a path.
         moving = ((t["slope"] != 0.0) | (t["wave"] != 0.0)).any((0, 1)).nonzero()[0]
-        # those of nodes come first, and are constant on a path
-        self._first = first = int(moving[0]) if len(moving) else t["level"].shape[-1]
         self._moving = len(moving) > 0
+        self._first = int(moving[0]) if self._moving else t["level"].shape[-1]
         for name in ("columns", "slope", "wave", "frequency", "phase"):
-            t[name] = t[name][..., first:]
-        t["mu_mT"] = t["mu"].swapaxes(1, 2)
-        t["still"] = t["level"] @ t["mu_mT"]
-        t["mu"], t["mu_mT"] = t["mu"][..., first:], t["mu_mT"][:, first:]
-
-        def read(name: str, scale: Array | float) -> bool:
-            """Have columns read by a product; whether there are any."""
-            places = (columns[:, :, None] == t.pop(name)) * scale
-            places = places.astype(t["variance"].dtype)
-            t[name], t[f"{name}_mT"] = places, places.swapaxes(1, 2).copy()
-            return bool(places.any())
-
-        read("columns", 1.0)
-        t["total"] = (t["variance"] + t["constant"])[..., 0]
-        t["variance"] = t["variance"] * np.ones_like(t["alpha"])
-        self._offset = bool(t["constant"].any())
+            t[name] = t[name][..., self._first :]
+        t["rate"] = t["wave"] * t["frequency"]
+        # Columns are read by a product with a matrix of their places.
+        t["columns"] = (columns[:, :, None] == t["columns"]).astype(dtype)
         self._factors: list[tuple[str, str]] = []
         for i, name in enumerate(names):
-            # powers of two change no digit
-            t[f"data{i}_mT"] = -2.0 * t[f"data{i}"].swapaxes(1, 2)
-            if read(f"inputs{i}", t[f"inverse{i}"]):
+            places = (columns[:, :, None] == t[f"inputs{i}"]) * t[f"inverse{i}"]
+            t[f"inputs{i}"] = places.astype(dtype)
+            if places.any():
                 self._factors.append((name, str(i)))
-        t["rate"] = t["wave"] * t["frequency"]
-        for name in ("inverse_chol", "half"):
-            t[f"{name}_mT"] = np.ascontiguousarray(t[name].swapaxes(1, 2))
+        self._offset = bool(t["constant"].any())
+        t["total"] = (t["variance"] + t["constant"])[..., 0]
+        t["variance"] = t["variance"] * np.ones_like(t["alpha"])
         self._tables = t
+
+    def take(
+        self, rows: Any, weight_mean: Array, root: Array, covariance: Array | None
+    ) -> PathMoments:
+        """Some of the paths, with the posterior of their weights.
+
+        Args:
+            rows: Which of the paths.
+            weight_mean: mu, and zero for the weight of an unused place.
+            root: The columns of J, likewise.
+            covariance: M^-1, if it has been computed.
+        """
+        new = copy(self)
+        new.columns = self.columns[rows]
+        t = {name: table[rows] for name, table in self._tables.items()}
+        weights = t.pop("weights")[:, 0]
+        mu = weight_mean[weights][:, :, None]
+        t["still"] = t["level"] @ mu
+        t["mu"] = mu[:, self._first :]
+        if covariance is None:
+            t["covariance"] = np.stack([root[some] @ root[some].T for some in weights])
+        else:
+            t["covariance"] = covariance[weights[:, :, None], weights[:, None]]
+        new._tables = t
+        return new
 
     def __call__(self, x: Array, gradient: bool) -> tuple[Array, ...]:
         """Moments.
@@ -141,13 +175,19 @@ class PathMoments:
         Returns:
             Means, variances, ``U x w``, and their gradients, ``U x w x k``, if wanted.
         """
-        t, w, first = self._tables, x.shape[1], self._first
+        t = self._tables
+        first = self._first
+        w = x.shape[1]
         k = np.repeat(t["variance"], w, axis=1)
         points: list[Array] = []
         slopes: list[Array] = []
         for name, i in self._factors:
             point = x @ t[f"inputs{i}"]
-            distance = _distance(t, i, point)
+            distance: Array = point @ t[f"data{i}"].swapaxes(1, 2)
+            distance *= -2.0
+            distance += t[f"squares{i}"]
+            distance += np.add.reduce(np.square(point), -1, keepdims=True)
+            np.maximum(distance, 0.0, out=distance)
             if gradient:
                 value, slope = ARRAY_SLOPES[name](distance)
                 slopes = [other * value for other in slopes] + [slope * k]
@@ -157,9 +197,10 @@ class PathMoments:
             points.append(point)
         if self._offset:
             k += t["constant"]
-        weight = k @ t["inverse_chol_mT"]
+        weight = k @ t["inverse_chol"].swapaxes(1, 2)
         both = weight @ t["half"]
-        mean, h = both[..., :1] + t["still"], t["level"] - both[..., 1:]
+        mean = both[..., :1] + t["still"]
+        h = t["level"] - both[..., 1:]
         if self._moving:
             at = x @ t["columns"]
             angle = at * t["frequency"]
@@ -168,7 +209,7 @@ class PathMoments:
             z *= t["wave"]
             at *= t["slope"]
             z += at
-            mean += z @ t["mu_mT"]
+            mean += z @ t["mu"]
             h[..., first:] += z
         of_weights = h @ t["covariance"]
         variance = np.add.reduce(of_weights * h, -1)
@@ -176,11 +217,11 @@ class PathMoments:
         variance += t["total"]
         if not gradient:
             return mean[..., 0], variance
-        back = of_weights @ t["half_mT"][:, 1:]
+        back = of_weights @ t["half"][..., 1:].swapaxes(1, 2)
         back += weight
         back = back @ t["inverse_chol"]
         back *= -2.0
-        # of the mean, then of the variance
+        # Gradients of the mean, then of the variance.
         pull = np.zeros((len(x), 2 * w, x.shape[-1]), dtype=k.dtype)
         for (_, i), point, slope in zip(self._factors, points, slopes, strict=True):
             slope *= 2.0
@@ -189,24 +230,16 @@ class PathMoments:
             total = np.add.reduce(g, -1, keepdims=True)
             each = by_point.reshape(len(x), 2, w, point.shape[-1])
             each -= point[:, None] * total.reshape(len(x), 2, w, 1)
-            pull += by_point @ t[f"inputs{i}_mT"]
+            pull += by_point @ t[f"inputs{i}"].swapaxes(1, 2)
         if self._moving:
             rate = np.cos(angle)
             rate *= t["rate"]
             rate += t["slope"]
             of_variance = of_weights[..., first:] * rate
             of_variance *= 2.0
-            g = np.concatenate([rate * t["mu"], of_variance], axis=1)
-            pull += g @ t["columns_mT"]
+            g = np.concatenate([rate * t["mu"].swapaxes(1, 2), of_variance], axis=1)
+            pull += g @ t["columns"].swapaxes(1, 2)
         return mean[..., 0], variance, pull[:, :w], pull[:, w:]
-
-
-def _distance(t: dict[str, Array], i: str, point: Array) -> Array:
-    """|S_f (x - x')|^2 of points S_f x and the data, ``n x w x N``."""
-    distance: Array = point @ t[f"data{i}_mT"]
-    distance += t[f"squares{i}"]
-    distance += np.add.reduce(np.square(point), -1, keepdims=True)
-    return np.maximum(distance, 0.0, out=distance)
 
 
 class PathTables:
@@ -247,12 +280,12 @@ class PathTables:
             if factor.name not in SMOOTH and not unordered.all():
                 raise UnknownFormError
             for c in factor.columns[:-1][unordered].tolist():
-                known = form.known.get(c)
-                values_of = (
-                    X[:, c].unique() if known is None else torch.from_numpy(known)
-                )
-                self.codes[c] = values_of
-        start, self._behind = kernel.tree.dim, {}
+                if c in form.known:
+                    self.codes[c] = torch.from_numpy(form.known[c])
+                else:
+                    self.codes[c] = X[:, c].unique()
+        self._behind: dict[int, range] = {}
+        start = kernel.tree.dim
         for c, values_of in self.codes.items():
             self._behind[c] = range(start, start + len(values_of) + 1)
             start += len(values_of) + 1
@@ -270,7 +303,8 @@ class PathTables:
             is v, "constant" c. "weights" are those of the path (V where unused),
             "columns" their j, "level" a, "slope" b, "wave" u, "frequency" w, "phase" t.
         """
-        form, q = self._form, self._quantities
+        form = self._form
+        q = self._quantities
         variance = q[form.variance[which]]
         constant = np.zeros_like(variance)
         if form.undeclared is not None:
@@ -287,10 +321,10 @@ class PathTables:
             owner: list[int] = []
             share: list[float] = []
             for j, column in enumerate(factor.columns[:-1].tolist()):
-                mine = self._behind[column] if factor.unordered[j] else [column]
-                columns += mine
-                owner += [j] * len(mine)
-                share += [0.5 if factor.unordered[j] else 1.0] * len(mine)
+                places = self._behind[column] if factor.unordered[j] else [column]
+                columns += places
+                owner += [j] * len(places)
+                share += [0.5 if factor.unordered[j] else 1.0] * len(places)
             used = positions(factor.seen[which][:, owner]).numpy()
             of_column = np.array([*owner, -1])[used]
             W = np.take_along_axis(q[factor.lengths[which]], of_column, 1)
@@ -300,8 +334,10 @@ class PathTables:
 
     def _features(self) -> dict[str, Array]:
         """j, a, b, u, w and t of all weights and of none, ``V + 1``."""
-        form, q = self._form, self._quantities
-        still, waves = form.still.shape[-1], len(form.frequencies)
+        form = self._form
+        q = self._quantities
+        still = form.still.shape[-1]
+        waves = len(form.frequencies)
         columns = [0] * self._constants + self._linear
         columns += [place for c in self._onehot for place in self._behind[c]]
         terms = form.smooth_columns[:-1]
@@ -345,102 +381,60 @@ class LeafMoments:
         self, kernel: LeafKernel, predictor: LeafPredictor, X: Tensor, places: Any
     ) -> None:
         # a graph may be built after another correlation was chosen for the model's
-        self.kernel, self.predictor, self._X = copy(kernel), predictor, X.detach()
+        self.kernel = copy(kernel)
+        self.predictor = predictor
+        self._X = X.detach()
         self._paths = PathTables(self.kernel, places, self._X)
-        # of each place of a code its column, its value (NaN: unknown), and of each
-        # code its first place
-        codes = self._paths.codes
-        known = [[*values.tolist(), math.nan] for values in codes.values()]
-        sizes = [len(values) for values in known]
-        self._codes = (
-            np.repeat([*codes], sizes),
-            np.array([v for values in known for v in values]),
-            np.cumsum([0, *sizes])[:-1],
-        )
-        self._data = self.extend(self._X)
-        self._of_bucket: dict[int, dict[str, Array]] = {}
-        self._known: dict[bytes, int] = {}  # keys of paths by decisions
-        # paths of the rows of the last call, and their moments
-        self._last: tuple[Any, list[tuple[Array, PathMoments]]] = None, []
+        # Column and value (NaN: unknown) of each place of a code, and the first place
+        # of each code.
+        codes = [[*values.tolist(), math.nan] for values in self._paths.codes.values()]
+        sizes = [len(code) for code in codes]
+        self._code_columns = np.repeat([*self._paths.codes], sizes)
+        self._code_values = np.array([v for code in codes for v in code])
+        self._code_starts = np.cumsum([0, *sizes])[:-1]
+        self._data = self.extend(self._X.numpy())
+        self._of_bucket: dict[int, PathMoments] = {}
+        # decisions of the rows of the last call, and the moments on their paths
+        self._last: tuple[tuple[int, bytes] | None, Any] = None, None
 
     @classmethod
     def of(
         cls, kernel: LeafKernel, predictor: LeafPredictor, X: Tensor, places: Any
     ) -> LeafMoments | None:
         """An instance, or None where a kernel has another form."""
-        if predictor.masked:  # on a device, where no values are looked at
-            return None
         try:
             return cls(kernel, predictor, X, places)
         except UnknownFormError:
             return None
 
-    def extend(self, X: Tensor) -> Array:
+    def extend(self, x: Array) -> Array:
         """``n x d`` with more columns, the one-hot codes of categorical ones.
 
         The last place of each code is that of unknown values.
         """
-        x, (columns, known, start) = X.numpy(), self._codes
-        if not len(columns):
+        start = self._code_starts
+        if not len(start):
             return x
-        code = x[:, columns] == known  # nothing equals NaN
-        last = np.append(start[1:], len(columns)) - 1
+        code = x[:, self._code_columns] == self._code_values  # nothing equals NaN
+        last = np.append(start[1:], len(self._code_columns)) - 1
         code[:, last] = ~np.logical_or.reduceat(code, start, axis=1)
         return np.concatenate([x, code.astype(x.dtype)], axis=1)
 
-    def __call__(
-        self,
-        X: Tensor,
-        gradient: bool = False,
-        path: bool = False,
-        scale: Scale | None = None,
-    ) -> PointMoments:
-        """Moments at points.
+    def __call__(self, X: Tensor, gradient: bool = False) -> PointMoments:
+        """Moments at transformed inputs, as tensors.
 
         Args:
-            X: Inputs, ``t x d``, not empty; transformed if there is no ``scale``.
+            X: ``t x d``, not empty.
             gradient: Whether gradients are wanted, by ``X``.
-            path: Whether the part of the weights alone is wanted.
-            scale: The input transform, which leaves decisions alone. For the columns
-                that a path sees it takes less time than for all.
         """
-        X = X.detach()
-        every, (n, d), keys = self.extend(X), X.shape, self._keys(X)
-        if isinstance(self.kernel, ConditionalKernel):
-            # of paths without data the moments are the same: those of the prior
-            new = self._find(keys, path)[0] < 0
-            keys[new] = keys[new][:1]
-        name, (before, groups) = (keys.tobytes(), path), self._last
-        if name != before:
-            if not (gradient or path):
-                numbers = self._sizes(np.unique(keys), path).sum()
-                if numbers > max(_MANY_NUMBERS, n * self.predictor.num_weights):
-                    if scale is not None:
-                        columns = np.arange(d)[None]
-                        x, _ = scale(X.numpy()[None], columns)
-                        X = torch.from_numpy(x[0]).to(X)
-                    with torch.no_grad():  # tables would be larger than all features
-                        return PointMoments(*self.graph(X))
-            groups = list(self._groups(X, keys, path))
-            self._last = name, groups
-        # one more row and column, for padding
-        out = [np.empty(n + 1, every.dtype) for _ in range(2)]
-        if gradient:
-            width = every.shape[1] + 1
-            out += [np.zeros((n + 1, width), every.dtype) for _ in range(2)]
-        for index, local in groups:
-            columns = local.columns[:, None]
-            x = every[np.minimum(index, n - 1)[:, :, None], columns]
-            rate: Any = 1.0
-            if scale is not None:
-                x, rate = scale(x, local.columns)
-            found = local(x.astype(every.dtype, copy=False), gradient)
-            for values, part in zip(out[:2], found[:2], strict=True):
-                values[index] = part
-            for values, part in zip(out[2:], found[2:], strict=True):
-                values[index[:, :, None], columns] = part * rate
-        moments = [torch.from_numpy(part[:n]) for part in out]
-        return PointMoments(*moments[:2], *(part[:, :d] for part in moments[2:]))
+        x = X.detach().numpy()
+        decisions = len(x), x[:, self.kernel.tree.decision_columns].tobytes()
+        before, paths = self._last
+        if decisions != before:
+            paths = MomentsOnPaths(self, X.detach())
+            self._last = decisions, paths
+        moments = paths(x, np.arange(len(x)), gradient)
+        return PointMoments(*(p if p is None else torch.from_numpy(p) for p in moments))
 
     def graph(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """Moments of ``t x d`` inputs by operations that autograd knows."""
@@ -450,66 +444,22 @@ class LeafMoments:
         reduction = reduction - prediction.explained.square().sum(-1)
         return prediction.mean, rows.prior.expand(len(X)) + reduction
 
-    # -- where rows are -----------------------------------------------------------
+    def side_by_side(
+        self, bucket: int, place: Array, rows: Tensor, path: bool
+    ) -> PathMoments:
+        """Moments on paths of one bucket.
 
-    def _keys(self, X: Tensor) -> Array:
-        """The path of each row; that of the row before if it has the same decisions."""
-        decisions = X.numpy()[:, self.kernel.tree.decision_columns]
-        new = np.ones(len(X), dtype=bool)
-        np.any(decisions[1:] != decisions[:-1], axis=-1, out=new[1:])
-        names, known = [row.tobytes() for row in decisions[new]], self._known
-        if not all(name in known for name in names):
-            found = self.kernel.tree.locate(X[torch.from_numpy(new)])[2].tolist()
-            # a search asks for the same paths again and again
-            known = {} if len(known) > _MAX_KNOWN else known
-            known.update(zip(names, found, strict=True))
-            self._known = known
-        keys = np.array([known[name] for name in names])
-        return keys[new.cumsum() - 1]
-
-    def _find(self, keys: Array, path: bool) -> tuple[Array, Array]:
-        """Bucket and place in it of each path; -1 where no data are to be looked at."""
-        leaf = self.predictor.layout.find(torch.from_numpy(keys))
-        bucket = self.predictor.bucket_of_leaf[leaf].numpy()
-        if path:
-            bucket = np.full_like(bucket, -1)
-        return bucket, self.predictor.place_of_leaf[leaf].numpy()
-
-    def _sizes(self, keys: Array, path: bool) -> Array:
-        """How many numbers the tables of each path have."""
-        blocks = self.predictor.blocks
-        widest = max(block.weights.shape[-1] for block in blocks)
-        rows = [block.bucket.index.shape[-1] for block in blocks]
-        return 1 + widest**2 + np.square([*rows, 0])[self._find(keys, path)[0]]
-
-    def _groups(
-        self, X: Tensor, keys: Array, path: bool
-    ) -> Iterator[tuple[Array, PathMoments]]:
-        """Paths that are looked at together, with little padding.
-
-        Returns:
-            The rows on each path, ``U x w`` (``n`` where padded), and their moments.
+        Args:
+            bucket: Its number; -1 for paths without data.
+            place: The places of the paths in the bucket.
+            rows: A row of each path.
+            path: Whether the part of the weights alone is wanted.
         """
-        keys, first, path_of_row, count = np.unique(
-            keys, return_index=True, return_inverse=True, return_counts=True
-        )
-        n, order = len(X), path_of_row.argsort(kind="stable")
-        start, sizes = count.cumsum() - count, self._sizes(keys, path)
-        # paths with at most twice as many rows as another one, where that saves padding
-        level = np.log2(count).astype(int)
-        alike = len(keys) * count.max() <= 3 * n + 64
-        kind = sizes * 64 + (0 if alike else level)
-        for some in np.unique(kind):
-            every = (kind == some).nonzero()[0]
-            most = max(1, _MAX_NUMBERS // int(some // 64))
-            for paths in np.split(every, range(most, len(every), most)):
-                step = np.arange(count[paths].max())
-                index = order[np.minimum(start[paths, None] + step, n - 1)]
-                index = np.where(step < count[paths, None], index, n)
-                rows = torch.from_numpy(first[paths])
-                yield index, self._side_by_side(X[rows], keys[paths], path)
-
-    # -- tables -------------------------------------------------------------------
+        if bucket < 0:
+            return self._without_data(rows, path).take(slice(None), *self._weights)
+        if bucket not in self._of_bucket:
+            self._of_bucket[bucket] = self._with_data(bucket)
+        return self._of_bucket[bucket].take(place, *self._weights)
 
     @cached_property
     def _weights(self) -> tuple[Array, Array, Array | None]:
@@ -521,81 +471,46 @@ class LeafMoments:
         covariance = root @ root.T if len(root) <= _MANY_WEIGHTS else None
         return pad(self.predictor.weight_mean, (0, 1)).numpy(), root, covariance
 
-    def _side_by_side(self, X: Tensor, keys: Array, path: bool) -> PathMoments:
-        """What is known of the paths of rows, row by row, padded with zeros."""
-        parts = []
-        bucket, place = self._find(keys, path)
-        for number in np.unique(bucket):
-            rows = (bucket == number).nonzero()[0]
-            if number < 0:
-                part = self._without_data(X[torch.from_numpy(rows)], path)
-            else:
-                of_bucket = self._with_data(int(number)).items()
-                part = {name: table.take(place[rows], 0) for name, table in of_bucket}
-            weights = part.pop("weights")[:, 0]
-            mean, root, covariance = self._weights
-            part["mu"] = mean[weights][:, None]
-            if covariance is None:
-                mine = [root[some] @ root[some].T for some in weights]
-                part["covariance"] = np.stack(mine)
-            else:
-                part["covariance"] = covariance[weights[:, :, None], weights[:, None]]
-            parts.append((rows, part))
-        tables = parts[0][1]
-        if len(parts) > 1:
-            tables = {}
-            for name in parts[0][1]:
-                shapes = [part[name].shape[1:] for _, part in parts]
-                shape = [max(sizes) for sizes in zip(*shapes, strict=True)]
-                table = np.zeros((len(X), *shape), parts[0][1][name].dtype)
-                for rows, part in parts:
-                    _, a, b = part[name].shape
-                    table[rows, :a, :b] = part[name]
-                tables[name] = table
-        names = self._paths.names
-        # all that moments depend on, each once
-        seen = ["columns", *(f"inputs{i}" for i in range(len(names)))]
-        every = [tables[name][:, 0] for name in seen]
-        columns = np.sort(np.concatenate(every, axis=-1))
-        columns[:, 1:][columns[:, 1:] == columns[:, :-1]] = -1
-        return PathMoments(names, tables, columns)
+    def _with_data(self, number: int) -> PathMoments:
+        """All leaves of a bucket."""
+        block = self.predictor.blocks[number]
+        bucket = block.bucket
+        tables = self._paths(bucket.leaves.numpy(), block.weights.numpy())
+        # padding repeats the last row: L^-1 and H are zero there, except for the
+        # identity in L^-1, whose part of the covariance is to be zero
+        data = self._data[bucket.index.clamp_max(len(self._data) - 1).numpy()]
+        inverse = self.predictor.inverse_chol[number]
+        if bucket.real is not None:
+            inverse = inverse * bucket.real.unsqueeze(-1)
+        half = self.predictor.half[number].numpy()
+        return self._with_rows(self._paths, tables, data, inverse.numpy(), half)
 
-    def _with_data(self, number: int) -> dict[str, Array]:
-        """Of all leaves of a bucket."""
-        if number not in self._of_bucket:
-            predictor = self.predictor
-            block = predictor.blocks[number]
-            bucket = block.bucket
-            tables = self._paths(bucket.leaves.numpy(), block.weights.numpy())
-            # padding repeats the last row: L^-1 and H are zero there, except for the
-            # identity in L^-1, whose part of the covariance is to be zero
-            data = self._data[bucket.index.clamp_max(len(self._data) - 1).numpy()]
-            inverse, half = predictor.inverse_chol[number], predictor.half[number]
-            if bucket.real is not None:
-                inverse = inverse * bucket.real.unsqueeze(-1)
-            self._of_bucket[number] = self._with_rows(
-                tables, data, inverse.numpy(), half.numpy()
-            )
-        return self._of_bucket[number]
-
-    def _without_data(self, X: Tensor, path: bool) -> dict[str, Array]:
-        """Of the paths of some rows: prior covariances, of weights alone if wanted."""
-        paths = PathTables(self.kernel, self.kernel.locate(X), self._X)
-        tables, none = paths(slice(None)), self._data[:0]
+    def _without_data(self, rows: Tensor, path: bool) -> PathMoments:
+        """The paths of some rows: prior covariances, of weights alone if wanted."""
+        paths = PathTables(self.kernel, self.kernel.locate(rows), self._X)
+        tables = paths(slice(None))
         if path:
-            tables |= {name: 0.0 * tables[name] for name in ("variance", "constant")}
-        inverse = np.zeros((len(X), 0, 0), none.dtype)
-        half = np.zeros((len(X), 0, 1 + tables["weights"].shape[-1]), none.dtype)
-        data = np.broadcast_to(none, (len(X), *none.shape))
-        return self._with_rows(tables, data, inverse, half)
+            tables["variance"] = np.zeros_like(tables["variance"])
+            tables["constant"] = np.zeros_like(tables["constant"])
+        m = len(rows)
+        inverse = np.zeros((m, 0, 0), self._data.dtype)
+        half = np.zeros((m, 0, 1 + tables["weights"].shape[-1]), self._data.dtype)
+        data = np.zeros((m, 0, self._data.shape[-1]), self._data.dtype)
+        return self._with_rows(paths, tables, data, inverse, half)
 
     def _with_rows(
-        self, tables: dict[str, Array], data: Array, inverse_chol: Array, half: Array
-    ) -> dict[str, Array]:
+        self,
+        paths: PathTables,
+        tables: dict[str, Array],
+        data: Array,
+        inverse_chol: Array,
+        half: Array,
+    ) -> PathMoments:
         """Tables of leaves with those of their data.
 
         Args:
-            tables: From ``PathTables``.
+            paths: Where the tables are from.
+            tables: The tables.
             data: The rows of each leaf, extended, ``U x N x d``.
             inverse_chol: L^-1, zero where padded, ``U x N x N``.
             half: [e, H], ``U x N x (1 + D)``.
@@ -603,12 +518,191 @@ class LeafMoments:
         for name, table in tables.items():
             if table.dtype == np.float64:
                 tables[name] = table.astype(data.dtype, copy=False)
-        for i in range(len(self._paths.names)):
+        for i in range(len(paths.names)):
             scaled = np.take_along_axis(data, tables[f"inputs{i}"], -1)
-            tables[f"data{i}"] = scaled = scaled * tables[f"inverse{i}"]
+            scaled = scaled * tables[f"inverse{i}"]
+            tables[f"data{i}"] = scaled
             tables[f"squares{i}"] = np.add.reduce(np.square(scaled), -1)[:, None]
-        alpha = half[..., :1].swapaxes(1, 2) @ inverse_chol
-        return {**tables, "inverse_chol": inverse_chol, "half": half, "alpha": alpha}
+        tables["inverse_chol"] = inverse_chol
+        tables["half"] = half
+        tables["alpha"] = half[..., :1].swapaxes(1, 2) @ inverse_chol
+        return PathMoments(paths.names, tables)
+
+
+class _Tables(NamedTuple):
+    """Paths that are evaluated side by side.
+
+    Attributes:
+        moments: Moments on the paths.
+        columns: The columns of each path, ``U x 1 x k``.
+        scales: The transforms of these columns.
+    """
+
+    moments: PathMoments
+    columns: Array
+    scales: ColumnScales | None
+
+
+class _Group(NamedTuple):
+    """Points on paths that are evaluated side by side.
+
+    Attributes:
+        paths: The numbers of the paths, ``U``.
+        points: The points on each path, ``U x w``; ``n`` where padded.
+        tables: What is known of the paths.
+    """
+
+    paths: Array
+    points: Array
+    tables: _Tables
+
+
+class MomentsOnPaths:
+    """Moments of points on the paths of some rows.
+
+    Args:
+        moments: Those of a model.
+        rows: ``m x d``, of which only the decisions matter.
+        path: Whether the part of the weights alone is wanted.
+        scales: The input transform, which leaves decisions alone. For the columns that
+            a path sees it takes less time than for all.
+    """
+
+    def __init__(
+        self,
+        moments: LeafMoments,
+        rows: Tensor,
+        path: bool = False,
+        scales: ColumnScales | None = None,
+    ) -> None:
+        self._moments = moments
+        self._path = path
+        self._scales = scales
+        predictor = moments.predictor
+        keys = moments.kernel.tree.locate(rows)[2]
+        leaf = predictor.layout.find(keys)
+        bucket = predictor.bucket_of_leaf[leaf].numpy()
+        if path:  # no data are looked at
+            bucket = np.full_like(bucket, -1)
+        key = keys.numpy()
+        if isinstance(moments.kernel, ConditionalKernel):
+            # on all paths without data the moments are those of the prior
+            key = key.copy()
+            key[bucket < 0] = key[bucket < 0][:1]
+        _, first, self._path_of_row = np.unique(
+            key, return_index=True, return_inverse=True
+        )
+        self._rows = rows[torch.from_numpy(first)]
+        self._bucket = bucket[first]
+        self._place = predictor.place_of_leaf[leaf].numpy()[first]
+        # How many numbers the tables of each path have.
+        widest = max(block.weights.shape[-1] for block in predictor.blocks)
+        sizes = [block.bucket.index.shape[-1] for block in predictor.blocks]
+        self._sizes = 1 + widest**2 + np.square([*sizes, 0])[self._bucket]
+        self._last: tuple[bytes | None, list[_Group]] = None, []
+        self._tables: dict[bytes, _Tables] = {}
+
+    def __call__(self, X: Array, row: Array, gradient: bool) -> PointMoments:
+        """Moments at points.
+
+        Args:
+            X: Inputs, ``n x d``; not transformed if there are ``scales``.
+            row: For each point, the number of the row whose path it is on, ``n``.
+            gradient: Whether gradients are wanted, by ``X``.
+        """
+        n, d = X.shape
+        name = row.tobytes()
+        before, groups = self._last
+        if name != before:
+            path = self._path_of_row[row]
+            if not (gradient or self._path) and self._graph_is_smaller(path):
+                return self._by_graph(X)
+            groups = list(self._groups(path))
+            self._last = name, groups
+            # Points come and go, the paths stay for a while.
+            self._tables = {}
+            for group in groups:
+                self._tables[group.paths.tobytes()] = group.tables
+        extended = self._moments.extend(X)
+        dtype = extended.dtype
+        # one more row and column, for padding
+        mean = np.empty(n + 1, dtype)
+        variance = np.empty(n + 1, dtype)
+        if gradient:
+            shape = n + 1, extended.shape[1] + 1
+            mean_gradient = np.zeros(shape, dtype)
+            variance_gradient = np.zeros(shape, dtype)
+        for _, index, (moments, columns, scales) in groups:
+            x = extended[np.minimum(index, n - 1)[:, :, None], columns]
+            rate: Any = 1.0
+            if scales is not None:
+                x, rate = scales(x)
+            parts = moments(x.astype(dtype, copy=False), gradient)
+            mean[index] = parts[0]
+            variance[index] = parts[1]
+            if gradient:
+                places = index[:, :, None], columns
+                mean_gradient[places] = parts[2] * rate
+                variance_gradient[places] = parts[3] * rate
+        if not gradient:
+            return PointMoments(mean[:n], variance[:n])
+        return PointMoments(
+            mean[:n], variance[:n], mean_gradient[:n, :d], variance_gradient[:n, :d]
+        )
+
+    def _graph_is_smaller(self, path: Array) -> bool:
+        """Whether tables would be larger than the features of all points."""
+        numbers = int(self._sizes[np.unique(path)].sum())
+        return numbers > max(1 << 17, len(path) * self._moments.predictor.num_weights)
+
+    @torch.no_grad()
+    def _by_graph(self, X: Array) -> PointMoments:
+        if self._scales is not None:
+            transformed, _ = self._scales.take(np.arange(X.shape[-1]))(X)
+            X = transformed.astype(X.dtype)
+        mean, variance = self._moments.graph(torch.from_numpy(X))
+        return PointMoments(mean.numpy(), variance.numpy())
+
+    def _groups(self, path: Array) -> Iterator[_Group]:
+        """Paths that are looked at together, with little padding.
+
+        Args:
+            path: The number of the path of each point, ``n``.
+        """
+        n = len(path)
+        count = np.bincount(path)
+        paths = count.nonzero()[0]
+        count = count[paths]
+        order = path.argsort(kind="stable")
+        start = count.cumsum() - count
+        kind = self._bucket[paths]
+        if len(paths) * count.max() > 3 * n + 64:
+            # paths with at most twice as many points as another one: less padding
+            kind = kind * 64 + np.log2(count).astype(int)
+        for some in sorted({*kind.tolist()}):
+            alike = (kind == some).nonzero()[0]
+            most = max(1, _MAX_NUMBERS // int(self._sizes[paths[alike[0]]]))
+            for i in range(0, len(alike), most):
+                chunk = alike[i : i + most]
+                size = count[chunk, None]
+                step = np.arange(size.max())
+                index = order[np.minimum(start[chunk, None] + step, n - 1)]
+                index = np.where(step < size, index, n)
+                tables = self._tables.get(paths[chunk].tobytes())
+                tables = tables or self._read(paths[chunk])
+                yield _Group(paths[chunk], index, tables)
+
+    def _read(self, paths: Array) -> _Tables:
+        """The tables of some paths of one bucket."""
+        moments = self._moments.side_by_side(
+            int(self._bucket[paths[0]]),
+            self._place[paths],
+            self._rows[torch.from_numpy(paths)],
+            self._path,
+        )
+        columns = moments.columns[:, None]
+        scales = None if self._scales is None else self._scales.take(columns)
+        return _Tables(moments, columns, scales)
 
 
 # -- with a graph -----------------------------------------------------------------
@@ -619,10 +713,11 @@ class _OfPoints(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, X: Tensor, moments: LeafMoments) -> tuple[Tensor, Tensor]:
-        found = moments(X, gradient=ctx.needs_input_grad[0])
+        at_points = moments(X, gradient=ctx.needs_input_grad[0])
         ctx.save_for_backward(X)
-        ctx.found, ctx.moments = found, moments
-        return found.mean, found.variance
+        ctx.at_points = at_points
+        ctx.moments = moments
+        return at_points.mean, at_points.variance
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
@@ -633,8 +728,8 @@ class _OfPoints(torch.autograd.Function):
                 grad_X = X.masked_fill(torch.ones_like(X, dtype=torch.bool), 0.0)
             return grad_X, None
         of_mean, of_variance = (g.unsqueeze(-1) for g in grad_outputs)
-        grad_X = of_mean * ctx.found.mean_gradient
-        return grad_X.addcmul_(of_variance, ctx.found.variance_gradient), None
+        grad_X = of_mean * ctx.at_points.mean_gradient
+        return grad_X.addcmul_(of_variance, ctx.at_points.variance_gradient), None
 
 
 class _OfHyperparameters(torch.autograd.Function):
@@ -648,7 +743,8 @@ class _OfHyperparameters(torch.autograd.Function):
         moments: LeafMoments,
         *parameters: Tensor,
     ) -> tuple[Tensor, ...]:
-        ctx.X, ctx.moments = X, moments
+        ctx.X = X
+        ctx.moments = moments
         ctx.save_for_backward(*parameters)
         return values
 
@@ -656,8 +752,8 @@ class _OfHyperparameters(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         again = torch.is_grad_enabled()
         with torch.enable_grad():
-            found = ctx.moments.graph(ctx.X)
-        gradients = _gradients(found, ctx.saved_tensors, grad_outputs, again)
+            values = ctx.moments.graph(ctx.X)
+        gradients = _gradients(values, ctx.saved_tensors, grad_outputs, again)
         return None, None, None, *gradients
 
 

@@ -14,18 +14,6 @@ deviation, in MAP fits and in slice sampling, which samples the standard deviati
 
 from __future__ import annotations
 
-__all__ = [
-    "default_likelihood",
-    "has_steps",
-    "horseshoe_likelihood",
-    "read_amplitude",
-    "read_noise_std",
-    "register_amplitude_prior",
-    "register_noise_std_prior",
-    "set_noise_floor",
-    "set_noise_prior",
-]
-
 import math
 from functools import partial
 
@@ -48,7 +36,6 @@ from botorch_structured.linalg.hyperparameter import (
 _EXACT = (1e-6, 3.0, 1e-9)
 # BoTorch's own: LogNormal(-4, 1), whose mode in log space is exp(-5), and its floor
 _STEPS = (math.exp(-5.0), 1.0, 1e-4)
-_MAX_NOISE = 1e1
 
 # A smooth objective may repeat one or two values; step functions repeat many.
 _MANY_REPEATS = 0.25
@@ -60,7 +47,7 @@ def default_likelihood(batch_shape: torch.Size) -> GaussianLikelihood:
     mode, scale, floor = _EXACT
     return GaussianLikelihood(
         noise_prior=log_gaussian_prior(mode, scale),
-        noise_constraint=LogInterval(floor, _MAX_NOISE, initial_value=1e-4),
+        noise_constraint=LogInterval(floor, 1e1, initial_value=1e-4),
         batch_shape=batch_shape,
     )
 
@@ -72,7 +59,7 @@ def horseshoe_likelihood(batch_shape: torch.Size) -> GaussianLikelihood:
     smallest noise variance.
     """
     likelihood = GaussianLikelihood(
-        noise_constraint=LogInterval(_EXACT[2], _MAX_NOISE, initial_value=1e-4),
+        noise_constraint=LogInterval(_EXACT[2], 1e1, initial_value=1e-4),
         batch_shape=batch_shape,
     )
     register_noise_std_prior(likelihood.noise_covar, HorseshoePrior(1.0))
@@ -153,13 +140,13 @@ def register_noise_std_prior(noise: HomoskedasticNoise, prior: Prior) -> None:
 
 @reads("raw_outputscale", power=0.5)
 def read_amplitude(module: ScaleKernel) -> Tensor:
-    """What a prior of ``register_amplitude_prior`` is on."""
+    """The amplitude, for ``register_amplitude_prior``."""
     return module.outputscale.sqrt()
 
 
 @reads("raw_noise", power=0.5)
 def read_noise_std(module: HomoskedasticNoise) -> Tensor:
-    """What a prior of ``register_noise_std_prior`` is on."""
+    """The standard deviation, for ``register_noise_std_prior``."""
     return module.noise.sqrt()
 
 

@@ -14,10 +14,7 @@ the covariance (``linalg.block_evidence``). Log-normal priors are quadratic in u
 
 from __future__ import annotations
 
-__all__ = ["LeafObjective"]
-
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,14 +30,11 @@ from botorch_structured.linalg.block_evidence import (
     Block,
     BlockDerivatives,
     log_evidence,
+    weight_pairs,
 )
 from botorch_structured.linalg.block_low_rank import Bucket
 from botorch_structured.linalg.correlations import ARRAY_SLOPES
-from botorch_structured.models.fast_inference import (
-    FastSingleTaskGP,
-    has_methods_of,
-    noise_is_known,
-)
+from botorch_structured.models.fast_inference import noise_is_known
 from botorch_structured.models.parameters import (
     LogPriors,
     RawParameters,
@@ -54,50 +48,36 @@ from botorch_structured.models.tree.tree_structured_kernel import PathMean
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
-# Of a bucket of leaves up to so many distances are kept. More of them take longer to
+# Up to so many distances of a bucket of leaves are kept. More of them take longer to
 # read than to compute again: an evaluation with 60 columns and 250 points 1.8 times.
 _MAX_KEPT = 2**17
-# Those of other columns, and of correlations that are rough at zero, are always kept;
-# up to so many (32 MiB).
+# Distances of other columns, and of correlations that are rough at zero, are always
+# kept, up to so many (32 MiB).
 _MAX_DISTANCES = 2**22
-# What a fit minimises.
-_WAY_OF_AN_OBJECTIVE = "compute_custom_loss", "__call__", "forward"
-_WAY_OF_AN_MLL = "__call__", "forward", "_add_other_terms"
-_KNOWN_MEANS = {kind.forward for kind in (ConstantMean, PathMean)}
-# The unit of a parameter in a fit, in standard deviations of its prior. With these
-# units a fit takes half as many evaluations as without. A whole deviation would be as
-# fast, but a first step of that length often ends near another optimum: with 60 points
-# on two leaves the best evidence was lower by 2 on average (without units, by 11).
-_UNIT = 0.25
-# The same of a `SingleTaskGP`, in raw values.
-_FLAT_UNIT = 0.5
-# Data determine a variance with a wide prior better than that. Not that of the noise,
-# which may be anywhere below the signal.
-_WIDEST = 1.0
 
 
-# -- leaves -----------------------------------------------------------------------
+# -- distances ----------------------------------------------------------------------
 
 
-class _Kept:
+class PairDistances:
     """Distances D of each column, ``B x E x N^2``."""
 
     def __init__(self, distances: Array) -> None:
         self._distances = distances
 
     def total(self, W: Array) -> Array:
-        """sum_j W_j D_j, ``B x N^2``."""
+        """sum_j W_j D_j, ``B x N^2``; ``W`` is ``B x E``."""
         total: Array = W[:, None, :] @ self._distances
         return total[:, 0]
 
     def totals(self, g: Array) -> Array:
         """<D_j, g> of each column, ``B x E``; ``g`` is ``B x N x N``."""
         totals: Array = self._distances @ g.reshape(len(g), -1, 1)
-        return totals[..., 0]
+        return totals[:, :, 0]
 
 
-class _Squared:
-    """The same of squared differences, from the points alone, ``B x N x E``.
+class PointDistances:
+    """Squared differences of each column, from the points alone, ``B x N x E``.
 
     sum_j W_j (x_j - y_j)^2 is |x|^2 + |y|^2 less twice a product, of x and y times the
     roots of W, and <D_j, g> is sum_i (g 1 + g'1)_i x_ij^2 - 2 x_j' g x_j.
@@ -108,7 +88,7 @@ class _Squared:
         self._squares = np.square(self._points)
 
     def total(self, W: Array) -> Array:
-        """See ``_Kept.total``."""
+        """See ``PairDistances.total``."""
         scaled = self._points * np.sqrt(W)[:, None, :]
         total: Array = scaled @ (-2.0 * scaled.swapaxes(1, 2))
         norms = self._squares @ W[:, :, None]
@@ -117,16 +97,19 @@ class _Squared:
         return np.maximum(total, 0.0, out=total).reshape(len(W), -1)
 
     def totals(self, g: Array) -> Array:
-        """See ``_Kept.totals``."""
+        """See ``PairDistances.totals``."""
         by_row = (np.add.reduce(g, -1) + np.add.reduce(g, -2))[:, None, :]
         across = np.einsum("bne,bne->be", self._points, g @ self._points)
         totals: Array = (by_row @ self._squares)[:, 0] - 2.0 * across
         return totals
 
 
+# -- data ---------------------------------------------------------------------------
+
+
 @dataclass
 class _Leaves:
-    """What is constant in a bucket of leaves.
+    """Constants of a bucket of leaves.
 
     Attributes:
         rows: ``B x N``; ``n`` where padded.
@@ -137,27 +120,33 @@ class _Leaves:
         lengths: The quantities W of each factor, ``B x E``.
         fixed_noise: Noise variances that are known, and 1 for padding, ``B x N``.
         undeclared: Number of undeclared values on the path, ``B``; None if zero.
-        fixed: Features over standard deviations, if these are constants,
+        still: Features over standard deviations, if these are constants,
             ``B x N x K``.
-        waves: Inputs of smooth terms, ``B x N x T x 1``.
+        inputs: Inputs of smooth terms, ``B x N x T x 1``.
         present: 1 / sqrt(F) where the term is active, else 0.0, ``B x N x T x 1``.
         terms: The quantities 1 / l of these terms, ``B x T``.
-        weights: Weights of the fixed features, then of waves, ``B x (K + 2 F T)``.
+        weights: Weights of the still features, then of waves, ``B x (K + 2 F T)``.
+        deviations: The quantities s of these.
+        weight_pairs: See ``Block``.
+        index: Quantities whose derivatives ``LeafObjective._pull_back`` returns.
     """
 
     rows: Indices
     real: Array
     pair: Array
     variance: Indices
-    distances: list[_Kept | _Squared]
+    distances: list[PairDistances | PointDistances]
     lengths: list[Indices]
     fixed_noise: Array
     undeclared: Array | None
-    fixed: Array
-    waves: Array
+    still: Array
+    inputs: Array
     present: Array
     terms: Indices
     weights: Indices
+    deviations: Indices
+    weight_pairs: Indices
+    index: Indices
 
 
 class _Data:
@@ -173,15 +162,26 @@ class _Data:
     def __init__(
         self, form: Form, structure: Structure, X: Tensor, noise: Array
     ) -> None:
-        self.form, self.structure = form, structure
+        self.form = form
+        self.structure = structure
         n = len(X)
         self.points = np.zeros((n + 1, X.shape[-1] + 1))  # padding is zeros
         self.points[:n, :-1] = X.detach().numpy()
         self.noise = np.append(noise, 1.0)  # padding is the identity
-        self.fixed = self._fixed(X)
+        self.still = self._still(X)
         for c, values in form.known.items():  # all unknown values are the same one
             matches = self.points[:n, c, None] == values
             self.points[:n, c] = (matches * np.arange(1, len(values) + 1)).sum(-1)
+
+    def _still(self, X: Tensor) -> Array:
+        """Features without waves and deviations, ``(n + 1) x (K + 1)``; then zeros."""
+        width = self.form.still.shape[-1]
+        still = np.zeros((len(X) + 1, width + 1))
+        if width:
+            places = self.structure.places
+            features = self.form.kernel.weights.still(X, places.active, places.nodes)
+            still[:-1, :-1] = features.detach().numpy()
+        return still
 
     def leaves(self, bucket: Bucket) -> _Leaves:
         """A bucket.
@@ -190,39 +190,46 @@ class _Data:
             UnknownFormError: If its distances are too many to be kept.
         """
         form = self.form
-        rows, which = bucket.index.numpy(), bucket.leaves.numpy()
+        rows = bucket.index.numpy()
+        which = bucket.leaves.numpy()
         real = (rows < len(self.points) - 1).astype(np.float64)
-        parts = [factor.part(which) for factor in form.factors]
-        distances = [
-            self._distances(factor, places, rows)
-            for factor, (places, _) in zip(form.factors, parts, strict=True)
-        ]
-        undeclared = None if form.undeclared is None else form.undeclared[which]
+        distances = []
+        lengths = []
+        for factor in form.factors:
+            places, quantities = factor.part(which)
+            distances.append(self._distances(factor, places, rows))
+            lengths.append(quantities)
         still, smooth = form.parts(which)
-        weights, frequencies = form.weights(which), len(form.frequencies)
         on = smooth < len(form.smooth_columns) - 1
         present = (real[:, :, None] * on[:, None, :])[..., None]
+        inputs = self.points[rows[:, :, None], form.smooth_columns[smooth][:, None, :]]
+        weights = form.weights(which)
+        deviations = form.deviations[weights]
+        variance = form.variance[which]
+        terms = form.terms[smooth]
+        index = [*lengths, variance, deviations, terms]
         return _Leaves(
-            rows,
-            real,
-            real[:, :, None] * real[:, None, :],
-            form.variance[which],
-            distances,
-            [lengths for _, lengths in parts],
-            self.noise[rows],
-            undeclared,
-            self.fixed[rows[:, :, None], still[:, None, :]],
-            self.points[rows[:, :, None], form.smooth_columns[smooth][:, None, :]][
-                ..., None
-            ],
-            present / math.sqrt(max(frequencies, 1)),
-            form.terms[smooth],
-            weights,
+            rows=rows,
+            real=real,
+            pair=real[:, :, None] * real[:, None, :],
+            variance=variance,
+            distances=distances,
+            lengths=lengths,
+            fixed_noise=self.noise[rows],
+            undeclared=None if form.undeclared is None else form.undeclared[which],
+            still=self.still[rows[:, :, None], still[:, None, :]],
+            inputs=inputs[..., None],
+            present=present / math.sqrt(max(len(form.frequencies), 1)),
+            terms=terms,
+            weights=weights,
+            deviations=deviations,
+            weight_pairs=weight_pairs(weights, form.num_weights),
+            index=np.concatenate([part.ravel() for part in index]),
         )
 
     def _distances(
         self, factor: Factor, places: Indices, rows: Indices
-    ) -> _Kept | _Squared:
+    ) -> PairDistances | PointDistances:
         """Distances between the rows of each leaf, column by column.
 
         Args:
@@ -234,7 +241,7 @@ class _Data:
         x = self.points[rows[:, None, :], factor.columns[places][:, :, None]]
         squared = factor.name in SMOOTH and not factor.unordered.any()
         if squared and size > _MAX_KEPT:
-            return _Squared(x.swapaxes(1, 2))
+            return PointDistances(x.swapaxes(1, 2))
         if size > _MAX_DISTANCES:
             raise UnknownFormError
         difference = x[:, :, :, None] - x[:, :, None, :]
@@ -243,37 +250,27 @@ class _Data:
         else:
             distances = np.square(difference, out=difference)
         if factor.unordered.any():
-            mine = factor.unordered[places]
-            distances[mine] = distances[mine] != 0.0
-        return _Kept(distances.reshape(*places.shape, rows.shape[1] ** 2))
-
-    def _fixed(self, X: Tensor) -> Array:
-        """Features without waves and deviations, ``(n + 1) x (K + 1)``; then zeros."""
-        width = self.form.still.shape[-1]
-        out = np.zeros((len(X) + 1, width + 1))
-        if width:
-            places = self.structure.places
-            still = self.form.kernel.weights.still(X, places.active, places.nodes)
-            out[:-1, :-1] = still.detach().numpy()
-        return out
+            unordered = factor.unordered[places]
+            distances[unordered] = distances[unordered] != 0.0
+        return PairDistances(distances.reshape(*places.shape, rows.shape[1] ** 2))
 
 
 # -- the objective ----------------------------------------------------------------
 
 
 @dataclass
-class _Part:
-    """What the gradient needs of the covariance of a bucket.
+class _Covariance:
+    """The covariance of a bucket at some hyperparameters.
 
     Attributes:
         block: Noise and constants included.
-        covariance: v k, ``B x N x N``.
+        within: v k, ``B x N x N``.
         slopes: v times minus the derivative of k by each factor's distance.
         phase: Of the waves, ``B x N x T x F``.
     """
 
     block: Block
-    covariance: Array
+    within: Array
     slopes: list[Array]
     phase: Array
 
@@ -290,69 +287,81 @@ class LeafObjective:
 
     Attributes:
         bounds: Bounds of the parameters, ``k x 2``.
-        units: See ``_UNIT``, ``k``.
+        units: A quarter of a standard deviation of each parameter's prior, ``k``. In
+            these units a fit takes half as many evaluations as without. A whole
+            deviation would be as fast, but a first step of that length often ends near
+            another optimum: with 60 points on two leaves the best evidence was lower by
+            2 on average (without units, by 11).
     """
 
-    def __init__(
-        self, mll: MarginalLogLikelihood, element: tuple[int, ...] | None
-    ) -> None:
-        model, likelihood = mll.model, mll.likelihood
+    def __init__(self, mll: MarginalLogLikelihood, index: tuple[int, ...]) -> None:
+        model = mll.model
+        likelihood = mll.likelihood
         kernel = model.kernel_by_leaf()
-        self._parameters = u = RawParameters(mll, element)
-        self._priors = LogPriors(model, u, by_torch=True)
-        X, y = model.train_inputs[0], model.train_targets
-        with torch.no_grad():
-            X = model.transform_inputs(X)
-        X, y = (X, y) if element is None else (X[element], y[element])
         if not isinstance(kernel, LeafKernel):
             raise UnknownFormError
-        structure = kernel.structure(X)
+        self._parameters = parameters = RawParameters(mll, index)
+        self._priors = LogPriors(model, parameters, by_torch=True)
+        with torch.no_grad():
+            X = model.transform_inputs(model.train_inputs[0])[index]
+        structure = kernel.structure(X) if index else model.structure(kernel)
         self.form = form = Form(
             kernel,
             structure.leaf_places,
-            lambda module, name: u.logarithm(getattr(module, name)),
+            lambda module, name: parameters.logarithm(getattr(module, name)),
         )
-        n = self._num_data = len(X)
-        self._targets = y.detach().numpy().copy()
-        units = np.minimum(self._priors.deviations, _WIDEST)
-        self._noise, fixed_noise = np.zeros(0, dtype=np.int64), np.zeros(n)
+        n = len(X)
+        self._num_data = n
+        self._targets = model.train_targets[index].detach().numpy().copy()
+        # data determine a variance with a wide prior better than that; not that of the
+        # noise, which may be anywhere below the signal
+        units = np.minimum(self._priors.deviations, 1.0)
+        self._noise = np.zeros(0, dtype=np.int64)
+        fixed_noise = np.zeros(n)
         if isinstance(likelihood, GaussianLikelihood):
-            noise = u.logarithm(likelihood.noise_covar.raw_noise)
-            self._noise, units[noise] = form.add(noise), self._priors.deviations[noise]
+            noise = parameters.logarithm(likelihood.noise_covar.raw_noise)
+            self._noise = form.add(noise)
+            units[noise] = self._priors.deviations[noise]
         else:
-            value = likelihood.noise if element is None else likelihood.noise[element]
-            fixed_noise[:] = value.detach().numpy()
-        self._read_mean(model.mean_module, X)
+            fixed_noise[:] = likelihood.noise[index].detach().numpy()
+        self._level = self._levels(model.mean_module, X)
         data = _Data(form, structure, X, fixed_noise)
         self._leaves = [data.leaves(bucket) for bucket in structure.layout.buckets]
-        self._map, self._constants = A, _ = form.matrices(len(u.values))
-        self._back = A.T.tocsr() if sparse.issparse(A) else A.T
-        self._index = np.concatenate(list(self._indices()))
-        self._rows = np.concatenate([leaves.rows.ravel() for leaves in self._leaves])
-        _, slope = u.logarithms(u.read())
+        self._map, self._constants = form.matrices(len(parameters.values))
+        self._back = self._map.T
+        if sparse.issparse(self._map):
+            self._back = self._back.tocsr()
+        parts = [leaves.index for leaves in self._leaves]
+        self._index = np.concatenate([*parts, self._noise, form.offsets])
+        # padded rows have a level of their own, behind all parameters
+        levels = np.append(self._level, len(parameters.values))
+        parts = [levels[leaves.rows].ravel() for leaves in self._leaves]
+        self._padded_level = np.concatenate(parts)
+        _, slope = parameters.logarithms(parameters.read())
         if slope is not None:  # raw values that are no logarithms are used as they are
             units[slope != 1.0] = 1.0
-        self.bounds, self.units = u.bounds, _UNIT * units[u.free]
-        if kernel is not model.covar_module:  # raw values are no logarithms
-            self.units = np.full_like(self.units, _FLAT_UNIT)
+        self.bounds = parameters.bounds
+        self.units = 0.25 * units[parameters.free]
+        self._last_theta = np.zeros(0)
+        self._last_value = math.nan
+        if kernel is not model.covar_module:  # of a SingleTaskGP: natural values
+            self.units = np.full_like(self.units, 0.5)
 
-    def _read_mean(self, mean: Mean, X: Tensor) -> None:
-        """A mean that is constant on each path: of each row the place of its level."""
-        if type(mean).forward not in _KNOWN_MEANS:
+    def _levels(self, mean: Mean, X: Tensor) -> Indices:
+        """The place of the mean of each row, ``n``, which is constant on a path."""
+        if type(mean) is ConstantMean:
+            return np.repeat(self._parameters.unbounded(mean.raw_constant), len(X))
+        if type(mean) is not PathMean:
             raise UnknownFormError
-        u, n = self._parameters, len(X)
-        if isinstance(mean, ConstantMean):
-            self._level = np.repeat(u.unbounded(mean.raw_constant), n)
-        else:
-            path = mean.tree.path_index(X).numpy()
-            place = u.unbounded(mean.raw_offset)
-            if path.max() >= len(place):
-                raise UnknownFormError  # the mean raises an error that says why
-            self._level = place[path]
+        path = mean.tree.path_index(X).numpy()
+        place = self._parameters.unbounded(mean.raw_offset)
+        if path.max() >= len(place):
+            raise UnknownFormError  # the mean raises an error that says why
+        return place[path]
 
     @classmethod
     def of(
-        cls, mll: MarginalLogLikelihood, element: tuple[int, ...] | None = None
+        cls, mll: MarginalLogLikelihood, index: tuple[int, ...] = ()
     ) -> LeafObjective | None:
         """The objective of a tree model, or None where there is no closed form.
 
@@ -363,25 +372,27 @@ class LeafObjective:
 
         Args:
             mll: The objective, in training mode.
-            element: Of a model with a batch of data sets or outputs, the index of one
-                in the batch shape; its objective is independent of the others.
+            index: The element of a batch of data sets or outputs; its objective is
+                independent of the others.
         """
         model = mll.model
         tensors = (*model.train_inputs, model.train_targets)
         transform = getattr(model, "input_transform", None)
-        known = (
-            has_methods_of(ExactMarginalLogLikelihood, mll, *_WAY_OF_AN_MLL)
-            and mll.likelihood is model.likelihood
-            and noise_is_known(mll.likelihood)
-            and getattr(mll.likelihood, "second_noise_covar", None) is None
-            and has_methods_of(FastSingleTaskGP, model, *_WAY_OF_AN_OBJECTIVE)
-            and not any(True for _ in model.added_loss_terms())
-            and (transform is None or not any(True for _ in transform.parameters()))
-            and all(t.dtype == torch.float64 for t in tensors)
-            and all(t.device.type == "cpu" for t in tensors)
-        )
+        methods = {"compute_custom_loss", "_fast_evidence", "__call__", "forward"}
+        if (
+            type(mll) is not ExactMarginalLogLikelihood
+            or mll.likelihood is not model.likelihood
+            or not noise_is_known(mll.likelihood)
+            or getattr(mll.likelihood, "second_noise_covar", None) is not None
+            or not model.redefined.isdisjoint(methods)
+            or any(True for _ in model.added_loss_terms())
+            or (transform is not None and any(True for _ in transform.parameters()))
+            or any(t.dtype != torch.float64 for t in tensors)
+            or any(t.device.type != "cpu" for t in tensors)
+        ):
+            return None
         try:
-            return cls(mll, element) if known else None
+            return cls(mll, index)
         except UnknownFormError:
             return None
 
@@ -393,9 +404,17 @@ class LeafObjective:
         """Set the raw parameters of the model to ``k`` values."""
         self._parameters.write(theta)
 
+    def read_correlation(self) -> None:
+        """Use the correlation that a tree kernel has now."""
+        self.form.read_correlation()
+        self._last_theta = np.zeros(0)
+
     def loss(self) -> float:
         """The value at the model's parameters."""
-        return self(self.read())[0]
+        theta = self.read()
+        if not np.array_equal(theta, self._last_theta):
+            self(theta)
+        return self._last_value
 
     def __call__(self, theta: Array) -> tuple[float, Array]:
         """Value and gradient, ``k``; both are NaN where a covariance is.
@@ -408,46 +427,53 @@ class LeafObjective:
         """
         u, slope = self._parameters.logarithms(theta)
         q = np.exp(self._map @ u + self._constants)
-        residual = self._targets - u[self._level]
-        form, noise = self.form, q[self._noise].sum()
-        parts = [self._block(leaves, q, noise) for leaves in self._leaves]
+        form = self.form
+        noise = float(q[self._noise].sum())
+        covariances = [self._covariance(leaves, q, noise) for leaves in self._leaves]
+        self._last_theta = theta.copy()
+        self._last_value = math.nan
         value, derivatives = log_evidence(
-            [part.block for part in parts], residual, form.num_weights
+            [covariance.block for covariance in covariances],
+            self._targets - u[self._level],
+            form.num_weights,
         )
         if math.isnan(value):
             return math.nan, np.full(len(theta), math.nan)
         slopes: list[Array] = []
-        by_padded_row: list[Array] = []
-        d_noise = d_offset = 0.0
-        for leaves, part, d in zip(self._leaves, parts, derivatives, strict=True):
+        by_row: list[Array] = []
+        d_noise = 0.0
+        d_offset = 0.0
+        for leaves, covariance, d in zip(
+            self._leaves, covariances, derivatives, strict=True
+        ):
             g = d.covariance
-            slopes += self._pull_back(leaves, part, d, q)
-            by_padded_row.append(d.residual.ravel())
+            slopes += self._pull_back(leaves, covariance, d, q)
+            by_row.append(d.residual.ravel())
             diagonal = g.reshape(len(g), -1)[:, :: g.shape[-1] + 1]
             d_noise += float(np.vdot(diagonal, leaves.real))
             if leaves.undeclared is not None:
                 d_offset += float(leaves.undeclared @ (g * leaves.pair).sum((1, 2)))
         slopes.append(d_noise * q[self._noise])
-        slopes.append(d_offset / max(form.offsets.size, 1) * q[form.offsets])
-        d_q = np.bincount(self._index, np.concatenate(slopes), minlength=len(q))
+        if form.offsets.size:
+            slopes.append(d_offset / form.offsets.size * q[form.offsets])
+        d_q = np.bincount(self._index, np.concatenate(slopes), len(q))
         prior, gradient = self._priors(u)
         gradient += self._back @ d_q
-        by_row = np.bincount(
-            self._rows, np.concatenate(by_padded_row), self._num_data + 1
-        )[:-1]
-        gradient -= np.bincount(self._level, by_row, len(u))
+        by_level = np.concatenate(by_row)
+        gradient -= np.bincount(self._padded_level, by_level, len(u) + 1)[:-1]
         if slope is not None:
             gradient *= slope
         other, slopes_of_others = self._priors.of_others(theta)
         gradient = gradient[self._parameters.free] + slopes_of_others
         scale = -1.0 / self._num_data
-        return scale * (value + prior + other), scale * gradient
+        self._last_value = scale * (value + prior + other)
+        return self._last_value, scale * gradient
 
-    def _block(self, leaves: _Leaves, q: Array, noise: float) -> _Part:
+    def _covariance(self, leaves: _Leaves, q: Array, noise: float) -> _Covariance:
         """Covariances and features of some leaves."""
         batch, size = leaves.rows.shape
-        scale = q[leaves.variance][:, None, None] * leaves.pair
-        covariance, slopes = scale, list[Array]()
+        within = q[leaves.variance][:, None, None] * leaves.pair
+        slopes: list[Array] = []
         for factor, distances, lengths in zip(
             self.form.factors, leaves.distances, leaves.lengths, strict=True
         ):
@@ -455,49 +481,48 @@ class LeafObjective:
             k, minus = ARRAY_SLOPES[factor.name](distance.reshape(batch, size, size))
             for other in slopes:
                 other *= k
-            slopes.append(covariance * minus)
-            covariance = covariance * k
-        noisy = covariance.copy()
+            minus *= within
+            slopes.append(minus)
+            within = within * k
+        noisy = within.copy()
         if leaves.undeclared is not None:
             shift = leaves.undeclared * q[self.form.offsets].mean()
             noisy += shift[:, None, None] * leaves.pair
         diagonal = noisy.reshape(batch, -1)[:, :: size + 1]
         diagonal += leaves.fixed_noise + noise * leaves.real
-        phase = leaves.waves * q[leaves.terms][:, None, :, None] * self.form.frequencies
-        waves = np.concatenate([np.cos(phase), np.sin(phase)], axis=-1)
-        waves = (waves * leaves.present).reshape(batch, size, -1)
-        features = np.concatenate([leaves.fixed, waves], axis=-1)
-        scaled = features * q[self.form.deviations[leaves.weights]][:, None, :]
-        block = Block(noisy, scaled, leaves.rows, leaves.weights)
-        return _Part(block, covariance, slopes, phase)
+        features = leaves.still
+        phase = leaves.inputs
+        if leaves.terms.size:
+            rate = q[leaves.terms][:, None, :, None] * self.form.frequencies
+            phase = leaves.inputs * rate
+            waves = np.concatenate([np.cos(phase), np.sin(phase)], axis=-1)
+            waves = (waves * leaves.present).reshape(batch, size, -1)
+            features = np.concatenate([features, waves], axis=-1)
+        features = features * q[leaves.deviations][:, None, :]
+        block = Block(noisy, features, leaves.rows, leaves.weights, leaves.weight_pairs)
+        return _Covariance(block, within, slopes, phase)
 
     def _pull_back(
-        self, leaves: _Leaves, part: _Part, d: BlockDerivatives, q: Array
-    ) -> Iterator[Array]:
-        """Derivatives by the logarithms of quantities, in the order of ``_indices``."""
+        self, leaves: _Leaves, covariance: _Covariance, d: BlockDerivatives, q: Array
+    ) -> list[Array]:
+        """Derivatives by the logarithms of the quantities of ``leaves.index``."""
         g = d.covariance
+        parts: list[Array] = []
         for slope, distances, lengths in zip(
-            part.slopes, leaves.distances, leaves.lengths, strict=True
+            covariance.slopes, leaves.distances, leaves.lengths, strict=True
         ):
             slope *= g
-            yield (distances.totals(slope) * -q[lengths]).ravel()
-        yield np.einsum("bij,bij->b", g, part.covariance)
-        yield np.add.reduce(d.features * part.block.features, 1).ravel()
-        start = leaves.fixed.shape[-1]
-        shape = (*part.phase.shape[:-1], 2, part.phase.shape[-1])
-        value = part.block.features[..., start:].reshape(shape)
-        slope = d.features[..., start:].reshape(shape)
-        turned = slope[..., 1, :] * value[..., 0, :]
-        turned -= slope[..., 0, :] * value[..., 1, :]
-        yield (turned * part.phase).sum((1, 3)).ravel()
-
-    def _indices(self) -> Iterator[Indices]:
-        """Which quantities the results of ``_pull_back`` and so on are of."""
-        for leaves in self._leaves:
-            for lengths in leaves.lengths:
-                yield lengths.ravel()
-            yield leaves.variance
-            yield self.form.deviations[leaves.weights].ravel()
-            yield leaves.terms.ravel()
-        yield self._noise
-        yield self.form.offsets
+            parts.append((distances.totals(slope) * -q[lengths]).ravel())
+        parts.append(np.einsum("bij,bij->b", g, covariance.within))
+        features = covariance.block.features
+        parts.append(np.add.reduce(d.features * features, 1).ravel())
+        if leaves.terms.size:
+            phase = covariance.phase
+            shape = (*phase.shape[:-1], 2, phase.shape[-1])
+            start = leaves.still.shape[-1]
+            value = features[..., start:].reshape(shape)
+            slope = d.features[..., start:].reshape(shape)
+            turned = slope[..., 1, :] * value[..., 0, :]
+            turned -= slope[..., 0, :] * value[..., 1, :]
+            parts.append((turned * phase).sum((1, 3)).ravel())
+        return parts

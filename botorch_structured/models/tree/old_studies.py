@@ -1,4 +1,4 @@
-r"""What old studies of the same space have taught: functions, first points, a mean.
+r"""Lessons of old studies of the same space: functions, first points, a mean.
 
 Choose ``OldStudiesMean`` where the same space was searched before for other data sets
 (or other customers, other versions): ``suggest`` and ``Study`` take it as ``earlier``,
@@ -34,8 +34,6 @@ delta_t / sqrt(T), and the rest has the kernel k times what these leave of tau_d
 
 from __future__ import annotations
 
-__all__ = ["OldStudiesMean", "check_studies", "normal_scores"]
-
 import math
 from collections.abc import Sequence
 from typing import Any, Self
@@ -53,41 +51,19 @@ from botorch_structured.models.checks import check_training_data
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.spaces.arguments import check_count
 
-# What an inactive column holds, in transformed inputs (of the unit interval).
+# Inactive columns hold the middle of the unit interval, in transformed inputs.
 _INACTIVE = 0.5
 # Hyperparameters are fitted to so many rows: all rows gain nothing, and take longer.
 _FITTED_ROWS = 500
-_FIT_STEPS = 60
-# Priors of their logarithms: mode and standard deviation. Lengthscales grow with the
-# square root of the number of columns.
-_LENGTHSCALE = (0.5, 1.0)
-_VARIANCE = (0.5, 1.0)
-_NOISE = (0.1, 1.5)
-# Of the levels o_t: half a unit, which is far for the median of 30 to 500 rows, if
-# their points were chosen in different ways.
+# Variance of the levels o_t: half a unit squared, which is far for the median of 30 to
+# 500 rows, if their points were chosen in different ways.
 _LEVEL_VARIANCE = 0.25
-_JITTER = 1e-6
-# Prior of the slope of a new study.
-_SLOPE = (1.0, 1.0)
-# Random points among which `starts` chooses, besides those of the old studies.
-_POOL = 2_000
-_MOST_STARTS = 32
 _FEW_STARTS = 8
-# Of each old study, the best so many rows are in the pool, too.
+# The best so many rows of each old study are in the pool of starts, too.
 _BEST_ROWS = 20
 # Rows of an old study that are looked at together, and from which on progress is shown.
-_ROWS, _MANY_ROWS = 10_000, 50_000
-# Principal components of the functions of old studies, and the least part of tau_delta
-# that the rest has.
-_MOST_COMPONENTS = 32
-_LEAST_REST = 0.15
-# Starts are less correlated than this under k.
-_ALIKE = 0.9
-_TIE = 1e-6
-# Values of columns without an order are equal up to this.
-_SAME = 1e-4
-# Bounds of hyperparameters, in standard deviations of their priors.
-_MOST_SPREADS = 5.0
+_ROWS = 10_000
+_MANY_ROWS = 50_000
 
 
 def normal_scores(Y: Tensor) -> Tensor:
@@ -158,7 +134,8 @@ class OldStudiesMean(Mean):
             batch_shape: Batch shape of the model.
         """
         super().__init__()
-        self.space, self.batch_shape = space, batch_shape
+        self.space = space
+        self.batch_shape = batch_shape
         self.columns = learnt.columns
         self.register_buffer("points", learnt.points)
         self.register_buffer("weights", learnt.weights)
@@ -167,11 +144,11 @@ class OldStudiesMean(Mean):
         self.register_buffer("_starts", starts)
         self.register_buffer("_rest", learnt.points.new_tensor(learnt.rest))
         self.register_buffer("_variances", learnt.points.new_tensor(learnt.variances))
-        for name, value in (("raw_constant", 0.0), ("raw_slope", _SLOPE[0])):
+        for name, value in (("raw_constant", 0.0), ("raw_slope", 1.0)):
             start = torch.full(batch_shape, value, dtype=torch.float64)
             self.register_parameter(name, torch.nn.Parameter(start))
         self.register_prior(
-            "slope_prior", NormalPrior(*_SLOPE), _read_slope, _set_slope
+            "slope_prior", NormalPrior(1.0, 1.0), _read_slope, _set_slope
         )
 
     @classmethod
@@ -208,7 +185,7 @@ class OldStudiesMean(Mean):
         """
         max_points = check_count("max_points", max_points, least=1)
         check_studies(studies, space)
-        given = [X.detach().cpu().double() for X, _ in studies]
+        inputs = [X.detach().cpu().double() for X, _ in studies]
         scores = [normal_scores(Y.squeeze(-1)) for _, Y in studies]
         columns = _Columns(space)
         transform = space.input_transform() if input_transform is None else None
@@ -219,21 +196,21 @@ class OldStudiesMean(Mean):
                 return columns.read(X if transform is None else transform(X))
 
         generator = torch.Generator().manual_seed(seed)
-        rows = [read(X) for X in given]
+        rows = [read(X) for X in inputs]
         learnt = _Functions(columns, rows, scores, max_points, generator)
         best = [
             X[y.topk(min(_BEST_ROWS, len(y))).indices]
-            for X, y in zip(given, scores, strict=True)
+            for X, y in zip(inputs, scores, strict=True)
         ]
-        pool = torch.cat([space.sample(_POOL, seed=seed), *best]).unique(dim=0)
+        pool = torch.cat([space.sample(2_000, seed=seed), *best]).unique(dim=0)
         pool = pool[space.feasible(pool)]
         return cls(space, learnt, pool[learnt.complementary(read(pool))], batch_shape)
 
     @property
     def variances(self) -> tuple[float, float, float]:
         """tau_mu, tau_delta and sigma^2."""
-        common, own, noise = self._variances.tolist()
-        return common, own, noise
+        common, individual, noise = self._variances.tolist()
+        return common, individual, noise
 
     @property
     def num_starts(self) -> int:
@@ -286,7 +263,8 @@ class OldStudiesMean(Mean):
         Returns:
             ``batch_shape x n x m``.
         """
-        a, b = self.columns.read(a), self.columns.read(b)
+        a = self.columns.read(a)
+        b = self.columns.read(b)
         D, E = (self._at_points(x) @ self.deviations for x in (a, b))
         k = self.columns.covariance(a, b, self.inverse_lengthscale)
         return D @ E.mT + self._rest * k
@@ -305,12 +283,13 @@ class OldStudiesMean(Mean):
         Args:
             x: ``batch_shape x n x d`` transformed inputs.
         """
-        level, slope = self.raw_constant.unsqueeze(-1), self.raw_slope.unsqueeze(-1)
+        level = self.raw_constant.unsqueeze(-1)
+        slope = self.raw_slope.unsqueeze(-1)
         return level + slope * self.basis(x)
 
 
 def _read_slope(module: OldStudiesMean) -> Tensor:
-    """What the prior of an ``OldStudiesMean`` is on."""
+    """The slope, which has the prior of an ``OldStudiesMean``."""
     return module.raw_slope
 
 
@@ -397,11 +376,11 @@ class _Columns:
         self, a: Tensor, b: Tensor, inverse_lengthscale: Tensor
     ) -> Tensor:
         """Scaled squared distances of what ``read`` gives, see ``covariance``."""
-        own = inverse_lengthscale[self.ordered]
-        ordered = a[..., self.ordered] * own, b[..., self.ordered] * own
+        inverse = inverse_lengthscale[self.ordered]
+        ordered = a[..., self.ordered] * inverse, b[..., self.ordered] * inverse
         squared = squared_distance(*ordered)
         for c in self.unordered:
-            apart = (a[..., c, None] - b[..., None, :, c]).abs() > _SAME
+            apart = (a[..., c, None] - b[..., None, :, c]).abs() > 1e-4
             squared = squared + inverse_lengthscale[c].square() * apart
         return squared
 
@@ -434,14 +413,14 @@ class _Functions:
         max_points: int,
         generator: torch.Generator,
     ) -> None:
-        found = _fit(columns, rows, scores, generator)
-        inverse = (-found[:-3]).exp()
-        common, own, noise = found[-3:].exp().tolist()
+        estimates = _fit(columns, rows, scores, generator)
+        inverse = (-estimates[:-3]).exp()
+        common, individual, noise = estimates[-3:].exp().tolist()
         points = torch.cat(rows).unique(dim=0)
         chosen = torch.randperm(len(points), generator=generator)[:max_points]
         points = points[chosen.sort().values]
         eye = torch.eye(len(points), dtype=points.dtype)
-        root = columns.covariance(points, points, inverse) + _JITTER * eye
+        root = columns.covariance(points, points, inverse) + 1e-6 * eye
         root = torch.linalg.cholesky(root)
 
         def moments(X: Tensor, y: Tensor, mean: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -451,24 +430,27 @@ class _Functions:
             for x, of_x in zip(X.split(_ROWS), y.split(_ROWS), strict=True):
                 k = columns.covariance(points, x, inverse)
                 F = torch.linalg.solve_triangular(root, k, upper=False)  # M x n
-                noises = noise + (common + own) * (1.0 - F.square().sum(0)).clamp_min(0)
+                noises = noise + (common + individual) * (
+                    1.0 - F.square().sum(0)
+                ).clamp_min(0)
                 residual = of_x if mean is None else of_x - mean @ F
                 level = torch.full_like(F[:1], math.sqrt(_LEVEL_VARIANCE))
-                G = torch.cat([math.sqrt(own) * F, level])
+                G = torch.cat([math.sqrt(individual) * F, level])
                 A = A + (G / noises) @ G.mT
                 Gy = Gy + G @ (residual / noises)
             return torch.linalg.cholesky(A), Gy
 
         pairs = list(zip(rows, scores, strict=True))
         few = sum(map(len, rows)) < _MANY_ROWS
-        information, projected = eye / common, torch.zeros_like(points[:, 0])
+        information = eye / common
+        projected = torch.zeros_like(points[:, 0])
         for X, y in tqdm(pairs, "old studies", disable=few):
             A, Gy = moments(X, y, None)
             information = (
-                information + (eye - torch.cholesky_inverse(A)[:-1, :-1]) / own
+                information + (eye - torch.cholesky_inverse(A)[:-1, :-1]) / individual
             )
             solved = torch.cholesky_solve(Gy[:, None], A)[:-1, 0]
-            projected = projected + solved / math.sqrt(own)
+            projected = projected + solved / math.sqrt(individual)
         mean = torch.cholesky_solve(
             projected.unsqueeze(-1), torch.linalg.cholesky(information)
         ).squeeze(-1)
@@ -476,25 +458,27 @@ class _Functions:
         for X, y in tqdm(pairs, "their deviations", disable=few):
             A, Gy = moments(X, y, mean)
             solved = torch.cholesky_solve(Gy[:, None], A)[:-1, 0]
-            deviations.append(math.sqrt(own) * solved)
+            deviations.append(math.sqrt(individual) * solved)
         delta = torch.stack(deviations, -1)  # M x T
         left, size, _ = torch.linalg.svd(
             delta / math.sqrt(len(rows)), full_matrices=False
         )
-        components = (left * size)[:, :_MOST_COMPONENTS]
+        components = (left * size)[:, :32]
 
         def weights(functions: Tensor) -> Tensor:
             return torch.linalg.solve_triangular(root.mT, functions, upper=True)
 
-        self.columns, self.points, self.inverse_lengthscale = columns, points, inverse
+        self.columns = columns
+        self.points = points
+        self.inverse_lengthscale = inverse
         self.weights = weights(mean.unsqueeze(-1)).squeeze(-1)
         self.own_weights = weights(mean.unsqueeze(-1) + delta)
         self.components = weights(components)
-        self.variances = common, own, noise
+        self.variances = common, individual, noise
         # the mean of the squares of the d_j at old points
         at = columns.covariance(points, points, inverse) @ self.components
         explained = float(at.square().sum(-1).mean())
-        self.rest = max(own - explained, _LEAST_REST * own)
+        self.rest = max(individual - explained, 0.15 * individual)
 
     def complementary(self, pool: Tensor) -> Tensor:
         """Which points to begin with, see ``OldStudiesMean.starts``.
@@ -503,23 +487,25 @@ class _Functions:
             pool: ``P x d`` read points.
 
         Returns:
-            At most ``_MOST_STARTS`` row numbers.
+            At most 32 row numbers.
         """
-        columns, inverse = self.columns, self.inverse_lengthscale
+        columns = self.columns
+        inverse = self.inverse_lengthscale
         k = columns.covariance(pool, self.points, inverse)
-        predicted, mean = k @ self.own_weights, k @ self.weights
+        predicted = k @ self.own_weights
+        mean = k @ self.weights
         best = torch.full_like(predicted[0], -math.inf)
         open_ = torch.ones(len(pool), dtype=torch.bool)
         chosen: list[int] = []
-        while len(chosen) < _MOST_STARTS and bool(open_.any()):
+        while len(chosen) < 32 and bool(open_.any()):
             value = torch.maximum(predicted, best).mean(-1)
             # where no study would gain, by what suits most
-            value = (value + _TIE * mean).masked_fill(~open_, -math.inf)
+            value = (value + 1e-6 * mean).masked_fill(~open_, -math.inf)
             i = int(value.argmax())
             chosen.append(i)
             best = torch.maximum(best, predicted[i])
             alike = columns.covariance(pool, pool[i : i + 1], inverse).squeeze(-1)
-            open_ &= alike < _ALIKE
+            open_ &= alike < 0.9
         return torch.tensor(chosen, dtype=torch.long)
 
 
@@ -532,21 +518,24 @@ def _fit(
     """MAP estimates of log lengthscales, then log tau_mu, tau_delta and sigma^2."""
     study = torch.cat([torch.full((len(y),), t) for t, y in enumerate(scores)])
     some = torch.randperm(len(study), generator=generator)[:_FITTED_ROWS]
-    X, y, study = torch.cat(rows)[some], torch.cat(scores)[some], study[some]
+    X = torch.cat(rows)[some]
+    y = torch.cat(scores)[some]
+    study = study[some]
     same = (study.unsqueeze(-1) == study).double()
-    d, n = X.shape[-1], len(X)
-    modes = [math.log(_LENGTHSCALE[0] * math.sqrt(d))] * d
-    modes += [math.log(_VARIANCE[0])] * 2 + [math.log(_NOISE[0])]
+    d = X.shape[-1]
+    n = len(X)
+    modes = [math.log(0.5 * math.sqrt(d))] * d
+    modes += [math.log(0.5)] * 2 + [math.log(0.1)]
     center = torch.tensor(modes, dtype=torch.double)
-    spread = [_LENGTHSCALE[1]] * d + [_VARIANCE[1]] * 2 + [_NOISE[1]]
+    spread = [1.0] * d + [1.0] * 2 + [1.5]
     scale = torch.tensor(spread, dtype=torch.double)
     eye = torch.eye(n, dtype=torch.double)
 
     def objective(theta: np.ndarray) -> tuple[float, np.ndarray]:
         u = torch.from_numpy(theta).requires_grad_(True)
-        common, own, noise = u[-3:].exp()
+        common, individual, noise = u[-3:].exp()
         k = columns.covariance(X, X, (-u[:-3]).exp())
-        covariance = (common + own * same) * k + _LEVEL_VARIANCE * same
+        covariance = (common + individual * same) * k + _LEVEL_VARIANCE * same
         root = torch.linalg.cholesky(covariance + noise * eye)
         half = torch.linalg.solve_triangular(root, y.unsqueeze(-1), upper=False)
         value = 0.5 * half.square().sum() + root.diagonal().log().sum()
@@ -554,15 +543,15 @@ def _fit(
         (gradient,) = torch.autograd.grad(value, u)
         return value.item(), gradient.numpy()
 
-    most = _MOST_SPREADS * scale
+    most = 5.0 * scale
     from scipy.optimize import minimize  # see ``_botorch_names``
 
-    found = minimize(
+    result = minimize(
         objective,
         center.numpy(),
         jac=True,
         method="L-BFGS-B",
         bounds=torch.stack([center - most, center + most], -1).numpy(),
-        options={"maxiter": _FIT_STEPS},
+        options={"maxiter": 60},
     )
-    return torch.from_numpy(found.x)
+    return torch.from_numpy(result.x)

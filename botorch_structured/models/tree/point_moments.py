@@ -2,14 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "ColumnScales",
-    "is_mean_of_paths",
-    "outcome_scale_at_hand",
-    "point_moments",
-    "point_posterior",
-]
-
 from typing import Any
 
 import numpy as np
@@ -29,11 +21,12 @@ from linear_operator.operators import DenseLinearOperator
 from torch import Tensor
 
 from botorch_structured._botorch_names import functorch_is_active
-from botorch_structured.models.fast_inference import has_methods_of
 from botorch_structured.models.outcome_scale import ScaledNormal
 from botorch_structured.models.tree.moments import (
     Array,
+    ColumnScales,
     LeafMoments,
+    MomentsOnPaths,
     PointMoments,
     differentiable_moments,
 )
@@ -41,156 +34,146 @@ from botorch_structured.models.tree.tree_structured_kernel import PathMean
 from botorch_structured.transforms import ClipTail
 
 
-class ColumnScales:
-    """An input transform of single columns: x or log10 x, times a factor, plus another.
+def column_scales(transform: InputTransform | None, width: int) -> ColumnScales | None:
+    """A transform in evaluation mode as one of single columns; None for other kinds.
 
     Args:
+        transform: ``Normalize``, ``Log10``, a chain of both, or None.
         width: The number of columns.
     """
-
-    def __init__(self, width: int) -> None:
-        # the last place is of all columns behind them, such as codes of categories
-        self.log = np.zeros(width + 1, dtype=bool)
-        self.factor, self.shift = np.ones(width + 1), np.zeros(width + 1)
-
-    @classmethod
-    def of(cls, transform: InputTransform | None, width: int) -> ColumnScales | None:
-        """What a transform does in evaluation mode; None where it is of another kind.
-
-        Args:
-            transform: ``Normalize``, ``Log10``, both of them, or None.
-            width: The number of columns.
-        """
-        part: Any = transform
-        parts = [] if part is None else [part]
-        if isinstance(part, ChainedInputTransform):
-            parts = [*part.values()]
-        scales = cls(width)
-        return scales if all(map(scales._add, parts)) else None
-
-    def _add(self, part: Any) -> bool:
-        """Apply a part after the others, if its kind is known."""
-        names = "transform", "_transform", "forward"
-        kinds = [kind for kind in (Normalize, Log10) if isinstance(part, kind)]
-        if part.reverse or not any(has_methods_of(k, part, *names) for k in kinds):
-            return False
+    parts: list[Any] = [] if transform is None else [transform]
+    if isinstance(transform, ChainedInputTransform):
+        parts = [*transform.values()]
+    # The last place stands for all columns behind, such as codes of categories.
+    log = np.zeros(width + 1, dtype=bool)
+    factor = np.ones(width + 1)
+    shift = np.zeros(width + 1)
+    for part in parts:
+        if type(part) not in (Normalize, Log10) or part.reverse:
+            return None
         if not part.transform_on_eval:
-            return True
+            continue
         indices = getattr(part, "indices", None)
-        at = np.arange(len(self.log) - 1) if indices is None else indices.numpy()
+        at = np.arange(width) if indices is None else indices.numpy()
         if isinstance(part, Log10):
-            fresh = ~self.log[at] & (self.factor[at] == 1.0) & (self.shift[at] == 0.0)
-            self.log[at] = True
-            return bool(fresh.all())
-        factor, offset = 1.0 / part.coefficient, part.offset
-        if factor.numel() != factor.shape[-1]:
-            return False
-        factor, offset = factor.flatten().numpy(), offset.flatten().numpy()
-        self.factor[at] *= factor
-        self.shift[at] = (self.shift[at] - offset) * factor
-        return True
-
-    def at(self, x: Array, columns: Array) -> tuple[Array, Array]:
-        """Transformed values and their derivatives.
-
-        Args:
-            x: ``n x w x k`` values.
-            columns: ``n x k``, which columns they are of.
-        """
-        at = np.minimum(columns, len(self.log) - 1)[:, None]
-        log, rate, shift = self.log[at], self.factor[at], self.shift[at]
-        if not log.any():
-            return x * rate + shift, rate
-        safe = np.where(log, x, 1.0)
-        x = np.where(log, np.log10(safe), x)
-        slope = rate / np.where(log, safe * np.log(10.0), 1.0)
-        return x * rate + shift, slope
+            if log[at].any() or (factor[at] != 1.0).any() or shift[at].any():
+                return None
+            log[at] = True
+            continue
+        coefficient = part.coefficient
+        if coefficient.numel() != coefficient.shape[-1]:
+            return None
+        rate = 1.0 / coefficient.flatten().numpy()
+        factor[at] *= rate
+        shift[at] = (shift[at] - part.offset.flatten().numpy()) * rate
+    return ColumnScales(log, factor, shift)
 
 
 def is_mean_of_paths(mean: Any) -> bool:
     """Whether a prior mean is known to be constant on a path."""
-    kinds = ConstantMean, PathMean
-    return any(
-        isinstance(mean, kind) and has_methods_of(kind, mean, "forward")
-        for kind in kinds
-    )
+    return type(mean) in (ConstantMean, PathMean)
 
 
-def outcome_scale_at_hand(model: Any, X: Tensor) -> tuple[float, float] | None:
-    """The scale and shift of outcomes of a model, which is in evaluation mode then.
+def outcome_scale(model: Any, X: Tensor) -> tuple[float, float] | None:
+    """Scale and shift of the outcomes of a model, which is in evaluation mode then.
 
-    None where outcomes have another scale.
+    None where outcomes have another transform, or ``X`` another precision or device
+    than the model.
     """
-    parts = _linear_parts(model, X)
-    return None if parts is None else _scale_and_shift(parts)
-
-
-def _linear_parts(model: Any, X: Tensor) -> list[Any] | None:
-    """What untransforms outcomes, one ``Standardize`` at most; None for others."""
-    outcome, targets = getattr(model, "outcome_transform", None), model.train_targets
-    parts = [] if outcome is None else [outcome]
-    if isinstance(outcome, ChainedOutcomeTransform):
+    transform = getattr(model, "outcome_transform", None)
+    targets = model.train_targets
+    parts = [] if transform is None else [transform]
+    if isinstance(transform, ChainedOutcomeTransform):
         # predictions stay on the scale of a clipped tail
-        parts = [part for part in outcome.values() if not isinstance(part, ClipTail)]
-    linear = len(parts) <= 1 and all(
-        isinstance(part, Standardize)
-        and has_methods_of(Standardize, part, "untransform")
-        for part in parts
-    )
-    same = X.dtype == targets.dtype and X.device == targets.device
-    if not (same and len(X) > 0 and linear):
+        parts = [part for part in transform.values() if not isinstance(part, ClipTail)]
+    linear = len(parts) <= 1 and all(isinstance(part, Standardize) for part in parts)
+    if not linear or X.dtype != targets.dtype or X.device != targets.device:
         return None
     if model.training:
         model.eval()
-    return parts
+    if not parts:
+        return 1.0, 0.0
+    return parts[0].stdvs.item(), parts[0].means.item()
 
 
-def _scale_and_shift(parts: list[Any]) -> tuple[float, float]:
-    return (parts[0].stdvs.item(), parts[0].means.item()) if parts else (1.0, 0.0)
+class ModelMoments:
+    """Moments of a model's points on some paths, on the scale of its outcomes.
 
-
-def _at_hand(
-    model: Any, X: Tensor, check: bool = True
-) -> tuple[LeafMoments, float, float] | None:
-    """Moments of transformed inputs and outcomes, and the scale and shift of these.
-
-    None where moments have no closed form, or the outcomes another scale.
+    Args:
+        model: The model.
+        moments: Those of transformed outcomes.
+        rows: ``m x d`` points, one on each path.
+        path: Whether the part of the weights alone is wanted.
+        scales: The input transform.
+        scale: The scale of the outcomes.
+        shift: Their shift.
     """
-    parts = _linear_parts(model, X)
-    moments = None if parts is None else model._moments()
-    if parts is None or moments is None:
-        return None
-    if check:
-        model._check_points(X)
-    return moments, *_scale_and_shift(parts)
+
+    def __init__(
+        self,
+        model: Any,
+        moments: LeafMoments,
+        rows: Tensor,
+        path: bool,
+        scales: ColumnScales,
+        scale: float,
+        shift: float,
+    ) -> None:
+        self._moments = MomentsOnPaths(moments, rows, path, scales)
+        self._model = model
+        self._scale = scale
+        self._shift = shift
+        self._floor = settings.min_variance.value(rows.dtype)
+        self._prior: Array | None = None
+        if is_mean_of_paths(model.mean_module):
+            with torch.no_grad():
+                self._prior = model.mean_module(rows).expand(len(rows)).numpy()
+
+    def __call__(self, X: Array, row: Array, gradient: bool) -> PointMoments:
+        """Moments of points.
+
+        Args:
+            X: ``n x d``, not transformed.
+            row: For each point, the number of the row whose path it is on, ``n``.
+            gradient: Whether gradients are wanted, by ``X``.
+        """
+        moments = self._moments(X, row, gradient)
+        slope: Any = 0.0
+        if self._prior is not None:
+            prior = self._prior[row]
+        else:
+            prior, slope = self._prior_mean(X, gradient)
+        scale = self._scale
+        mean = (moments.mean + prior) * scale + self._shift
+        variance = np.maximum(moments.variance, self._floor) * scale**2
+        if not gradient:
+            return PointMoments(mean, variance)
+        mean_slope = (moments.mean_gradient + slope) * scale
+        variance_slope = moments.variance_gradient * scale**2
+        variance_slope[moments.variance <= self._floor] = 0.0
+        return PointMoments(mean, variance, mean_slope, variance_slope)
+
+    def _prior_mean(self, X: Array, gradient: bool) -> tuple[Array, Any]:
+        """Prior means that are not constant on a path, and their gradients."""
+        points = torch.from_numpy(X).requires_grad_(gradient)
+        with torch.set_grad_enabled(gradient):
+            prior = self._model.mean_module(self._model.transform_inputs(points))
+            if not prior.requires_grad:
+                return prior.numpy(), 0.0
+            (slope,) = torch.autograd.grad(prior.sum(), points, allow_unused=True)
+        return prior.detach().numpy(), 0.0 if slope is None else slope.numpy()
 
 
-def point_moments(
-    model: Any, X: Tensor, gradient: bool, path: bool
-) -> PointMoments | None:
-    """See ``LeafModel.point_moments``."""
-    scales = ColumnScales.of(getattr(model, "input_transform", None), X.shape[-1])
-    found_at = None if scales is None else _at_hand(model, X)
-    if scales is None or found_at is None:
+def moments_on(model: Any, rows: Tensor, path: bool) -> ModelMoments | None:
+    """See ``LeafModel.moments_on``."""
+    scales = column_scales(getattr(model, "input_transform", None), rows.shape[-1])
+    outcome = outcome_scale(model, rows)
+    if scales is None or outcome is None:
         return None
-    moments, scale, shift = found_at
-    at = X = X.detach()
-    with torch.enable_grad():
-        if not is_mean_of_paths(model.mean_module):
-            at = model.transform_inputs(X.requires_grad_(gradient))
-        prior = model.mean_module(at)
-    found = moments(X, gradient, path, scales.at)
-    floor = settings.min_variance.value(X.dtype)
-    mean = (found.mean + prior.detach()).mul_(scale).add_(shift)
-    variance = found.variance.clamp_min(floor) * scale**2
-    if found.mean_gradient is None or found.variance_gradient is None:
-        return PointMoments(mean, variance)
-    slopes = [found.mean_gradient * scale, found.variance_gradient * scale**2]
-    if X.requires_grad:
-        (rise,) = torch.autograd.grad(prior.sum(), X, allow_unused=True)
-        slopes[0] = slopes[0] if rise is None else slopes[0] + scale * rise
-    slopes[1] *= (found.variance > floor).unsqueeze(-1)
-    return PointMoments(mean, variance, *slopes)
+    moments = model._moments()
+    if moments is None:
+        return None
+    return ModelMoments(model, moments, rows.detach(), path, scales, *outcome)
 
 
 def point_posterior(model: Any, X: Tensor) -> GPyTorchPosterior | None:
@@ -201,17 +184,20 @@ def point_posterior(model: Any, X: Tensor) -> GPyTorchPosterior | None:
     alone = X.shape[-2] == 1 and X.numel() and propagate_grads.off()
     if not alone or functorch_is_active():
         return None
-    if (found := _at_hand(model, X.flatten(0, -2), check=False)) is None:
+    outcome = outcome_scale(model, X)
+    moments = None if outcome is None else model._moments()
+    if outcome is None or moments is None:
         return None
-    moments, scale, shift = found
-    at = model.transform_inputs(X)
-    if at.shape[-2] != 1:
+    scale, shift = outcome
+    transformed = model.transform_inputs(X)
+    if transformed.shape[-2] != 1:
         return None
-    shape, flat = at.shape[:-1], at.reshape(-1, at.shape[-1])
+    shape = transformed.shape[:-1]
+    flat = transformed.reshape(-1, transformed.shape[-1])
     mean, variance = differentiable_moments(flat, moments)
     mean = (mean + model.mean_module(flat)) * scale + shift
-    floor, square = settings.min_variance.value(X.dtype), scale**2
+    square = scale**2
     covariance = DenseLinearOperator((variance * square).view(*shape, 1))
     normal = ScaledNormal(mean.view(shape), covariance)
-    normal.least = floor * square
+    normal.least = settings.min_variance.value(X.dtype) * square
     return GPyTorchPosterior(normal)

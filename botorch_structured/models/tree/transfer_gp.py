@@ -36,12 +36,11 @@ References:
 
 from __future__ import annotations
 
-__all__ = ["TransferGP"]
-
 import copy
 import math
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.utils.types import DEFAULT
@@ -55,19 +54,17 @@ from botorch_structured._botorch_names import DefaultType
 from botorch_structured.linalg.correlations import MATERN52
 from botorch_structured.models.checks import check_training_data
 from botorch_structured.models.fast_inference import FastSingleTaskGP
-from botorch_structured.models.tree.moments import PointMoments
+from botorch_structured.models.tree.moments import Array, PointMoments
 from botorch_structured.models.tree.old_studies import OldStudiesMean
 from botorch_structured.models.tree.point_moments import (
-    ColumnScales,
-    outcome_scale_at_hand,
+    column_scales,
+    outcome_scale,
 )
 
-# Of the level c: any.
+# Prior variance of the level c: uninformative.
 _LEVEL_VARIANCE = 25.0
-# Of the noise of old studies, which is what ranks add, and its least value.
-_NOISE, _LEAST_NOISE = 0.03, 1e-6
-# Bounds of log a beside known noise: below the lower one its prior has no mass.
-_LOG_SCALES = -3.0, 5.0
+# The least noise of old studies.
+_LEAST_NOISE = 1e-6
 
 
 class _EarlierKernel(Kernel):
@@ -92,7 +89,8 @@ def _evidence(K: Tensor, noise: Any, y: Tensor, h: Tensor) -> tuple[float, float
     """
     n = len(y)
     K = K + _LEVEL_VARIANCE + noise * torch.eye(n).to(y)
-    root, both = torch.linalg.cholesky(K), torch.stack([y, h], -1)
+    root = torch.linalg.cholesky(K)
+    both = torch.stack([y, h], -1)
     (A, B), (_, C) = (both.mT @ torch.cholesky_solve(both, root)).tolist()
     A += 1.0
     first, second = (
@@ -103,20 +101,23 @@ def _evidence(K: Tensor, noise: Any, y: Tensor, h: Tensor) -> tuple[float, float
     return 1.0 / first, value - float(root.diagonal().log().sum())
 
 
-def _noisy_scale(known: Tensor, K: Tensor, noise: float, y: Tensor, h: Tensor) -> float:
+def _noisy_scale(
+    variances: Tensor, K: Tensor, noise: float, y: Tensor, h: Tensor
+) -> float:
     """The scale with the largest evidence where variances of noise are known."""
     K = K + _LEVEL_VARIANCE + noise * torch.eye(len(y)).to(y)
 
     def loss(log_scale: float) -> float:
         a = math.exp(log_scale)
-        root = torch.linalg.cholesky(a * a * K + known.diag())
+        root = torch.linalg.cholesky(a * a * K + variances.diag())
         error = torch.linalg.solve_triangular(root, (y - a * h)[:, None], upper=False)
         value = 0.5 * error.square().sum() + root.diagonal().log().sum()
         return float(value) + log_scale + 0.5 / (a * a)
 
+    # below the lower bound of log a its prior has no mass
     from scipy.optimize import minimize_scalar  # see ``_botorch_names``
 
-    return math.exp(minimize_scalar(loss, bounds=_LOG_SCALES, method="bounded").x)
+    return math.exp(minimize_scalar(loss, bounds=(-3.0, 5.0), method="bounded").x)
 
 
 class _Weights(NamedTuple):
@@ -139,7 +140,7 @@ class _Weights(NamedTuple):
 
 
 class TransferGP(FastSingleTaskGP):
-    """What old studies and the outcomes of a new one say; it needs no fit.
+    """A GP from old studies and the outcomes of a new one; it needs no fit.
 
     It is for one outcome without batches. On a CPU, in double precision, points one by
     one (``b x 1 x d``) have moments in closed form; others have GPyTorch's.
@@ -205,19 +206,22 @@ class TransferGP(FastSingleTaskGP):
 
     def _set_scale(self) -> None:
         """The scale with the largest evidence, and what follows from it."""
-        old, (X,), y = self.mean_module, self.train_inputs, self.train_targets
+        old = self.mean_module
+        (X,) = self.train_inputs
+        y = self.train_targets
         old.to(y)
-        noise = max(_NOISE * old.variances[2], _LEAST_NOISE)
-        known = isinstance(self.likelihood, FixedNoiseGaussianLikelihood)
+        # ranks add most of the noise of old studies
+        noise = max(0.03 * old.variances[2], _LEAST_NOISE)
+        fixed_noise = isinstance(self.likelihood, FixedNoiseGaussianLikelihood)
         with torch.no_grad():
             x = self.transform_inputs(X)
             terms = old.covariance(x, x), noise, y, old.basis(x)
             a, _ = _evidence(*terms)
-            if known:
+            if fixed_noise:
                 a = _noisy_scale(self.likelihood.noise, *terms)
         self.covar_module.scale.fill_(a)
         old.initialize(raw_slope=a, raw_constant=0.0)
-        if known:
+        if fixed_noise:
             self.likelihood.noise = self.likelihood.noise + noise * a * a
         else:
             self.likelihood.noise_covar.raw_noise_constraint.lower_bound.fill_(0.0)
@@ -232,43 +236,46 @@ class TransferGP(FastSingleTaskGP):
         mode then.
         """
         self.eval()
-        old, (x,), y = self.mean_module, self.train_inputs, self.train_targets
-        common, own, noise = old.variances
+        old = self.mean_module
+        (x,) = self.train_inputs
+        y = self.train_targets
+        common, individual, noise = old.variances
         noise = max(noise, _LEAST_NOISE)
         if isinstance(self.likelihood, FixedNoiseGaussianLikelihood):
             noise = noise + self.likelihood.noise / self.covar_module.scale.square()
         read = old.columns.read(x)
         k = old.columns.covariance(read, read, old.inverse_lengthscale)
         _, with_them = _evidence(old.covariance(x, x), noise, y, old.basis(x))
-        _, without = _evidence((common + own) * k, noise, y, torch.zeros_like(y))
+        _, without = _evidence((common + individual) * k, noise, y, torch.zeros_like(y))
         return with_them - without
 
-    def point_moments(
-        self, X: Tensor, gradient: bool = False, path: bool = False
-    ) -> PointMoments | None:
-        """Moments of points, see ``LeafModel.point_moments``."""
-        if path or not self._is_plain(X):
+    def moments_on(self, rows: Tensor, path: bool = False) -> Any:
+        """Moments of points one by one, see ``LeafModel.moments_on``."""
+        if path or not self._is_plain(rows):
             return None
-        scales = ColumnScales.of(self.input_transform, X.shape[-1])
-        outcome = outcome_scale_at_hand(self, X)
+        scales = column_scales(self.input_transform, rows.shape[-1])
+        outcome = outcome_scale(self, rows)
         if scales is None or outcome is None:
             return None
         scale, shift = outcome
-        with torch.no_grad():
-            x = self.transform_inputs(X.detach())
-            mean, variance, *slopes = self._moments(x, gradient)
-        mean, variance = mean * scale + shift, variance * scale**2
-        if not gradient:
-            return PointMoments(mean, variance)
-        every = torch.arange(X.shape[-1]).expand(len(X), -1).numpy()
-        _, rate = scales.at(X.detach().numpy()[:, None], every)
-        rates = torch.as_tensor(rate.squeeze(1)) * torch.tensor(
-            [[[scale]], [[scale**2]]]
-        )
-        return PointMoments(mean, variance, *(torch.stack(slopes) * rates))
+        scales = scales.take(np.arange(rows.shape[-1]))
+
+        @torch.no_grad()
+        def moments(X: Array, row: Array, gradient: bool) -> PointMoments:
+            points = self.transform_inputs(torch.from_numpy(X))
+            parts = [part.numpy() for part in self._moments(points, gradient)]
+            mean = parts[0] * scale + shift
+            variance = parts[1] * scale**2
+            if not gradient:
+                return PointMoments(mean, variance)
+            _, rate = scales(X)
+            slopes = parts[2] * rate * scale, parts[3] * rate * scale**2
+            return PointMoments(mean, variance, *slopes)
+
+        return moments
 
     def _fast_posterior(self, X: Tensor) -> MultivariateNormal | None:
-        """Of points one by one; GPyTorch computes a joint covariance for each batch."""
+        """Points one by one; GPyTorch computes a joint covariance for each batch."""
         if not (X.ndim > 2 and X.shape[-2] == 1 and self._is_plain(X)):
             return None
         mean, variance = self._moments(X.reshape(-1, X.shape[-1]), gradient=False)
@@ -277,36 +284,40 @@ class TransferGP(FastSingleTaskGP):
 
     def _is_plain(self, X: Tensor) -> bool:
         """Whether only the points may have gradients, on a CPU, in double precision,
-        and there are no batches, nor fantasies with a noise of their own."""
+        and there are no batches."""
         data = self.train_inputs[0], self.train_targets, *self.parameters()
         plain = X.dtype == torch.float64 and X.device.type == "cpu"
-        plain = plain and self._fantasy_noise is None and data[1].ndim == 1
+        plain = plain and data[1].ndim == 1
         return plain and not any(t.requires_grad for t in data)
 
     def _moments(self, x: Tensor, gradient: bool) -> tuple[Tensor, ...]:
         """Means and variances at transformed inputs, ``n``, and ``n x d`` gradients."""
-        old, w = self.mean_module, self._weights()
-        columns, inverse = old.columns, old.inverse_lengthscale
+        old = self.mean_module
+        w = self._weights()
+        columns = old.columns
+        inverse = old.inverse_lengthscale
         read = columns.read(x)
         squared = columns.squared_distance(read, w.points, inverse)
         k = MATERN52.value(squared)
-        (first, second), (level, constant) = w.roots, w.level
-        explained, known = k @ first, k @ second + w.shift
+        (first, second) = w.roots
+        (level, constant) = w.level
+        explained = k @ first
+        reduction = k @ second + w.shift
         mean = k @ w.mean + level
-        variance = constant + explained.square().sum(-1) - known.square().sum(-1)
+        variance = constant + explained.square().sum(-1) - reduction.square().sum(-1)
         least = 1e-10 * self.covar_module.scale.square()
         if not gradient:
             return mean, variance.clamp_min(least)
         slope = -MATERN52.slope_and_curvature(squared)[0]
-        of_k = w.mean, 2.0 * (explained @ first.mT - known @ second.mT)
-        own = columns.ordered
-        factor = 2.0 * inverse[own].square() * columns.slope(x)[:, own]
+        of_k = w.mean, 2.0 * (explained @ first.mT - reduction @ second.mT)
+        ordered = columns.ordered
+        factor = 2.0 * inverse[ordered].square() * columns.slope(x)[:, ordered]
         slopes = []
         for g in of_k:
             g = g * slope
             rise = torch.zeros_like(x)
-            rise[:, own] = factor * (
-                read[:, own] * g.sum(-1, keepdim=True) - g @ w.points[:, own]
+            rise[:, ordered] = factor * (
+                read[:, ordered] * g.sum(-1, keepdim=True) - g @ w.points[:, ordered]
             )
             slopes.append(rise)
         slopes[1] = slopes[1] * (variance > least).unsqueeze(-1)
@@ -315,8 +326,11 @@ class TransferGP(FastSingleTaskGP):
     def _weights(self) -> _Weights:
         if self._weights_cache is not None:
             return self._weights_cache
-        old, a = self.mean_module, self.covar_module.scale
-        (x,), y = self.train_inputs, self.train_targets  # transformed, in eval mode
+        old = self.mean_module
+        a = self.covar_module.scale
+        # transformed, in eval mode
+        (x,) = self.train_inputs
+        y = self.train_targets
         n = len(x)
         K = self.covar_module.forward(x, x)
         root = torch.linalg.cholesky(K + self.likelihood.noise * torch.eye(n).to(y))

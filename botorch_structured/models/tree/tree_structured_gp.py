@@ -15,9 +15,8 @@ References:
 
 from __future__ import annotations
 
-__all__ = ["PathMean", "TreeStructuredGP"]
-
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Literal, Self
 
 import torch
@@ -36,11 +35,7 @@ from torch import Tensor
 import botorch_structured.models.tree.leaf_features  # noqa: F401 (registers itself)
 from botorch_structured._botorch_names import DefaultType
 from botorch_structured.linalg.correlations import CORRELATIONS
-from botorch_structured.models.fast_inference import (
-    has_methods_of,
-    with_gradient,
-    with_variance_floor,
-)
+from botorch_structured.models.fast_inference import with_gradient, with_variance_floor
 from botorch_structured.models.input_transforms import protect_decisions
 from botorch_structured.models.outcome_scale import least_variance, with_least_variance
 from botorch_structured.models.tree.leaf_inference import COVARIANCE
@@ -51,7 +46,8 @@ from botorch_structured.models.tree.leaf_model import (
     read_arguments,
 )
 from botorch_structured.models.tree.noise import default_likelihood, set_noise_prior
-from botorch_structured.models.tree.point_moments import ColumnScales, is_mean_of_paths
+from botorch_structured.models.tree.point_moments import column_scales, is_mean_of_paths
+from botorch_structured.models.tree.template import Template
 from botorch_structured.models.tree.tree_structured_kernel import (
     PathMean,
     TreeStructuredKernel,
@@ -204,10 +200,10 @@ class TreeStructuredGP(LeafModel):
             "context_features": context_features is not None,
         }
         if covar_module is not None and any(options.values()):
-            given = [name for name, changed in options.items() if changed]
+            changed_options = [name for name, changed in options.items() if changed]
             raise ValueError(
                 "covar_module: expected None beside arguments that configure the "
-                f"covariance it replaces, got both it and {given}."
+                f"covariance it replaces, got both it and {changed_options}."
             )
         known_values = _known_values(categorical_features, tree, train_X)
         input_transform = protect_decisions(
@@ -220,29 +216,31 @@ class TreeStructuredGP(LeafModel):
         own_likelihood = False
         if structured:
             self._warn_of_scales(train_X, tree, known_values, input_transform)
-            covar_module = TreeStructuredKernel(
+            template = _template(
                 tree,
-                shared_features,
-                leaf_inputs,
-                leaf_hyperparameters,
-                leaf_offset == "random",
-                bool(node_weights),
-                weight_variances,
-                categorical_features=known_values,
+                tuple((c, tuple(values)) for c, values in known_values.items()),
+                tuple(
+                    check_columns("context_features", context_features or (), tree.dim)
+                ),
+                aug_batch_shape,
+                train_X.dtype,
+                train_X.device,
+                torch.get_default_dtype(),
+                shared_features=shared_features,
+                leaf_inputs=leaf_inputs,
+                leaf_hyperparameters=leaf_hyperparameters,
+                leaf_offset=leaf_offset == "random",
+                node_weights=bool(node_weights),
+                weight_variances=weight_variances,
                 correlation="matern" if leaf_kernel == "evidence" else leaf_kernel,
-                batch_shape=aug_batch_shape,
-                context_features=context_features,
             )
+            defaults = template.copy([tree, *CORRELATIONS])
+            covar_module, default_noise, default_mean = defaults
             if likelihood is None and train_Yvar is None:
-                likelihood = default_likelihood(aug_batch_shape)
+                likelihood = default_noise
                 own_likelihood = True
             if mean_module is None:
-                fixed = leaf_offset == "fixed"
-                mean_module = (
-                    PathMean(tree, batch_shape=aug_batch_shape)
-                    if fixed
-                    else ConstantMean(batch_shape=aug_batch_shape)
-                )
+                mean_module = default_mean
         self._choose_kernel = structured and leaf_kernel == "evidence"
         super().__init__(
             train_X=train_X,
@@ -358,21 +356,18 @@ class TreeStructuredGP(LeafModel):
             posterior = transform.untransform_posterior(posterior, X=X)
         return with_least_variance(posterior, least_variance(transform, X))
 
-    def _has_own_posterior(self, path: bool) -> bool:
-        own = not path or has_methods_of(TreeStructuredGP, self, "path_posterior")
-        return own and super()._has_own_posterior(path)
-
     @property
     def path_columns(self) -> list[int]:
         """The columns, besides decisions, that ``path_posterior`` may depend on."""
         tree = self.tree
-        known = (
-            has_methods_of(TreeStructuredGP, self, "path_posterior")
-            and has_methods_of(TreeStructuredKernel, self.covar_module, *COVARIANCE)
+        shared_only = (
+            "path_posterior" not in self.redefined
+            and isinstance(self.covar_module, TreeStructuredKernel)
+            and self.covar_module.redefined.isdisjoint(COVARIANCE)
             and is_mean_of_paths(self.mean_module)
-            and ColumnScales.of(getattr(self, "input_transform", None), tree.dim)
+            and column_scales(getattr(self, "input_transform", None), tree.dim)
         )
-        return sorted(tree.shared_columns) if known else list(range(tree.dim))
+        return sorted(tree.shared_columns) if shared_only else list(range(tree.dim))
 
     def weight_posterior(self) -> MultivariateNormal:
         r"""Posterior N(Lambda_c^-1 f_c, Lambda_c^-1) of the weights c (section 2.2).
@@ -407,13 +402,13 @@ class TreeStructuredGP(LeafModel):
 
     def _weight_moments(self) -> tuple[Tensor, Tensor]:
         """Mean ``V`` and inverse root J (``M^-1 = J'J``) of the scaled weights."""
-        if self._is_structured() and self._use_predictor():
-            predictor = self._predictor()
-            return predictor.weight_mean, predictor.weight_root
+        solver = self.solver if self._is_single() else None
+        if solver is not None and solver.predictor is not None:
+            return solver.predictor.weight_mean, solver.predictor.weight_root
         X = self.train_inputs[0]
         with torch.no_grad():
             prior = self.forward(X)
-            covariance = self._likelihood_of_rows(X)(prior, X).covariance_matrix
+            covariance = self.likelihood(prior, X).covariance_matrix
             features = self._features(X)
             residual = (self.train_targets - prior.mean).unsqueeze(-1)
             chol = psd_safe_cholesky(covariance)
@@ -422,6 +417,36 @@ class TreeStructuredGP(LeafModel):
             eye = torch.eye(features.shape[-1], dtype=X.dtype, device=X.device)
             root = psd_safe_cholesky(eye - half.mT @ half).mT
         return mean.squeeze(-1), root
+
+
+@lru_cache(maxsize=8)  # for one model after the other of the same tree
+def _template(
+    tree: ParameterTree,
+    categorical: tuple[tuple[int, tuple[float, ...]], ...],
+    context_features: tuple[int, ...],
+    batch_shape: torch.Size,
+    dtype: torch.dtype,
+    device: torch.device,
+    default_dtype: torch.dtype,  # of new priors
+    *,
+    leaf_offset: bool,
+    **options: Any,
+) -> Template:
+    """Kernel, likelihood and mean of a model."""
+    kernel = TreeStructuredKernel(
+        tree,
+        leaf_offset=leaf_offset,
+        categorical_features={c: list(values) for c, values in categorical},
+        batch_shape=batch_shape,
+        context_features=context_features,
+        **options,
+    )
+    mean = ConstantMean(batch_shape=batch_shape)
+    if not leaf_offset:
+        mean = PathMean(tree, batch_shape=batch_shape)
+    modules = torch.nn.ModuleList([kernel, default_likelihood(batch_shape), mean])
+    modules.to(dtype=dtype, device=device)
+    return Template(modules, [tree, *CORRELATIONS])
 
 
 def _known_values(
@@ -437,8 +462,8 @@ def _known_values(
     seen = {c: torch.unique(train_X[..., c][active[..., c]]).tolist() for c in features}
     if not isinstance(features, Mapping):
         return seen
-    known = {c: [float(v) for v in values] for c, values in features.items()}
-    for c, values in known.items():
+    declared = {c: [float(v) for v in values] for c, values in features.items()}
+    for c, values in declared.items():
         # undeclared values would all be the same value; the tree has those of decisions
         odd = [] if c in tree.decision_columns else sorted({*seen[c]} - {*values})
         if odd:
@@ -446,4 +471,4 @@ def _known_values(
                 f"categorical_features: expected all values of column {c} of train_X, "
                 f"got {values}, and train_X has {odd[:10]}."
             )
-    return known
+    return declared

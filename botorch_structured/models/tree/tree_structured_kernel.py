@@ -15,18 +15,9 @@ References:
 
 from __future__ import annotations
 
-__all__ = [
-    "LeafHyperparameters",
-    "PathMean",
-    "TreeStructuredKernel",
-    "WeightFeatures",
-    "check_choices",
-    "one_hot_code",
-]
-
 import math
 from collections.abc import Mapping, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -312,9 +303,9 @@ def _expanded(*parts: Tensor) -> list[Tensor]:
     return [part.expand(*batch, part.shape[-1]) for part in parts]
 
 
-def one_hot_code(values: Tensor, known: Tensor) -> Tensor:
+def one_hot_code(values: Tensor, categories: Tensor) -> Tensor:
     """One-hot code with a last place for unknown values, ``... x (len(known) + 1)``."""
-    code = (values.unsqueeze(-1) == known).to(values)
+    code = (values.unsqueeze(-1) == categories).to(values)
     return torch.cat([code, 1.0 - code.sum(-1, keepdim=True)], dim=-1)
 
 
@@ -375,9 +366,11 @@ class LeafHyperparameters(Module):
         # Shorter lengthscales for one column make a search evaluate more than the two
         # ends, and with longer ones for four columns it does not evaluate all 16
         # corners.
-        every = columns_of_path or [list(range(len(columns)))]
-        pairs = _integers([(p, c) for p, mine in enumerate(every) for c in mine])
-        seen = torch.zeros(len(every), len(columns), dtype=torch.bool)
+        paths = columns_of_path or [list(range(len(columns)))]
+        pairs = _integers(
+            [(p, c) for p, positions in enumerate(paths) for c in positions]
+        )
+        seen = torch.zeros(len(paths), len(columns), dtype=torch.bool)
         seen[tuple(pairs.view(-1, 2).mT)] = True
         scale = (seen * seen.sum(-1, keepdim=True)).amax(0).clamp_min(1).double()
         self.register_buffer("dimension_scale", scale, persistent=False)
@@ -393,7 +386,7 @@ class LeafHyperparameters(Module):
             number = seen.flatten().cumsum(0).view_as(seen) - 1
             pair = torch.where(seen, number, count)
             self.register_buffer("pair", pair, persistent=False)
-            self.register_buffer("path_keys", _path_keys(tree), persistent=False)
+            self.register_buffer("path_keys", tree.sorted_keys, persistent=False)
             if count:
                 self.lengthscale = prior((1, count), 0.5, 1.0, _LENGTHSCALES)
             self.outputscale = prior((1, len(columns_of_path)), 1.0, 1.0, _VARIANCES)
@@ -459,17 +452,6 @@ class LeafHyperparameters(Module):
         return take_of_path(table, path, 'leaf_hyperparameters="independent"')
 
 
-@lru_cache(maxsize=32)  # for one model after the other of the same tree
-def _path_keys(tree: ParameterTree) -> Tensor:
-    """The keys of all paths, ascending, and their numbers, ``2 x num_paths``."""
-    X = torch.zeros(tree.num_paths, tree.dim, dtype=torch.float64)
-    for row, path in zip(X, tree.paths, strict=True):
-        for column, value in path.decisions.items():
-            ends = value if isinstance(value, tuple) else (value,)
-            row[column] = next((x for x in ends if math.isfinite(x)), 0.0)
-    return torch.stack(tuple(tree.path_key(X).sort()))
-
-
 def _path_of_key(path_keys: Tensor, key: Tensor) -> Tensor:
     """Numbers of paths by their keys; ``num_paths`` with an undeclared value.
 
@@ -532,7 +514,7 @@ class PathMean(Mean):
             )
         self.tree = tree
         self.batch_shape = batch_shape
-        self.register_buffer("path_keys", _path_keys(tree), persistent=False)
+        self.register_buffer("path_keys", tree.sorted_keys, persistent=False)
         start = torch.zeros(*batch_shape, tree.num_paths, dtype=torch.float64)
         self.register_parameter("raw_offset", torch.nn.Parameter(start))
 
@@ -627,9 +609,9 @@ class TreeStructuredKernel(LeafKernel):
             tied_variances=weight_variances == "tied",
             batch_shape=batch_shape,
         )
-        own = set(tree.own_columns)
-        free = sorted({*own, *tree.shared_columns} - {*context})
-        only_own = tuple(sorted(own)) if leaf_inputs == "own" else None
+        own_columns = set(tree.own_columns)
+        free = sorted({*own_columns, *tree.shared_columns} - {*context})
+        only_own = tuple(sorted(own_columns)) if leaf_inputs == "own" else None
         seen = _columns_of_paths(tree, tuple(free), only_own)
         if leaf_inputs == "active" or seen is None:
             columns = free
@@ -655,7 +637,7 @@ class TreeStructuredKernel(LeafKernel):
         # GPyTorch assumes that every buffer of a kernel has the batch shape in front
         flags = partial(torch.tensor, dtype=torch.bool)
         tables = {
-            "own": flags([c in own for c in columns]),
+            "own": flags([c in own_columns for c in columns]),
             "context": flags([c in context for c in columns]),
             "is_context": flags([c in context for c in encoded]),
             # a list as an index would be copied to the device at each call
@@ -675,11 +657,6 @@ class TreeStructuredKernel(LeafKernel):
     def num_weights(self) -> int:
         """V, the number of weights."""
         return self.weights.num_weights
-
-    @property
-    def variant(self) -> Correlation:
-        """State besides hyperparameters and data that predictions depend on."""
-        return self.correlation
 
     def set_correlation(self, name: str) -> None:
         """Choose "matern" or "rbf"; hyperparameters are left as they are."""
@@ -705,9 +682,9 @@ class TreeStructuredKernel(LeafKernel):
         seen = active.index_select(-1, self.leaf_hyperparameters.column_index)
         if self.leaf_inputs == "own":
             leaf = self.leaf_hyperparameters
-            own = leaf.own & ~leaf.context
-            alone = ~(seen & own).any(-1, keepdim=True)
-            seen = seen & (own | leaf.context | alone)
+            own_columns = leaf.own & ~leaf.context
+            alone = ~(seen & own_columns).any(-1, keepdim=True)
+            seen = seen & (own_columns | leaf.context | alone)
         path = None
         if self.leaf_hyperparameters.sharing == "independent":
             path = _path_of_key(self.leaf_hyperparameters.path_keys, key)
@@ -720,8 +697,8 @@ class TreeStructuredKernel(LeafKernel):
         leaf = self.leaf_hyperparameters
         parts = [X.index_select(-1, leaf.numeric_index)]
         for column in self.categorical:
-            known = getattr(leaf, f"known_{column}")
-            parts.append(one_hot_code(X[..., column], known) / math.sqrt(2.0))
+            categories = getattr(leaf, f"known_{column}")
+            parts.append(one_hot_code(X[..., column], categories) / math.sqrt(2.0))
         encoded = torch.cat(parts, dim=-1)
         seen = seen.index_select(-1, leaf.encoded_index)
         inverse = leaf.inverse_lengthscale(path).index_select(-1, leaf.encoded_index)
@@ -772,20 +749,21 @@ def _check_context(
     return columns
 
 
-@lru_cache(maxsize=32)  # for one model after the other of the same tree
 def _columns_of_paths(
-    tree: ParameterTree, free: tuple[int, ...], own: tuple[int, ...] | None
+    tree: ParameterTree, free: tuple[int, ...], own_columns: tuple[int, ...] | None
 ) -> list[list[int]] | None:
     """Columns that K_p sees on each path; None if there are too many paths.
 
     Args:
         tree: The paths.
         free: The columns that it may see.
-        own: If given, only these are seen, on paths that have any.
+        own_columns: If given, only these are seen, on paths that have any.
     """
     if tree.num_paths > MAX_LISTED_PATHS:
         return None
-    out, columns, alone = [], set(free), set(own or ())
+    out = []
+    columns = set(free)
+    alone = set(own_columns or ())
     for path in tree.paths:
         active = [c for c in path.active_columns if c in columns]
         out.append([c for c in active if c in alone] or active)

@@ -12,17 +12,17 @@ this package unless another is named:
 Section 2.1            Matern-5/2 with a lengthscale per column:
                        ``leaf_modules.TreedStationary``; expected improvement: BoTorch's
 Section 3.1, U(A)      ``cart.split_by_variance``
-Equation (1)           ``cart.split_by_variance``, and the tree: ``cart.grow`` with
-                       ``growth.grow_by_variance``
+Equation (1)           ``cart.split_by_variance``, and the tree:
+                       ``cart.grow_by_variance``
 Section 3.1, figure 1  tau at a data point that both children have: ``cart.Split``,
                        ``cart.TreeNode.divided``
 Section 3.1, entropy   not implemented, as the paper found it no better; in its place
                        ``growth.grow_by_evidence``, by the evidence of GPs
-                       (``scoring.NodeEvidence``)
+                       (``growth.NodeEvidence``)
 Equation (2)           ``objective.path_evidence``; log p(theta): the priors of
                        ``leaf_modules``
 Section 3.2, w_i       ``objective.path_weight``; a leaf: ``objective.LeafDensity``
-Section 3.2, maximum   ``treed_gp.TreedGP.custom_fit``, ``maximum.maximise``
+Section 3.2, maximum   ``treed_gp.TreedGP.custom_fit``, ``objective.LeafProblem``
 Section 3.2, MCMC      ``botorch_structured.fit.fit_slice_sampling``
 Section 3.3            five points per leaf: ``min_leaf_size`` of ``TreedGP``; amplitude
                        and mean along the path: its ``path_sharing="all"``;

@@ -14,10 +14,8 @@ predictions. ``TreePartition`` holds one as buffers and gives it back.
 
 from __future__ import annotations
 
-__all__ = ["ChangePoint", "Proposal", "Split", "TreeNode", "grow", "split_by_variance"]
-
 import heapq
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,9 +26,6 @@ from torch import Tensor
 
 Array = NDArray[np.float64]
 Rows = NDArray[np.int64]
-
-# Smaller reductions, in units of U of the node, are rounding errors.
-_NO_REDUCTION = 1e-12
 
 
 @dataclass(frozen=True)
@@ -79,7 +74,8 @@ class ChangePoint:
         starts, ends, weights = (
             t.to(x) for t in (self.starts, self.ends, self.weights)
         )
-        x, width = x.unsqueeze(-1), ends - starts
+        x = x.unsqueeze(-1)
+        width = ends - starts
         within = (ends - x) / torch.where(width > 0.0, width, 1.0)
         # an interval that is none in another precision is a step
         beyond = torch.where(width > 0.0, within, (x <= starts).to(x))
@@ -138,10 +134,10 @@ class TreeNode:
 
     def walk(self) -> list[TreeNode]:
         """This node and all below it, parents before children, left before right."""
-        found = [self]
+        nodes = [self]
         for child in self.children:
-            found += child.walk()
-        return found
+            nodes += child.walk()
+        return nodes
 
     def leaves(self) -> list[TreeNode]:
         """Leaves below this node, left to right."""
@@ -149,10 +145,10 @@ class TreeNode:
 
     def path(self) -> list[TreeNode]:
         """This node, its parent, and so on to the root."""
-        found = [self]
-        while found[-1].parent is not None:
-            found.append(found[-1].parent)
-        return found
+        nodes = [self]
+        while nodes[-1].parent is not None:
+            nodes.append(nodes[-1].parent)
+        return nodes
 
 
 @dataclass(frozen=True)
@@ -199,7 +195,8 @@ def grow(
         consider(root)
     while queue and (max_leaves is None or leaves < max_leaves):
         _, _, node, proposal = heapq.heappop(queue)
-        node.split, node.children = proposal.split, proposal.children
+        node.split = proposal.split
+        node.children = proposal.children
         node.change = proposal.change
         leaves += 1
         for child in node.children:
@@ -221,65 +218,64 @@ def split_by_variance(
         I and the split; None if none reduces U or leaves enough points on both sides.
         Ties go to the first column and the smallest threshold.
     """
-    n, d = X.shape
+    n = len(y)
     centred = y - y.mean()
-    squares = float(centred @ centred)
+    total = float(centred @ centred)
     best: tuple[float, Split] | None = None
-    numeric = [j for j in range(d) if j not in set(categorical)]
-    if numeric and n >= 2:
-        reduction, thresholds = _numeric_reductions(
-            X[:, numeric], centred, min_leaf_size
-        )
-        place = np.unravel_index(int(np.argmax(reduction.T)), reduction.T.shape)
-        value = float(reduction.T[place])
-        if np.isfinite(value):
-            split = Split(numeric[place[0]], float(thresholds.T[place]))
-            best = (value, split)
-    for column in sorted(categorical):
-        values, codes, counts = np.unique(
-            X[:, column], return_inverse=True, return_counts=True
-        )
-        sums = np.bincount(codes, weights=centred, minlength=len(values))
-        # of I only the variance between the two groups remains
-        with np.errstate(divide="ignore", invalid="ignore"):
-            between = sums**2 / counts + sums**2 / (n - counts)
-        allowed = (counts >= min_leaf_size) & (n - counts >= min_leaf_size)
-        between = np.where(allowed, between / n, -np.inf)
-        k = int(np.argmax(between))
-        if np.isfinite(between[k]) and (best is None or between[k] > best[0]):
-            best = (float(between[k]), Split(column, float(values[k]), True))
-    if best is None or best[0] <= _NO_REDUCTION * squares / n:
-        return None
+    # smaller reductions are rounding errors
+    best_reduction = 1e-12 * total / n
+    for column, x in enumerate(X.T):
+        values, codes, counts = np.unique(x, return_inverse=True, return_counts=True)
+        # number, sum and sum of squares of the outcomes at each value
+        at_value = np.stack([counts, *(np.bincount(codes, centred**k) for k in (1, 2))])
+        whole = np.array([[n], [centred.sum()], [total]])
+        if column in categorical:
+            left = at_value
+            right = whole - left
+        else:  # a threshold belongs to both
+            left = at_value.cumsum(-1)
+            right = whole - left + at_value
+        sizes = np.minimum(left[0], right[0]), np.maximum(left[0], right[0])
+        allowed = (sizes[0] >= max(min_leaf_size, 1)) & (sizes[1] < n)
+        if not allowed.any():
+            continue
+        within = [
+            side[2] - side[1] ** 2 / np.maximum(side[0], 1) for side in (left, right)
+        ]
+        reduction = np.where(allowed, (total - within[0] - within[1]) / n, -np.inf)
+        place = int(reduction.argmax())
+        if reduction[place] > best_reduction:
+            best_reduction = float(reduction[place])
+            split = Split(column, float(values[place]), column in categorical)
+            best = best_reduction, split
     return best
 
 
-def _numeric_reductions(
-    X: Array, centred: Array, min_leaf_size: int
-) -> tuple[Array, Array]:
-    """I of each threshold: ``n x d``, in the order of each column, and thresholds."""
-    n, d = X.shape
-    order = np.argsort(X, axis=0, kind="stable")
-    x = np.take_along_axis(X, order, axis=0)
-    y = centred[order]
-    zero = np.zeros((1, d))
-    total = np.concatenate([zero, np.cumsum(y, axis=0)])
-    squares = np.concatenate([zero, np.cumsum(y**2, axis=0)])
-    # equal values are on the same side, so a threshold has a first and a last row
-    position = np.arange(n)[:, None]
-    starts = np.concatenate([np.ones((1, d), dtype=bool), x[1:] != x[:-1]])
-    first = np.maximum.accumulate(np.where(starts, position, 0), axis=0)
-    ends = np.concatenate([starts[1:], np.ones((1, d), dtype=bool)])
-    after = np.minimum.accumulate(np.where(ends, position, n)[::-1], axis=0)[::-1] + 1
-    below, below_squares, upto, upto_squares = (
-        np.take_along_axis(sums, places, axis=0)
-        for places in (first, after)
-        for sums in (total, squares)
-    )
-    # sums of squares around the means, of all rows and of both sides
-    everything = squares[-1] - total[-1] ** 2 / n
-    within = upto_squares - upto**2 / after
-    within += squares[-1] - below_squares - (total[-1] - below) ** 2 / (n - first)
-    reduction = (everything - within) / n
-    left, right = after, n - first
-    allowed = (np.minimum(left, right) >= min_leaf_size) & (np.maximum(left, right) < n)
-    return np.where(allowed & starts, reduction, -np.inf), x
+def grow_by_variance(
+    X: Array,
+    y: Array,
+    min_leaf_size: int,
+    max_leaves: int | None = None,
+    categorical: Sequence[int] = (),
+) -> TreeNode:
+    """CART as in section 3.1 of Assael et al. (2014): as deep as it goes.
+
+    Args:
+        X: ``n x d``.
+        y: ``n``.
+        min_leaf_size: Fewest points of a leaf, shared ones included.
+        max_leaves: Where to stop.
+        categorical: Columns without an order.
+    """
+    root = TreeNode.root(X)
+
+    def propose(node: TreeNode) -> Proposal | None:
+        best = split_by_variance(X[node.rows], y[node.rows], min_leaf_size, categorical)
+        if best is None:
+            return None
+        reduction, split = best
+        children = node.divided(X, split)
+        return Proposal(reduction * len(node.rows), split, children)
+
+    grow(root, propose, max_leaves)
+    return root

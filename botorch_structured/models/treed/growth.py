@@ -1,21 +1,23 @@
-"""Which nodes of a tree to split: by variance, or by what two GPs explain.
+r"""Which nodes of a tree to split: by what two GPs explain, or by variance.
 
 The paper splits by CART's variance and found the entropy of GPs no better for much more
 work. As a density, a tree that splits wherever it may is no better than one GP; what
 helps is to split *only* where two GPs, each with its own scale, mean and noise, explain
 the data better than one does, by Laplace's evidence and a prior on trees that makes
 deep ones improbable (Chipman, George and McCulloch 1998).
+
+Growing a tree asks for hundreds of evidences of small data sets, so these are of a
+simple GP (``NodeEvidence``): a stationary kernel with one lengthscale, an amplitude, a
+mean and a noise variance,
+
+.. math:: \theta = (\log l_1, .., \log l_k, \log s^2, m, \log v),\quad k = 1,
+
+Gaussian priors on theta, the maximum by damped Fisher scoring (the Fisher information
+costs one matrix product more than the gradient, and a few steps do), and Laplace's
+approximation with the same matrix. All of it is of at most 150 rows of a node.
 """
 
 from __future__ import annotations
-
-__all__ = [
-    "GrownTrees",
-    "NOISE_FLOOR",
-    "grow_by_evidence",
-    "grow_by_variance",
-    "grow_trees",
-]
 
 import math
 from collections.abc import Sequence
@@ -23,8 +25,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from scipy.linalg import lapack
 from torch import Tensor
 
+from botorch_structured.linalg.correlations import MATERN52, RBF
 from botorch_structured.models.treed.cart import (
     Array,
     ChangePoint,
@@ -33,42 +37,243 @@ from botorch_structured.models.treed.cart import (
     Split,
     TreeNode,
     grow,
+    grow_by_variance,
     split_by_variance,
-)
-from botorch_structured.models.treed.scoring import (
-    CONVERGED,
-    FULL_STEPS,
-    NodeEvidence,
-    NodeFit,
-    NodePrior,
-    thinned,
 )
 
 #: Smallest noise variance, in units of the variance of the outcomes.
 NOISE_FLOOR = 1e-8
-# The same for relative lengthscales. With several lengthscales and less noise, scoring
-# needs more than ``FULL_STEPS``.
-_RELATIVE_FLOOR = 1e-6
+# A fit ends where a step promises less, in nats.
+_LEAST_GAIN = 0.1
+# So many thresholds are tried in each column, besides CART's, and at so many points on
+# either side of the best one.
+_QUANTILES = 9
+_NEIGHBOURS = 6
 
-_QUANTILES = 9  # thresholds tried in each column, besides CART's
-_REFINE = 2  # points to either side of the best threshold that are tried then
-_REFINE_ROUNDS = 2
-# P(a node at depth k is split) = alpha (1 + k)^-beta
-_ALPHA, _BETA = 0.5, 2.0
-_FINALISTS = 4
-_SCALE_ROWS = 75  # that a fit of lengthscales begins with
-# of a fit on all rows of a large node, from the fit on some of them
-_LAST_STEPS = 3
-# Rows that find out which modes there are, and how near those of one mode are.
-_MODE_ROWS, _SAME_MODE = 60, 0.2
-# the change point may be at so many thresholds, the best one in the middle
-_CHANGES = 13
-# Steps of a fit that finds out whether it may be the best, from where the parent is and
-# from where the same child of a neighbouring threshold is.
-_FIRST, _QUICK = 3, 1
-# The least gain, in nats, that a step of these fits has to promise: at thresholds all
-# over a column, and at those next to the best.
-_COARSE, _CLOSE = 0.5, 0.05
+
+# -- one GP on the data of a node ------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Point:
+    """A log density, its gradient and its (expected) curvature.
+
+    Attributes:
+        value: At some theta.
+        gradient: By the parameters that are not known.
+        information: Of the same: positive definite, minus the expected Hessian.
+    """
+
+    value: float
+    gradient: Array
+    information: Array
+
+
+@dataclass(frozen=True)
+class NodeFit:
+    """The fit of a node.
+
+    Attributes:
+        theta: Near the mode of the posterior.
+        log_evidence: Laplace's approximation.
+    """
+
+    theta: Array
+    log_evidence: float
+
+
+class NodeEvidence:
+    """Evidences of subsets of one data set; outcomes are standardised.
+
+    The prior of log l grows with log(d) / 2, as distances do. The mode of the noise is
+    small, its spread wide: most objectives have none, and in a search with few points
+    wiggles must not pass for noise.
+
+    Args:
+        X: ``n x d``, in [0, 1].
+        y: ``n``.
+        noise_floor: Smallest noise variance.
+        noise: Known noise variances, ``n``; inferred if None.
+        categorical: Columns that count as equal or not.
+        rbf: Whether the kernel is an RBF kernel instead of Matern-5/2.
+        ard: Whether each column has a lengthscale, instead of one for all.
+
+    Attributes:
+        mode: Of the prior of theta.
+        scale: Its standard deviations.
+    """
+
+    def __init__(
+        self,
+        X: Array,
+        y: Array,
+        noise_floor: float,
+        noise: Array | None = None,
+        categorical: Sequence[int] = (),
+        rbf: bool = False,
+        ard: bool = False,
+    ) -> None:
+        n, d = X.shape
+        k = d if ard else 1
+        # squared distances that go with each lengthscale
+        self.squared = np.zeros((k, n, n))
+        for j, x in enumerate(X.T):
+            difference = x[:, None] - x
+            if j in categorical:
+                difference = difference != 0
+            self.squared[j % k] += difference**2
+        self.y = y
+        self.noise_floor = noise_floor
+        self.noise = noise
+        self.rbf = rbf
+        self.mode = np.array([math.log(0.4 * math.sqrt(d))] * k + [0.0, 0.0, -9.0])
+        self.scale = np.array([1.0] * k + [1.5, 1.0, 3.0])
+        # log v is a parameter if the noise is not known
+        self.free = np.arange(k + 3 if noise is None else k + 2)
+
+    def fit(self, rows: Rows, starts: Sequence[Array]) -> NodeFit:
+        """The posterior mode of theta given some of the data, the best of several.
+
+        Args:
+            rows: The data; of more than 150, so many count.
+            starts: Where to begin, a theta each.
+        """
+        if len(rows) == 0:  # nothing was observed: the prior
+            return NodeFit(self.mode, 0.0)
+        rows = thinned(rows)
+        # by whole rows first: half the time of both at once
+        squared = self.squared.take(rows, axis=1).take(rows, axis=2)
+        best = NodeFit(self.mode, -math.inf)
+        best_value = -math.inf
+        for start in starts:
+            theta, point = self._climb(start, rows, squared)
+            if point is not None and point.value > best_value:
+                best = NodeFit(theta, _laplace(point))
+                best_value = point.value
+        return best
+
+    def _climb(
+        self, theta: Array, rows: Rows, squared: Array
+    ) -> tuple[Array, Point | None]:
+        """Damped scoring; the point is None if the start has no density."""
+        point = self.evaluate(theta, rows, squared)
+        damping = 1e-2
+        for _ in range(30):
+            if point is None or damping > 1e6:
+                break
+            damped = point.information.copy()
+            damped.ravel()[:: len(damped) + 1] *= 1.0 + damping
+            _, step, info = lapack.dposv(damped, point.gradient)
+            if info != 0 or 0.5 * float(step @ point.gradient) < _LEAST_GAIN:
+                break
+            trial = theta.copy()
+            trial[self.free] += step * min(1.0, 2.0 / float(np.abs(step).max()))
+            there = self.evaluate(trial, rows, squared)
+            if there is None or there.value <= point.value:
+                damping *= 8.0
+                continue
+            damping = max(damping / 5.0, 1e-6)
+            theta = trial
+            point = there
+        return theta, point
+
+    def evaluate(self, theta: Array, rows: Rows, squared: Array) -> Point | None:
+        """Log posterior of theta, its gradient and the Fisher information.
+
+        Args:
+            theta: ``k + 3``.
+            rows: The data, ``m``.
+            squared: Their squared distances, ``k x m x m``.
+
+        Returns:
+            None where the covariance has no factor, and far from the prior.
+        """
+        if np.abs(theta).max() > 15.0:
+            return None
+        k, n = squared.shape[:2]
+        variance = math.exp(theta[k])
+        free_noise = math.exp(theta[k + 2])
+        noise = free_noise + self.noise_floor + np.zeros(n)
+        if self.noise is not None:
+            noise = self.noise[rows]
+        parts = squared * np.exp(-2.0 * theta[:k])[:, None, None]
+        correlation = RBF if self.rbf else MATERN52
+        covariance, slope = correlation.array_value_and_slope(parts.sum(0))
+        parts *= 2.0 * variance * slope  # derivatives by log l_j
+        covariance *= variance
+        covariance.ravel()[:: n + 1] += noise
+        # symmetric: in the order of Fortran the transpose is the same matrix, uncopied
+        chol, info = lapack.dpotrf(covariance.T, lower=1, clean=1, overwrite_a=1)
+        if info != 0:
+            return None
+        residual = self.y[rows] - theta[k + 1]
+        half = lapack.dtrtrs(chol, residual, lower=1)[0]
+        log_det = 2.0 * float(np.log(chol.diagonal()).sum())
+        inverse = lapack.dpotri(chol, lower=1, overwrite_c=1)[0].T
+        inverse = inverse + inverse.T
+        inverse.ravel()[:: n + 1] *= 0.5
+        alpha = inverse @ residual
+        diagonal = inverse.ravel()[:: n + 1]
+        products = inverse @ parts
+        traces = products.reshape(k, -1)[:, :: n + 1].sum(-1)
+        mixed = np.einsum("kij,ij->ki", products, inverse)
+        squares = inverse * inverse
+        row_squares = squares.sum(-1)
+        total = diagonal.sum()
+        gradient = np.empty(k + 3)
+        gradient[:k] = 0.5 * (parts @ alpha @ alpha - traces)
+        fit = alpha @ (residual - noise * alpha)
+        gradient[k] = 0.5 * (fit - n + diagonal @ noise)
+        gradient[k + 1] = alpha.sum()
+        gradient[k + 2] = 0.5 * free_noise * (alpha @ alpha - total)
+        # 1/2 tr(K^-1 dK_i K^-1 dK_j), and of the mean 1' K^-1 1
+        turned = products.transpose(0, 2, 1).reshape(k, -1)
+        information = np.zeros((k + 3, k + 3))
+        information[:k, :k] = products.reshape(k, -1) @ turned.T
+        information[k, :k] = traces - mixed @ noise
+        information[k, k] = n - 2.0 * diagonal @ noise + noise @ squares @ noise
+        information[k + 2, :k] = free_noise * mixed.sum(-1)
+        information[k + 2, k] = free_noise * (total - row_squares @ noise)
+        information[k + 2, k + 2] = free_noise**2 * row_squares.sum()
+        information[:k, k:] = information[k:, :k].T
+        information[k, k + 2] = information[k + 2, k]
+        information *= 0.5
+        information[k + 1, k + 1] = inverse.sum()
+        information.ravel()[:: k + 4] += self.scale**-2.0
+        free = self.free
+        z = ((theta - self.mode) / self.scale)[free]
+        log_scales = np.log(self.scale[free]).sum()
+        constant = (n + len(free)) * math.log(2.0 * math.pi)
+        value = -0.5 * (half @ half + z @ z + log_det + constant) - log_scales
+        gradient = gradient[free] - z / self.scale[free]
+        return Point(float(value), gradient, information[: len(free), : len(free)])
+
+
+def _laplace(point: Point) -> float:
+    """The log evidence, with what a further step promises: it is not taken."""
+    chol, info = lapack.dpotrf(point.information, lower=1)
+    if info != 0:
+        return -math.inf
+    whitened = lapack.dtrtrs(chol, point.gradient, lower=1)[0]
+    gain = min(0.5 * float(whitened @ whitened), _LEAST_GAIN)
+    constant = 0.5 * len(chol) * math.log(2.0 * math.pi)
+    return point.value + gain + constant - float(np.log(chol.diagonal()).sum())
+
+
+def thinned(rows: Rows, most: int = 150) -> Rows:
+    """At most so many rows, the same ones each time: what decisions are made on.
+
+    Args:
+        rows: Any number of them.
+        most: How many.
+    """
+    if len(rows) <= most:
+        return rows
+    chosen = np.random.default_rng(0).permutation(len(rows))[:most]
+    return rows[np.sort(chosen)]
+
+
+# -- trees -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -87,24 +292,21 @@ class GrownTrees:
     scales: list[Array]
     rbf: list[bool]
 
-    def theta(self, num_leaves: int, inner: bool) -> Tensor:
-        """Estimates of (log l, log s^2, m, log v), ``E x N x 4``.
+    def theta(self, count: int, inner: bool) -> Tensor:
+        """Estimates of (log l, log s^2, m, log v), ``E x count x 4``.
 
-        Of leaves ``N = num_leaves``, or of nodes; of those that do not exist NaN.
-        A leaf has the shortest lengthscale on its path, as a longer one than that of
-        another node explains its data badly, and its own slope s^2 / l.
+        Of leaves, or of all nodes; of those that do not exist NaN. A leaf has the
+        shortest lengthscale on its path, as a longer one than that of another node
+        explains its data badly, and its own slope s^2 / l.
         """
-        found = []
-        for root in self.roots:
-            nodes = root.walk() if inner else root.leaves()
-            values = np.full((num_leaves, 4), np.nan)
-            for k, node in enumerate(nodes):
-                values[k] = node.fit.theta
+        values = np.full((len(self.roots), count, 4), np.nan)
+        for e, root in enumerate(self.roots):
+            for k, node in enumerate(root.walk() if inner else root.leaves()):
+                values[e, k] = node.fit.theta
                 if not inner:
                     shortest = min(v.fit.theta[0] for v in node.path())
-                    values[k, :2] += shortest - values[k, 0]
-            found.append(values)
-        return torch.as_tensor(np.stack(found))
+                    values[e, k, :2] += shortest - node.fit.theta[0]
+        return torch.as_tensor(values)
 
 
 def grow_trees(
@@ -117,7 +319,6 @@ def grow_trees(
     categorical: Sequence[int],
     kernel: str,
     nodes_too: bool,
-    one_leaf: bool,
 ) -> GrownTrees:
     """Grow a tree for each element of a batch, and fit each of its nodes.
 
@@ -133,45 +334,46 @@ def grow_trees(
             tree better (which is grown with the first).
         nodes_too: Whether nodes below the root get fits of their own; if not, and they
             were not needed to grow the tree, they have the root's.
-        one_leaf: Whether the kernel of a tree without splits matters.
     """
+
+    def elements(values: Tensor, *shape: int) -> Array:
+        values = values.detach().expand(*y.shape[:-1], *shape)
+        return values.reshape(-1, *shape).cpu().double().numpy()
+
     n, d = X.shape[-2:]
-    inputs = X.detach().expand(*y.shape[:-1], n, d).reshape(-1, n, d).cpu().double()
-    targets = y.detach().reshape(-1, n).cpu().double()
-    known = None if noise is None else noise.detach().expand(y.shape).reshape(-1, n)
-    roots, data, scales, evidences = [], [], [], []
-    for e, (points, values) in enumerate(zip(inputs, targets, strict=True)):
-        x, t = points.numpy(), values.numpy()
-        noise_rows = None if known is None else known[e].cpu().double().numpy()
-        scale = relative_lengthscales(x, t, noise_rows, categorical)
+    inputs = list(elements(X, n, d))
+    noises = [None] * len(inputs) if noise is None else list(elements(noise, n))
+    grown = GrownTrees([], inputs, [], [])
+    for points, outcomes, variances in zip(inputs, elements(y, n), noises, strict=True):
+        scale = relative_lengthscales(points, outcomes, variances, categorical)
         evidence = NodeEvidence(
-            x / scale,
-            t,
-            NodePrior.of_dimension(d, NOISE_FLOOR),
-            noise=noise_rows,
-            categorical=categorical,
-            rbf=kernel == "rbf",
+            points / scale,
+            outcomes,
+            NOISE_FLOOR,
+            variances,
+            categorical,
+            kernel == "rbf",
         )
         if by_evidence:
-            root = grow_by_evidence(x, evidence, min_leaf_size, max_leaves, categorical)
+            root = grow_by_evidence(
+                points, evidence, min_leaf_size, max_leaves, categorical
+            )
         else:
-            root = grow_by_variance(x, t, min_leaf_size, max_leaves, categorical)
-        roots.append(root)
-        data.append(x)
-        scales.append(scale)
-        evidences.append(evidence)
-    single = all(root.split is None for root in roots)
-    for root, evidence in zip(roots, evidences, strict=True):
-        if not nodes_too:
-            fit = root.fit or _fit_root(evidence, thinned(root.home))
-            for node in root.walk():
-                node.fit = node.fit or fit
-        else:
-            fit_nodes(root, evidence)
-            if kernel == "evidence" and (one_leaf or not single):
-                try_rbf(root, evidence)
-    rbf = [evidence.rbf for evidence in evidences]
-    return GrownTrees(roots, data, scales, rbf)
+            root = grow_by_variance(
+                points, outcomes, min_leaf_size, max_leaves, categorical
+            )
+            root.fit = _fit_root(evidence, root.home)
+        for node in root.walk():
+            if node.fit is None and node.parent is not None:
+                node.fit = node.parent.fit
+                if nodes_too:
+                    node.fit = evidence.fit(node.home, [node.fit.theta])
+        if kernel == "evidence":
+            try_rbf(root, evidence)
+        grown.roots.append(root)
+        grown.scales.append(scale)
+        grown.rbf.append(evidence.rbf)
+    return grown
 
 
 def relative_lengthscales(
@@ -197,51 +399,46 @@ def relative_lengthscales(
     if len(numeric) < 2 or n < 2:
         return scale
     rows = thinned(np.arange(n))
-    count = len(numeric)
-    prior = NodePrior.of_dimension(count, _RELATIVE_FLOOR, lengthscales=count)
     evidence = NodeEvidence(
-        X[rows][:, numeric], y[rows], prior, None if noise is None else noise[rows]
+        X[rows][:, numeric],
+        y[rows],
+        1e-6,  # with less noise scoring takes more steps
+        None if noise is None else noise[rows],
+        ard=True,
     )
-    everything = np.arange(len(rows))
-    few = thinned(everything, _SCALE_ROWS)
-    found = evidence.fit(few, [prior.mode], FULL_STEPS)
-    if len(few) < len(rows):
-        found = evidence.fit(everything, [found.theta], _LAST_STEPS)
-    log_length = found.theta[:count]
+    fit = evidence.fit(np.arange(len(rows)), [evidence.mode])
+    log_length = fit.theta[: len(numeric)]
     scale[numeric] = np.exp(log_length - log_length.mean())
     return scale
 
 
-def grow_by_variance(
-    X: Array,
-    y: Array,
-    min_leaf_size: int,
-    max_leaves: int | None = None,
-    categorical: Sequence[int] = (),
-) -> TreeNode:
-    """CART as in section 3.1 of Assael et al. (2014): as deep as it goes.
+def try_rbf(root: TreeNode, evidence: NodeEvidence) -> None:
+    """Refit the nodes of a tree with an RBF kernel, if that explains its leaves better.
 
     Args:
-        X: ``n x d``.
-        y: ``n``.
-        min_leaf_size: Fewest points of a leaf, shared ones included.
-        max_leaves: Where to stop.
-        categorical: Columns without an order.
+        root: The tree, fitted with ``evidence``.
+        evidence: With a Matern kernel; with an RBF kernel afterwards if that is better.
     """
-    root = TreeNode.root(X)
+    nodes = root.walk()
+    before = [node.fit for node in nodes]
+    evidence.rbf = True
+    gain = 0.0
+    for node, fit in zip(nodes, before, strict=True):
+        node.fit = evidence.fit(node.home, [fit.theta, evidence.mode])
+        if node.split is None:
+            gain += node.fit.log_evidence - fit.log_evidence
+    if not gain > 0.0:
+        evidence.rbf = False
+        for node, fit in zip(nodes, before, strict=True):
+            node.fit = fit
 
-    def propose(node: TreeNode) -> Proposal | None:
-        found = split_by_variance(
-            X[node.rows], y[node.rows], min_leaf_size, categorical
-        )
-        if found is None:
-            return None
-        reduction, split = found
-        children = node.divided(X, split)
-        return Proposal(reduction * len(node.rows), split, children)
 
-    grow(root, propose, max_leaves)
-    return root
+def _fit_root(evidence: NodeEvidence, rows: Rows) -> NodeFit:
+    """Fit all data, from several starts: noise or wiggles is a choice of modes."""
+    shifts = (0.0, 0.0), (-1.0, -3.0), (1.0, 2.0), (-1.5, 2.0)
+    starts = [evidence.mode + np.array([a, 0.0, 0.0, b]) for a, b in shifts]
+    best = evidence.fit(thinned(rows, 60), starts)
+    return evidence.fit(rows, [best.theta])
 
 
 def grow_by_evidence(
@@ -272,90 +469,20 @@ def grow_by_evidence(
     return root
 
 
-def fit_nodes(root: TreeNode, evidence: NodeEvidence) -> None:
-    """Fit the nodes of a tree that are not fitted, each from where its parent is.
-
-    Args:
-        root: The tree.
-        evidence: Of subsets of its data.
-    """
-    for node in root.walk():
-        if node.fit is not None:
-            continue
-        if node.parent is None:
-            node.fit = _fit_root(evidence, node.home)
-        else:
-            node.fit = _fit(evidence, node.home, [node.parent.fit.theta])
-
-
-def try_rbf(root: TreeNode, evidence: NodeEvidence) -> None:
-    """Refit the nodes of a tree with an RBF kernel, if that explains its leaves better.
-
-    Args:
-        root: The tree, fitted with ``evidence``.
-        evidence: With a Matern kernel; with an RBF kernel afterwards if that is better.
-    """
-    before = {id(node): node.fit for node in root.walk()}
-    evidence.rbf = True
-    for node in root.leaves():
-        starts = [node.fit.theta, evidence.prior.mode]
-        node.fit = _fit(evidence, node.home, starts)
-    leaves = root.leaves()
-    gain = sum(leaf.fit.log_evidence - before[id(leaf)].log_evidence for leaf in leaves)
-    evidence.rbf = gain > 0
-    for node in root.walk():
-        if not evidence.rbf:
-            node.fit = before[id(node)]
-        elif node.split is not None:
-            starts = [node.fit.theta, evidence.prior.mode]
-            node.fit = _fit(evidence, node.home, starts)
-
-
-def _fit(
-    evidence: NodeEvidence, rows: Rows, starts: Sequence[Array], steps: int = FULL_STEPS
-) -> NodeFit:
-    """Fit a node, of many rows first to some of them."""
-    few = thinned(rows)
-    if len(few) == len(rows):
-        return evidence.fit(rows, starts, steps)
-    return evidence.fit(rows, [evidence.fit(few, starts, steps).theta], _LAST_STEPS)
-
-
-def _fit_root(evidence: NodeEvidence, rows: Rows) -> NodeFit:
-    """Fit all data, from several starts: noise or wiggles is a choice of modes."""
-    starts = [evidence.prior.mode + np.array(s) for s in _ROOT_STARTS]
-    few = thinned(rows, _MODE_ROWS)
-    if len(few) < len(rows):
-        modes: list[Array] = []
-        for start in starts:
-            theta = evidence.fit(few, [start]).theta
-            if all(np.abs(theta - mode).max() > _SAME_MODE for mode in modes):
-                modes.append(theta)
-        starts = modes
-    return _fit(evidence, rows, starts, 30)
-
-
-_ROOT_STARTS = (
-    (0.0, 0.0, 0.0, 0.0),
-    (-1.0, 0.0, 0.0, -3.0),
-    (1.0, 0.0, 0.0, 2.0),
-    (-1.5, 0.0, 0.0, 2.0),
-)
-
-
 # -- the best split of a node ----------------------------------------------------------
-#
-# Two GPs are fitted for each threshold that is tried. To save fits, a few thresholds
-# are tried in each column by fits of few steps, each from where the last one ended; the
-# best ``_FINALISTS`` again by ``FULL_STEPS``, and then the neighbours of the best one.
 
 
-def _log_prior_gain(depth: int, columns: int) -> float:
-    """Log prior odds of splitting a node once, in one column, against no split."""
-    here = _ALPHA * (1.0 + depth) ** -_BETA
-    below = _ALPHA * (2.0 + depth) ** -_BETA
-    odds = math.log(here) + 2.0 * math.log(1.0 - below) - math.log(1.0 - here)
-    return odds - math.log(columns)
+@dataclass(frozen=True)
+class _Trial:
+    """A split that was tried.
+
+    Attributes:
+        value: Sum of the log evidences of the children.
+        children: The nodes it would make, with fits.
+    """
+
+    value: float
+    children: tuple[TreeNode, TreeNode]
 
 
 def best_split_by_evidence(
@@ -367,7 +494,7 @@ def best_split_by_evidence(
 ) -> Proposal | None:
     """The split that explains a node's data best, if it is better than none.
 
-    Its children, and their fits, are part of it.
+    A few thresholds are tried in each column, and then the neighbours of the best.
 
     Args:
         node: With its ``fit``.
@@ -376,162 +503,122 @@ def best_split_by_evidence(
         min_leaf_size: Fewest points of a child, the shared one included.
         categorical: Columns without an order.
     """
+    node.fit = evidence.fit(node.home, [node.fit.theta])
     if len(node.rows) < 2 * min_leaf_size - 1:
         return None
-    scored = thinned(node.home)
-    base = node.fit
-    if len(scored) < len(node.home):
-        base = evidence.fit(scored, [node.fit.theta], FULL_STEPS)
-    in_score = np.zeros(len(X), dtype=bool)
-    in_score[scored] = True
+    scored = np.zeros(len(X), dtype=bool)
+    scored[thinned(node.home)] = True
     trials: dict[Split, _Trial] = {}
 
-    def attempt(
-        splits: Sequence[Split],
-        like: _Trial | None,
-        steps: int,
-        least_gain: float = CONVERGED,
-    ) -> None:
-        """Score splits; fits begin where an earlier trial or the parent is."""
-        for split in splits:
-            left, right = children = node.divided(X, split)
-            # the right child has the point at the threshold too, but not in its home
-            least = max(min_leaf_size - 1, 1)
-            if len(left.home) < min_leaf_size or len(right.home) < least:
-                continue
-            rows = [child.home[in_score[child.home]] for child in children]
-            if min(map(len, rows)) < 2:
-                continue
-            seen = trials.get(split)
-            earlier = seen or like
-            starts = (base, base) if earlier is None else earlier.fits
-            first, second = (
-                evidence.fit(
-                    own, [start.theta], steps, start.point if seen else None, least_gain
-                )
-                for own, start in zip(rows, starts, strict=True)
-            )
-            value = first.log_evidence + second.log_evidence
-            if math.isfinite(value):
-                trials[split] = _Trial(value, children, (first, second))
+    def attempt(split: Split, starts: Sequence[NodeFit]) -> None:
+        """Score a split; fits of its children begin at others."""
+        left, right = children = node.divided(X, split)
+        # the right child has the point at the threshold too, but not in its home
+        if len(left.home) < min_leaf_size or len(right.home) < max(
+            min_leaf_size - 1, 1
+        ):
+            return
+        value = 0.0
+        for child, start in zip(children, starts, strict=True):
+            rows = child.home[scored[child.home]]
+            if len(rows) < 2:
+                return
+            child.fit = evidence.fit(rows, [start.theta])
+            value += child.fit.log_evidence
+        if math.isfinite(value):
+            trials[split] = _Trial(value, children)
 
-    def best_of(count: int) -> list[Split]:
-        return sorted(trials, key=lambda split: -trials[split].value)[:count]
+    def best() -> Split:
+        return max(trials, key=lambda split: trials[split].value)
 
     for chain in _candidates(node, X, evidence.y, min_leaf_size, categorical):
-        last = None
+        starts = [node.fit, node.fit]
         for split in chain:
-            attempt([split], last, _FIRST if last is None else _QUICK, _COARSE)
-            last = trials.get(split, last)
-    attempt(best_of(_FINALISTS), None, FULL_STEPS)
+            attempt(split, starts)
+            if split in trials:
+                starts = [child.fit for child in trials[split].children]
     if not trials:
         return None
-    (best,) = best_of(1)
-    values = np.unique(X[node.home, best.column])
-
-    def place_of(split: Split) -> int:
-        return int(np.searchsorted(values, split.threshold))
-
-    if not best.categorical:
-        for _ in range(_REFINE_ROUNDS):
-            place = place_of(best)
-            low, high = max(place - _REFINE, 0), place + _REFINE + 1
-            near = [Split(best.column, float(v)) for v in values[low:high]]
-            new = [split for split in near if split not in trials]
-            attempt(new, trials[best], _QUICK)
-            (best,) = best_of(1)
-    attempt([best], None, FULL_STEPS)
-    trial = trials[best]
-    prior = _log_prior_gain(node.depth, X.shape[1]) - base.log_evidence
-    if not trial.value + prior > 0:
-        return None
+    column = best().column
+    values = np.unique(X[node.home, column])
     change = None
-    if best.categorical:
-        choices = len(np.unique(X[node.home, best.column]))
-        value = trial.value - math.log(choices)
+    if column in categorical:
+        average = trials[best()].value - math.log(len(values))
     else:
-        low, high = (
-            max(place_of(best) - _CHANGES // 2, 0),
-            place_of(best) + _CHANGES // 2,
-        )
-        near = [Split(best.column, float(v)) for v in values[low : high + 1]]
-        # a fit that falls short makes the change point surer than the data do
-        attempt([split for split in near if split != best], trial, _FIRST, _CLOSE)
-        value, change = _average(trials, best, values, low, high)
-    gain = value + prior
+        for _ in range(2):
+            trial = trials[best()]
+            place = int(np.searchsorted(values, best().threshold))
+            near = slice(max(place - _NEIGHBOURS, 0), place + _NEIGHBOURS + 1)
+            for value in values[near]:
+                split = Split(column, float(value))
+                if split not in trials:
+                    attempt(split, [child.fit for child in trial.children])
+        average, change = _average(trials, best(), values)
+    gain = average + _log_prior_odds(node.depth, X.shape[1]) - node.fit.log_evidence
     if not gain > 0:
         return None
-    for child, fit in zip(trial.children, trial.fits, strict=True):
-        child.fit = fit
-        if len(scored) < len(node.home):
-            child.fit = evidence.fit(child.home, [fit.theta], _LAST_STEPS)
-    return Proposal(gain, best, trial.children, change)
+    return Proposal(gain, best(), trials[best()].children, change)
+
+
+def _log_prior_odds(depth: int, columns: int) -> float:
+    """Log prior odds of splitting a node once, in one column, against no split.
+
+    A node at depth k is split with probability (1 + k)^-2 / 2.
+    """
+    split = 0.5 * (1.0 + depth) ** -2.0
+    below = 0.5 * (2.0 + depth) ** -2.0
+    odds = math.log(split) + 2.0 * math.log(1.0 - below) - math.log(1.0 - split)
+    return odds - math.log(columns)
 
 
 def _average(
-    trials: dict[Split, _Trial], best: Split, values: Array, low: int, high: int
+    trials: dict[Split, _Trial], best: Split, values: Array
 ) -> tuple[float, ChangePoint]:
     """Evidence averaged over the thresholds of a column, and where the change is.
 
     Splits that were not tried have evidences in between those of their neighbours.
 
     Args:
-        trials: What was tried.
-        best: The best split.
+        trials: The splits that were tried.
+        best: The best of them.
         values: All thresholds of its column, ascending.
-        low: First of those near the best.
-        high: Last of those near the best.
     """
     tried = sorted(
         (split.threshold, trial.value)
         for split, trial in trials.items()
         if split.column == best.column
     )
-    places = np.searchsorted(values, [threshold for threshold, _ in tried])
+    thresholds, evidences = np.array(tried).T
+    places = np.searchsorted(values, thresholds)
     admissible = np.arange(places[0], places[-1] + 1)
-    evidence = np.interp(admissible, places, [value for _, value in tried])
+    evidence = np.interp(admissible, places, evidences)
     peak = float(evidence.max())
     average = peak + math.log(float(np.exp(evidence - peak).mean()))
-    near = admissible[(admissible >= low) & (admissible <= high)]
-    near = near[near + 1 < len(values)]
-    weights = np.exp(evidence[near - admissible[0]] - peak)
-    change = ChangePoint(
-        *map(torch.as_tensor, (values[near], values[near + 1], weights / weights.sum()))
-    )
-    return average, change
+    distance = np.abs(admissible - np.searchsorted(values, best.threshold))
+    chosen = (distance <= _NEIGHBOURS) & (admissible + 1 < len(values))
+    near = admissible[chosen]
+    weights = np.exp(evidence[chosen] - peak)
+    weights /= weights.sum()
+    parts = values[near], values[near + 1], weights
+    return average, ChangePoint(*map(torch.as_tensor, parts))
 
 
 def _candidates(
     node: TreeNode, X: Array, y: Array, min_leaf_size: int, categorical: Sequence[int]
 ) -> list[list[Split]]:
     """Splits that are tried first, in chains from the middle of a column outwards."""
-    found: list[list[Split]] = []
+    chains: list[list[Split]] = []
     for column in range(X.shape[1]):
         values = np.unique(X[node.home, column])
         if column in categorical:
-            found += [[Split(column, float(v), True)] for v in values]
+            chains += [[Split(column, float(v), True)] for v in values]
             continue
         places = np.linspace(0, len(values) - 1, _QUANTILES + 2)[1:-1]
-        chosen = values[np.unique(np.round(places).astype(int))]
-        splits = [Split(column, float(v)) for v in chosen]
+        thresholds = values[np.unique(np.round(places).astype(int))]
+        splits = [Split(column, float(v)) for v in thresholds]
         middle = len(splits) // 2
-        found += [splits[middle:], splits[:middle][::-1]]
+        chains += [splits[middle:], splits[:middle][::-1]]
     cart = split_by_variance(X[node.home], y[node.home], min_leaf_size, categorical)
-    if cart is not None and not any(cart[1] in chain for chain in found):
-        found.append([cart[1]])
-    return found
-
-
-@dataclass(frozen=True)
-class _Trial:
-    """A split that was tried.
-
-    Attributes:
-        value: Sum of the log evidences of the children.
-        children: What it would make.
-        fits: Theirs.
-    """
-
-    value: float
-    children: tuple[TreeNode, TreeNode]
-    fits: tuple[NodeFit, NodeFit]
+    if cart is not None and not any(cart[1] in chain for chain in chains):
+        chains.append([cart[1]])
+    return chains

@@ -9,17 +9,6 @@ priors.
 
 from __future__ import annotations
 
-__all__ = [
-    "LeafNoise",
-    "LeafNoiseLikelihood",
-    "TreedCopies",
-    "TreedKernel",
-    "TreedMean",
-    "TreedMeanCopies",
-    "TreedStationary",
-    "shared_noise_likelihood",
-]
-
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -54,19 +43,15 @@ from botorch_structured.linalg.hyperparameter import (
 )
 from botorch_structured.models.treed.tree_partition import TreePartition
 
-_LENGTHSCALES = (1e-2, 50.0)
-_VARIANCES = (1e-5, 1e2)
-_CONCENTRATIONS = (1e-1, 1e1)
-_WARP_EPS = 1e-7  # BoTorch's own, of ``Warp``
-_MAX_NOISE = 1e1
-_NOISE_MODE, _NOISE_SCALE = math.exp(-9.0), 3.0
+# The prior of noise variances: its mode and deviation, and the largest.
+_NOISE = math.exp(-9.0), 3.0, 10.0
 
 
-def element_of(values: Tensor, element: int, own: int) -> Tensor:
+def element_of(values: Tensor, element: int, dims: int) -> Tensor:
     """One element of a batch, for values with so many dimensions of their own."""
-    if values.ndim == own:
+    if values.ndim == dims:
         return values
-    return values.reshape(-1, *values.shape[-own:])[element]
+    return values.reshape(-1, *values.shape[-dims:])[element]
 
 
 # -- kernels -----------------------------------------------------------------------
@@ -128,30 +113,34 @@ class TreedKernel(BatchKernel):
     def _covariance(self, x1: Tensor, x2: Tensor, diag: bool, **params: Any) -> Tensor:
         """The dense definition."""
         (partition,) = self._partition
-        trees = partition.tree_shape
-        shape = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2], trees)
-        count = trees.numel()
-        x1, x2 = (x.expand(*shape, *x.shape[-2:]) for x in (x1, x2))
-        leaf1, leaf2 = partition.leaf_index(x1), partition.leaf_index(x2)
-        # the batch of trees is the end of the batch: one column for each tree
-        x1, x2, leaf1, leaf2 = (
-            t.reshape(-1, count, *t.shape[len(shape) :]) for t in (x1, x2, leaf1, leaf2)
+        shape = torch.broadcast_shapes(
+            x1.shape[:-2], x2.shape[:-2], partition.tree_shape
         )
-        found = []
+        x1 = x1.expand(*shape, *x1.shape[-2:])
+        x2 = x2.expand(*shape, *x2.shape[-2:])
+        # the batch of trees is the end of the batch: one column for each tree
+        count = partition.tree_shape.numel()
+        x1, x2, leaf1, leaf2 = (
+            t.reshape(-1, count, *t.shape[len(shape) :])
+            for t in (x1, x2, partition.leaf_index(x1), partition.leaf_index(x2))
+        )
+        totals = []
         for e in range(count):
-            a, b = x1[:, e], x2[:, e]
+            a = x1[:, e]
+            b = x2[:, e]
             total = a.new_zeros(a.shape[:-1] if diag else (*a.shape[:-1], b.shape[-2]))
             for leaf in range(partition.num_leaves):
                 leaves = torch.full((len(a),), leaf, device=a.device)
-                mine1, mine2 = leaf1[:, e] == leaf, leaf2[:, e] == leaf
+                inside = leaf1[:, e] == leaf
                 if diag:
-                    part, mask = self.leaf_variance(e, leaves, a), mine1
+                    part = self.leaf_variance(e, leaves, a)
                 else:
                     part = self.leaf_covariance(e, leaves, a, b)
-                    mask = mine1.unsqueeze(-1) & mine2.unsqueeze(-2)
-                total = torch.where(mask, part, total)
-            found.append(total)
-        stacked = torch.stack(found, dim=1)
+                    other = leaf2[:, e] == leaf
+                    inside = inside.unsqueeze(-1) & other.unsqueeze(-2)
+                total = torch.where(inside, part, total)
+            totals.append(total)
+        stacked = torch.stack(totals, dim=1)
         return stacked.reshape(*shape, *stacked.shape[2:])
 
 
@@ -177,18 +166,19 @@ class TreedStationary(TreedKernel):
         warp: bool = False,
     ) -> None:
         super().__init__(partition)
-        leaves, batch_shape = partition.num_leaves, partition.tree_shape
+        leaves = partition.num_leaves
+        batch_shape = partition.tree_shape
         # the place in CORRELATIONS of each tree's correlation; part of the state
         self.register_buffer("kind", torch.zeros(batch_shape, dtype=torch.long))
         self.lengthscale_of_leaf = Hyperparameter(
             (leaves, dim),
             mode=0.4 * math.sqrt(dim),
             scale=1.0,
-            bounds=_LENGTHSCALES,
+            bounds=(1e-2, 50.0),
             batch_shape=batch_shape,
         )
         self.variance_of_leaf = Hyperparameter(
-            (leaves,), mode=1.0, scale=1.5, bounds=_VARIANCES, batch_shape=batch_shape
+            (leaves,), mode=1.0, scale=1.5, bounds=(1e-5, 1e2), batch_shape=batch_shape
         )
         self.categorical = sorted(categorical)
         self.numeric = [j for j in range(dim) if j not in self.categorical]
@@ -200,7 +190,7 @@ class TreedStationary(TreedKernel):
                     (leaves, len(self.numeric)),
                     mode=1.0,
                     scale=math.sqrt(0.75),
-                    bounds=_CONCENTRATIONS,
+                    bounds=(0.1, 10.0),
                     batch_shape=batch_shape,
                 )
                 setattr(self, name, concentration)
@@ -211,7 +201,8 @@ class TreedStationary(TreedKernel):
     def correlation(self, element: int) -> Correlation:
         """The correlation function of an element of the batch."""
         # on a GPU the host waits for values: read again only where they may differ
-        kind, read = self.kind, self._kinds
+        kind = self.kind
+        read = self._kinds
         version = None if kind.is_inference() else kind._version
         if read is None or read[0] is not kind or version is None or read[1] != version:
             self._kinds = read = (kind, version, kind.reshape(-1).tolist())
@@ -225,16 +216,18 @@ class TreedStationary(TreedKernel):
         """Warped inputs over lengthscales, and lengthscales ``B x 1 x d``."""
         scale = element_of(self.lengthscale_of_leaf.value, element, 2)[leaves]
         scale = scale.unsqueeze(-2)
-        if not self.warp and not self.categorical:
-            return X / scale, scale
-        x = X[..., self.numeric]
+        x = X
+        numeric_scale = scale
+        if self.categorical:
+            x = X[..., self.numeric]
+            numeric_scale = scale[..., self.numeric]
         if self.warp:
             c0, c1 = (
                 element_of(c.value, element, 2)[leaves].unsqueeze(-2)
                 for c in (self.concentration0, self.concentration1)
             )
-            x = kumaraswamy_warp(x, c0=c0, c1=c1, eps=_WARP_EPS)
-        return x / scale[..., self.numeric], scale
+            x = kumaraswamy_warp(x, c0=c0, c1=c1, eps=1e-7)  # eps of ``Warp``
+        return x / numeric_scale, scale
 
     def leaf_covariance(
         self, element: int, leaves: Tensor, a: Tensor, b: Tensor | None = None
@@ -270,7 +263,7 @@ class TreedCopies(TreedKernel):
         self.copies = torch.nn.ModuleList(copies)
 
     def _of(self, element: int, leaf: Tensor, *points: Tensor, **kwargs: Any) -> Tensor:
-        """What the copy of a leaf says of points: indexed, it would lose its graph."""
+        """Values of the copy of a leaf at points: indexed, it would lose its graph."""
         kernel: Any = self.copies[int(leaf)]
         batch = kernel.batch_shape
         values = kernel(*(x.expand(*batch, *x.shape) for x in points), **kwargs)
@@ -369,6 +362,7 @@ class TreedMean(LeafMean):
 
 @reads("constant")
 def read_constant(module: TreedMean) -> Tensor:
+    """The values that the prior is on."""
     return module.constant
 
 
@@ -422,11 +416,12 @@ class LeafNoise(Noise):
         super().__init__()
         self._partition = (partition,)
         self.blend = blend
+        mode, scale, highest = _NOISE
         self.noise_of_leaf = Hyperparameter(
             (partition.num_leaves,),
-            mode=_NOISE_MODE,
-            scale=_NOISE_SCALE,
-            bounds=(floor, _MAX_NOISE),
+            mode=mode,
+            scale=scale,
+            bounds=(floor, highest),
             batch_shape=partition.tree_shape,
         )
 
@@ -507,8 +502,9 @@ def shared_noise_likelihood(
         floor: Smallest variance.
         batch_shape: Of the model.
     """
+    mode, scale, highest = _NOISE
     return GaussianLikelihood(
-        noise_prior=log_gaussian_prior(_NOISE_MODE, _NOISE_SCALE),
-        noise_constraint=LogInterval(floor, _MAX_NOISE, initial_value=_NOISE_MODE),
+        noise_prior=log_gaussian_prior(mode, scale),
+        noise_constraint=LogInterval(floor, highest, initial_value=mode),
         batch_shape=batch_shape,
     )

@@ -8,7 +8,7 @@ The hyperparameters of leaf j maximise
 over the nodes i from the root to j, with their data M_i. ``path_evidence`` is the sum
 over all leaves, plainly, for any kernel, batch and device; ``LeafDensity`` is that of
 one leaf with the gradient written out, for the default kernel on a CPU, which
-``maximum`` adds up and climbs.
+``LeafProblem`` adds up for SciPy.
 
 The objective is more than a prior and a likelihood determine. ``fit_gpytorch_mll``
 finds it through BoTorch's hook ``compute_custom_loss``; slice sampling, and whoever
@@ -26,51 +26,43 @@ diagonal matrix of the sums of the weights of all nodes that a row is in,
 
 is the derivative of the sum by the covariance. Where a node has an amplitude, a mean
 and noise of its own, each node has a factorisation.
+
+Each leaf has the large nodes on its path, with little weight: all of their rows would
+take nearly all of the time. So a fit has some of the rows of these nodes, spread evenly
+over the leaves, with weights that make up for the others: 75 rows, or 150 if there are
+three leaves. With up to so many rows in all it maximises equation (2) exactly.
 """
 
 from __future__ import annotations
 
-__all__ = [
-    "LeafDensity",
-    "LeafTerm",
-    "NodeDensities",
-    "Scratch",
-    "TreeData",
-    "leaf_terms",
-    "path_evidence",
-    "path_weight",
-]
-
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from gpytorch.mlls import MarginalLogLikelihood
 from linear_operator.utils.cholesky import psd_safe_cholesky
+from linear_operator.utils.errors import NotPSDError
 from scipy.linalg import blas, lapack
+from scipy.spatial.distance import cdist
 from torch import Tensor
 
 from botorch_structured.linalg.correlations import Correlation
 from botorch_structured.linalg.factor import failed
+from botorch_structured.models.parameters import (
+    LogPriors,
+    RawParameters,
+    UnknownFormError,
+)
 from botorch_structured.models.treed.cart import Array, Rows, TreeNode
-from botorch_structured.models.treed.scoring import Point, likelihood, thinned
 
-# Added to the amplitude of a leaf, in units of that of a node: without a prior, output
-# scales may go to zero, which no factor can undo.
-_LEAST_AMPLITUDE = 1e-12
-_LOG_TWO_PI = math.log(2.0 * math.pi)
-# What is added to the diagonal of a matrix without a factor, as by GPyTorch.
-_JITTERS = (0.0, 1e-8, 1e-7, 1e-6)
-# Of a node with more rows, so many say what its Fisher information is.
-_INFORMED_ROWS = 75
-# Of more nodes, about so many say where all leaves begin.
-_SAMPLED_NODES = 30
-_BLOCK = 128  # rows of a matrix that is worked on at once
-
-Scratch = tuple[Array, Array]  # a covariance and its slope; two factors of distances
+# A fit has at most so many rows of a node above a leaf, and more where there are few
+# leaves: as many as have this sum of cubes, which is what an evaluation takes.
+_FITTED_ROWS = 75
+_FITTED_CUBES = 1e7
 
 
 # -- the definition ------------------------------------------------------------------
@@ -126,21 +118,23 @@ class TreeData:
     @cached_property
     def terms(self) -> list[NodeTerms]:
         """The terms of equation (2), node by node."""
-        found = []
+        device = self.y.device
+        terms = []
         for i, node in enumerate(self.root.walk()):
             leaves = [leaf for leaf in node.leaves() if len(self.data(leaf))]
+            if not leaves:
+                continue
             weights = [path_weight(leaf, node, self.data) for leaf in leaves]
-            if leaves:
-                found.append(
-                    NodeTerms(
-                        i,
-                        torch.as_tensor(self.data(node), device=self.y.device),
-                        torch.tensor([leaf.leaf for leaf in leaves]).to(self.y.device),
-                        torch.tensor(weights).to(self.y),
-                        node.split is None,
-                    )
+            terms.append(
+                NodeTerms(
+                    i,
+                    torch.as_tensor(self.data(node), device=device),
+                    torch.tensor([leaf.leaf for leaf in leaves], device=device),
+                    torch.tensor(weights).to(self.y),
+                    node.split is None,
                 )
-        return found
+            )
+        return terms
 
 
 def path_evidence(
@@ -170,20 +164,22 @@ def path_evidence(
     Raises:
         NotPSDError: If a covariance is not positive definite even with jitter.
     """
-    matrices, residuals = [], []
+    matrices = []
+    residuals = []
     for node, rows, leaves, _, is_leaf in terms:
-        K, m, v = (
-            t.index_select(0, leaves).index_select(1, rows)
-            for t in (covariance, mean, noise)
-        )
-        K = K.index_select(2, rows)
+        K = covariance[leaves][:, rows][:, :, rows]
+        m = mean[leaves][:, rows]
+        v = noise[leaves][:, rows]
         if levels is not None and not is_leaf:
-            amplitude, level, own_noise = levels
+            amplitude, level, node_noise = levels
             wanted = amplitude[node]
             average = K.diagonal(dim1=-1, dim2=-2).mean(-1)
-            factor = wanted / (average + _LEAST_AMPLITUDE * wanted)
-            K, m = K * factor[:, None, None], level[node].expand_as(m)
-            v = v if own_noise is None else own_noise[node].expand_as(v)
+            # without a prior, output scales may go to zero, which no factor can undo
+            factor = wanted / (average + 1e-12 * wanted)
+            K = K * factor[:, None, None]
+            m = level[node].expand_as(m)
+            if node_noise is not None:
+                v = node_noise[node].expand_as(v)
         matrices.append(K + torch.diag_embed(v))
         residuals.append(y[rows] - m)
     factors = [torch.linalg.cholesky_ex(K) for K in matrices]
@@ -211,8 +207,7 @@ class LeafTerm:
         X: Their data, those of nested nodes one after the other, ``m x d``.
         y: ``m``.
         noise: Known noise variances, ``m``; None if they are not.
-        nodes: Their numbers in ``TreeNode.walk``, the smallest first.
-        sizes: How many of the rows each node has.
+        sizes: How many of the rows each node has, the smallest first.
         weights: Of the nodes.
         level: Amplitude, mean and noise variance of a node that does not share those of
             the leaf; None if it does.
@@ -221,33 +216,14 @@ class LeafTerm:
     X: Array
     y: Array
     noise: Array | None
-    nodes: tuple[int, ...]
-    sizes: tuple[int, ...]
+    sizes: Sequence[int]
     weights: Array
-    level: tuple[float, float, float] | None
+    level: Array | None
 
     @cached_property
-    def of_rows(self) -> tuple[Array, Array, Array]:
-        """Sums of the weights of the nodes that a row is in, and which nodes these are.
-
-        ``m``, their inverse roots, and ``m x k``.
-        """
-        inside = (np.arange(len(self.y))[:, None] < self.sizes).astype(float)
-        weights = inside @ self.weights
-        return weights, weights**-0.5, inside
-
-    def first(self, count: int) -> LeafTerm:
-        """That of the smallest nodes only."""
-        rows = slice(self.sizes[count - 1])
-        return replace(
-            self,
-            X=self.X[rows],
-            y=self.y[rows],
-            noise=None if self.noise is None else self.noise[rows],
-            nodes=self.nodes[:count],
-            sizes=self.sizes[:count],
-            weights=self.weights[:count],
-        )
+    def membership(self) -> Array:
+        """One for the rows of each node, else zero, ``m x k``."""
+        return (np.arange(len(self.y))[:, None] < self.sizes).astype(float)
 
 
 def leaf_terms(
@@ -269,136 +245,115 @@ def leaf_terms(
         levels: Amplitude, mean and noise variance of each node, which it has above the
             leaves; None if it has those of the leaf there.
     """
-    number = {id(node): k for k, node in enumerate(root.walk())}
+    n = len(y)
+    leaves = root.leaves()
+    most = max(_FITTED_ROWS, round((_FITTED_CUBES / len(leaves)) ** (1.0 / 3.0)))
+    by_leaf = np.concatenate([leaf.home for leaf in leaves])
+    sampled = np.zeros(n, dtype=bool)
+    sampled[by_leaf[np.linspace(0, n - 1, min(n, most)).round().astype(int)]] = True
 
-    def term(nodes: Sequence[TreeNode], leaf: TreeNode) -> LeafTerm:
+    def term(
+        nodes: Sequence[TreeNode], leaf: TreeNode, level: Array | None
+    ) -> LeafTerm:
+        kept = sampled.copy()
+        for node in nodes:
+            if node is leaf or len(data(node)) <= most:
+                kept[data(node)] = True
+        parts = [data(node)[kept[data(node)]] for node in nodes]
+        sizes = [len(part) for part in parts]
+        shares = [
+            len(data(node)) / len(part) for node, part in zip(nodes, parts, strict=True)
+        ]
+        weights = [path_weight(leaf, node, data) for node in nodes]
         # each row once, with the first node that has it
-        rows = np.concatenate([data(node) for node in nodes])
+        rows = np.concatenate(parts)
         rows = rows[np.sort(np.unique(rows, return_index=True)[1])]
-        first = number[id(nodes[0])]
         return LeafTerm(
-            X[rows],
-            y[rows],
-            None if noise is None else noise[rows],
-            tuple(number[id(node)] for node in nodes),
-            tuple(len(data(node)) for node in nodes),
-            np.array([path_weight(leaf, node, data) for node in nodes]),
-            None
-            if levels is None or nodes[0] is leaf
-            else tuple(levels[first].tolist()),
+            X=X[rows],
+            y=y[rows],
+            noise=None if noise is None else noise[rows],
+            sizes=sizes,
+            weights=np.multiply(weights, shares),
+            level=level,
         )
 
-    found = []
-    for leaf in root.leaves():
-        path = leaf.path() if len(data(leaf)) else []
-        groups = [path] if levels is None and path else [[node] for node in path]
-        found.append([term(group, leaf) for group in groups])
-    return found
+    number = {id(node): k for k, node in enumerate(root.walk())}
+    terms: list[list[LeafTerm]] = []
+    for leaf in leaves:
+        path = leaf.path()
+        if len(data(leaf)) == 0:
+            terms.append([])
+            continue
+        if levels is None:
+            terms.append([term(path, leaf, None)])
+            continue
+        above = [term([node], leaf, levels[number[id(node)]]) for node in path[1:]]
+        terms.append([term([leaf], leaf, None), *above])
+    return terms
 
 
 @dataclass(frozen=True)
 class LeafDensity:
-    """The log posterior density of the hyperparameters of a leaf, up to a constant.
+    """The sum of equation (2) of one leaf without the prior, as a function of theta.
 
     Attributes:
         terms: Of the leaf.
         correlation: Of its kernel.
-        mode: Of the Gaussian prior of theta.
-        precision: Inverse variances; zero for what has no prior.
-        scratch: Where matrices are worked on, by size; shared with other leaves, as
-            fresh memory takes longer than what is computed in it.
     """
 
     terms: Sequence[LeafTerm]
     correlation: Correlation
-    mode: Array
-    precision: Array
-    scratch: dict[int, Scratch]
 
     def __call__(self, theta: Array) -> tuple[float, Array]:
-        """Value and gradient; ``-inf`` where a covariance has no factor."""
-        value, gradient = self.prior(theta)
+        """Value and gradient.
+
+        Raises:
+            NotPSDError: If a covariance is not positive definite even with jitter.
+        """
+        value = 0.0
+        gradient = np.zeros_like(theta)
         for term in self.terms:
-            part = _term_evidence(term, theta, self.correlation, self.scratch)
-            if part is None:
-                return -math.inf, gradient
-            value += part[0]
-            gradient[: len(part[1])] += part[1]
+            part, by_part = self._term_evidence(term, theta)
+            value += part
+            gradient[: len(by_part)] += by_part
         return value, gradient
 
-    def prior(self, theta: Array) -> tuple[float, Array]:
-        """Value and gradient of the prior alone."""
-        z = theta - self.mode
-        slope = -self.precision * z
-        return 0.5 * float(slope @ z), slope
+    def _term_evidence(self, term: LeafTerm, theta: Array) -> tuple[float, Array]:
+        """Weighted log evidence of a term, and its derivatives by theta.
 
-    def of_small_nodes(self, most: float) -> LeafDensity:
-        """That of the prior, and of nodes with at most so many rows."""
-        counts = [sum(size <= most for size in term.sizes) for term in self.terms]
-        terms = [t.first(k) for t, k in zip(self.terms, counts, strict=True) if k]
-        return replace(self, terms=terms)
-
-
-def _term_evidence(
-    term: LeafTerm, theta: Array, correlation: Correlation, scratch: dict[int, Scratch]
-) -> tuple[float, Array] | None:
-    """Weighted log evidence of a term, and its derivatives by theta.
-
-    By the log lengthscales alone if the term does not have the leaf's amplitude.
-    """
-    X, y, weights = term.X, term.y, term.weights
-    m, d = X.shape
-    if term.level is None:
-        amplitude, mean, v = math.exp(theta[d]), theta[d + 1], math.exp(theta[d + 2])
-    else:
-        amplitude, mean, v = term.level
-    if m not in scratch:
-        scratch[m] = np.zeros((2, m, m)), np.ones((2, m, d + 2))
-    (covariance, slope), (left, right) = scratch[m]
-    # |s - s'|^2 in one product of (-2 s, |s|^2, 1) and (s, 1, |s'|^2); of symmetric
-    # matrices one triangle, in blocks of rows that stay in the cache
-    s = right[:, :d]
-    np.multiply(X, np.exp(-theta[:d]), out=s)
-    np.multiply(s, -2.0, out=left[:, :d])
-    left[:, d] = right[:, d + 1] = np.einsum("ij,ij->i", s, s)
-    step = m if m <= _BLOCK else _BLOCK // 2
-    noise = v if term.noise is None else term.noise
-    for jitter in _JITTERS:
-        for first in range(0, m, step):
-            block = slice(first, first + step), slice(first, m)
-            squared = left[block[0]] @ right[block[1]].T
-            np.abs(squared, out=squared)  # what is negative is so by rounding
-            # a point is at no distance from itself in spite of rounding
-            squared.ravel()[:: squared.shape[1] + 1] = 0.0
-            k, slope[block] = correlation.array_value_and_slope(squared)
-            np.multiply(k, amplitude, out=covariance[block])
-        covariance.ravel()[:: m + 1] += noise + jitter
-        # a symmetric matrix is its own transpose, which has the order of Fortran
-        chol, info = lapack.dpotrf(covariance.T, lower=1, clean=0, overwrite_a=1)
-        if info == 0:
-            break
-    else:
-        return None
-    half = lapack.dtrtrs(chol, y - mean, lower=1)[0]
-    row_weights, inverse_roots, inside = term.of_rows
-    parts = inside * half[:, None]
-    fit = float(row_weights @ (half * half))
-    logs = float(row_weights @ np.log(chol.diagonal()))
-    mass = float(weights @ term.sizes)
-    alpha = lapack.dtrtrs(chol, parts, lower=1, trans=1)[0]
-    # the lower triangle of G, see the module
-    chol *= inverse_roots
-    g = blas.dsyrk(
-        0.5,
-        alpha * np.sqrt(weights),
-        beta=-0.5,
-        c=lapack.dpotri(chol, lower=1, overwrite_c=1)[0],
-        lower=1,
-        overwrite_c=1,
-    )
-    own = term.level is None
-    gradient = np.empty(d + 3 if own else d)
-    if own:
+        By the log lengthscales alone if the term does not have the leaf's amplitude.
+        """
+        m, d = term.X.shape
+        weights = term.weights
+        if term.level is None:
+            mean = theta[d + 1]
+            amplitude, v = np.exp(theta[[d, d + 2]])
+        else:
+            amplitude, mean, v = term.level
+        scaled = term.X * np.exp(-theta[:d])
+        squared = cdist(scaled, scaled, "sqeuclidean")
+        covariance, slope = self.correlation.array_value_and_slope(squared)
+        covariance *= amplitude
+        chol, jitter = _factor(covariance, v if term.noise is None else term.noise)
+        half = lapack.dtrtrs(chol, term.y - mean, lower=1)[0]
+        row_weights = term.membership @ weights
+        fit = float(row_weights @ (half * half))
+        logs = float(row_weights @ np.log(chol.diagonal()))
+        mass = float(weights @ term.sizes)
+        value = -0.5 * (fit + mass * math.log(2.0 * math.pi)) - logs
+        parts = term.membership * half[:, None]
+        alpha = lapack.dtrtrs(chol, parts, lower=1, trans=1)[0]
+        # the lower triangle of G, see the module
+        chol /= np.sqrt(row_weights)
+        g = blas.dsyrk(
+            0.5,
+            alpha * np.sqrt(weights),
+            beta=-0.5,
+            c=lapack.dpotri(chol, lower=1, overwrite_c=1)[0],
+            lower=1,
+            overwrite_c=1,
+        )
+        gradient = np.zeros(d + 3)
         diagonal = g.diagonal()
         trace = float(diagonal.sum())
         by_noise = v * trace if term.noise is None else float(diagonal @ term.noise)
@@ -406,116 +361,78 @@ def _term_evidence(
         gradient[d] = 0.5 * (fit - mass) - by_noise - jitter * trace
         gradient[d + 1] = float(alpha.sum(0) @ weights)
         gradient[d + 2] = by_noise if term.noise is None else 0.0
-    g *= slope.T
-    sums = blas.dsymm(1.0, g, np.asfortranarray(right[:, : d + 1]), lower=1)
-    inner = sums[:, d:] * s - sums[:, :d]
-    gradient[:d] = np.einsum("ij,ij->j", inner, s)
-    gradient[:d] *= 4.0 * amplitude
-    return -0.5 * (fit + mass * _LOG_TWO_PI) - logs, gradient
+        g *= slope
+        ones = np.ones((m, 1))
+        sums = blas.dsymm(1.0, g, np.hstack([scaled, ones]), lower=1)
+        inner = (sums[:, d:] * scaled - sums[:, :d]) * scaled
+        gradient[:d] = 4.0 * amplitude * inner.sum(0)
+        return value, gradient if term.level is None else gradient[:d]
 
 
-class NodeDensities:
-    """Log densities of the data of nodes, from some rows that count for all.
+def _factor(covariance: Array, noise: Array | float) -> tuple[Array, float]:
+    """The lower Cholesky factor of a covariance with noise, and the jitter it took."""
+    for jitter in (0.0, 1e-8, 1e-7, 1e-6):  # as in GPyTorch
+        noisy = covariance.copy(order="F")
+        noisy.T.ravel()[:: len(noisy) + 1] += noise + jitter
+        chol, info = lapack.dpotrf(noisy, lower=1, clean=0, overwrite_a=1)
+        if info == 0:
+            return chol, jitter
+    raise NotPSDError("theta: expected a positive definite covariance.")
+
+
+class LeafProblem:
+    """Minus the objective of a treed GP per data point, an ``ArrayObjective``.
 
     Args:
+        mll: The objective.
+        raw: Raw lengthscales ``L x d``, amplitudes ``L`` (None if they are one), means
+            ``L`` and noise variances, ``L`` or one for all (None if known).
         densities: Of the leaves.
+
+    Raises:
+        UnknownFormError: If other parameters are free too, or a prior has no closed
+            form.
     """
 
-    def __init__(self, densities: Sequence[LeafDensity]) -> None:
+    def __init__(
+        self,
+        mll: MarginalLogLikelihood,
+        raw: tuple[Tensor, Tensor | None, Tensor, Tensor | None],
+        densities: Sequence[LeafDensity],
+    ) -> None:
+        self.parameters = parameters = RawParameters(mll, None)
+        self.read = parameters.read
+        self.write = parameters.write
+        self.bounds = parameters.bounds
         self.densities = densities
-        self.uses: dict[int, list[tuple[int, LeafTerm, int]]] = {}
-        for j, density in enumerate(densities):
-            for term in density.terms:
-                for k, node in enumerate(term.nodes):
-                    self.uses.setdefault(node, []).append((j, term, k))
+        self._rows = mll.model.train_targets.numel()
+        self._priors = LogPriors(mll.model, parameters)
+        lengths, variances, means, noise = raw
+        L, d = lengths.shape
+        # where theta is among all parameters; behind them is what is no parameter
+        self._places = places = np.full((L, d + 3), len(parameters.values))
+        places[:, :d] = parameters.logarithm(lengths).reshape(L, d)
+        places[:, d + 1] = parameters.unbounded(means)
+        if variances is not None:
+            places[:, d] = parameters.logarithm(variances)
+        if noise is not None:
+            places[:, d + 2] = parameters.logarithm(noise)
+        if not set(parameters.free) <= set(places.flat):
+            raise UnknownFormError
+        # what many leaves have in common matters more
+        self.units = np.bincount(places.flat)[parameters.free] ** -0.5
 
-    def __call__(self, node: int, theta: Array) -> Point | None:
-        """That of a node, with its Fisher information; None if it has no factor."""
-        _, term, k = self.uses[node][0]
-        if term.level is not None:
-            amplitude, mean, v = term.level
-            theta = np.array([*theta[:-3], math.log(amplitude), mean, math.log(v)])
-        rows = thinned(np.arange(term.sizes[k]), _INFORMED_ROWS)
-        X, share = term.X[rows].T, term.sizes[k] / len(rows)
-        found = likelihood(
-            theta,
-            (X[:, :, None] - X[:, None, :]) ** 2,
-            term.y[rows],
-            self.densities[0].correlation,
-            noise=None if term.noise is None else term.noise[rows],
-        )
-        if found is None:
-            return None
-        value, gradient, information = found
-        return Point(share * value, share * gradient, share * information)
-
-    def sums(self, theta: Array, least: float = 0.0) -> tuple[Array, Array, Array]:
-        """Values, gradients and informations of leaves, priors apart.
-
-        Those of a node at the mean of the hyperparameters of its leaves.
-
-        Args:
-            theta: ``L x p``.
-            least: Nodes with no more rows are left out.
-
-        Returns:
-            ``L``, ``L x p`` and ``L x p x p``.
-        """
-        L, p = theta.shape
-        values, slopes, bends = np.zeros(L), np.zeros((L, p)), np.zeros((L, p, p))
-        for node, places in self.uses.items():
-            _, term, k = places[0]
-            if term.sizes[k] <= least:
-                continue
-            point = self(node, theta[[j for j, *_ in places]].mean(0))
-            if point is None:  # a rough guess: updates will tell
-                point = Point(0.0, np.zeros(p), term.sizes[k] * np.eye(p))
-            last = slice(p if term.level is None else p - 3)
-            for j, term, k in places:
-                weight = term.weights[k]
-                values[j] += weight * point.value
-                slopes[j, last] += weight * point.gradient[last]
-                bends[j, last, last] += weight * point.information[last, last]
-        return values, slopes, bends
-
-    def together(self, theta: Array, lower: Array, upper: Array) -> Point | None:
-        """The sum of the log densities of all leaves at the same hyperparameters.
-
-        Many nodes are represented by some of them: leaves only begin where it is large.
-
-        Args:
-            theta: ``p``; beyond the bounds it is as at the bounds.
-            lower: ``p``.
-            upper: ``p``.
-        """
-        at = np.clip(theta, lower, upper)
-        value, slope, bend = 0.0, np.zeros_like(at), np.zeros((len(at), len(at)))
-        for density in self.densities:
-            prior, by_prior = density.prior(at)
-            value += prior
-            slope += by_prior
-            bend += np.diag(density.precision)
-        for node, weight in self._sample.items():
-            point = self(node, at)
-            if point is None:
-                return None
-            value += weight * point.value
-            slope += weight * point.gradient
-            bend += weight * point.information
-        outwards = ((at <= lower) & (slope < 0)) | ((at >= upper) & (slope > 0))
-        bend[outwards] = bend[:, outwards] = 0.0
-        bend[outwards, outwards] = 1.0
-        return Point(value, np.where(outwards, 0.0, slope), bend)
-
-    @cached_property
-    def _sample(self) -> dict[int, float]:
-        """Nodes of all sizes, with weights that make them count for all nodes."""
-        weight, mass = {}, {}
-        for node, places in self.uses.items():
-            weight[node] = sum(float(term.weights[k]) for _, term, k in places)
-            _, term, k = places[0]
-            mass[node] = weight[node] * term.sizes[k]
-        every = math.ceil(len(mass) / _SAMPLED_NODES)
-        chosen = sorted(mass, key=lambda node: -mass[node])[::every]
-        factor = sum(mass.values()) / sum(mass[node] for node in chosen)
-        return {node: factor * weight[node] for node in chosen}
+    def __call__(self, theta: Array) -> tuple[float, Array]:
+        """See ``ArrayObjective``, where theta are the raw parameters."""
+        u, slope = self.parameters.logarithms(theta)
+        value, by_prior = self._priors(u)
+        gradient = np.append(by_prior, 0.0)
+        u = np.append(u, 0.0)
+        for density, place in zip(self.densities, self._places, strict=True):
+            part, by_part = density(u[place])
+            value += part
+            gradient[place] += by_part
+        gradient = gradient[:-1]
+        if slope is not None:
+            gradient *= slope
+        return -value / self._rows, -gradient[self.parameters.free] / self._rows

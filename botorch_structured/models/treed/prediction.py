@@ -16,8 +16,6 @@ semi-definite functions, so the sum is one; elsewhere leaves are independent.
 
 from __future__ import annotations
 
-__all__ = ["TreedPredictor"]
-
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -31,10 +29,6 @@ from botorch_structured.models.treed.tree_partition import (
     TreePartition,
     left_probability,
 )
-
-# The right leaf also predicts from the point at the threshold (it is lent that point)
-# if the point is within so many standard deviations of its prediction.
-_PLAUSIBLE = 3.0
 
 
 @dataclass(frozen=True)
@@ -83,7 +77,8 @@ class TreedPredictor:
     graph: bool
 
     def __post_init__(self) -> None:
-        X, y = self.X, self.y
+        X = self.X
+        y = self.y
         # on a GPU, waiting for a condition takes longer than computing both leaves
         self.masked = X.is_cuda
         self.root = self.partition.nodes[0]
@@ -92,22 +87,19 @@ class TreedPredictor:
         self.y = y.expand(*shape, -1).reshape(-1, y.shape[-1])
         self._home = self.partition.leaf_index(self.X)
         everything = torch.ones_like(self._home, dtype=torch.bool)
-        self._reach = self._members(self.root, everything, {})
+        self._reach = self._members(self.root, everything)
         self._factors: dict[int, LeafFactors] = {}
 
-    def _members(
-        self, node: TreeNode, inside: Tensor, found: dict[int, Tensor]
-    ) -> dict[int, Tensor]:
+    def _members(self, node: TreeNode, inside: Tensor) -> list[Tensor]:
         """Which rows belong to each leaf below, shared ones included: ``E x n``."""
-        if node.leaf is not None:
-            found[node.leaf] = inside
-            return found
-        assert node.split is not None
-        for child, side in zip(
-            node.children, (node.split.left, node.split.right), strict=True
-        ):
-            self._members(child, inside & side(self.X), found)
-        return found
+        if node.split is None:
+            return [inside]
+        left, right = node.children
+        split = node.split
+        return [
+            *self._members(left, inside & split.left(self.X)),
+            *self._members(right, inside & split.right(self.X)),
+        ]
 
     # -- what a leaf predicts from ------------------------------------------------
 
@@ -123,26 +115,27 @@ class TreedPredictor:
             everything = torch.ones_like(self._home, dtype=torch.bool)
             return self._factorise(leaf, everything)
         home = self._home == leaf
-        own = self._factorise(leaf, home)
-        lent = self.lent(leaf, own)
-        return own if lent is None else self._factorise(leaf, home | lent)
+        factors = self._factorise(leaf, home)
+        lent = self.lent(leaf, factors)
+        return factors if lent is None else self._factorise(leaf, home | lent)
 
-    def lent(self, leaf: int, own: LeafFactors) -> Tensor | None:
+    def lent(self, leaf: int, factors: LeafFactors) -> Tensor | None:
         """Points at the boundary that others lend to a leaf, ``E x n``.
 
         Args:
             leaf: Its number.
-            own: Factors of its own data.
+            factors: Those of its data without them.
         """
         offered = self._reach[leaf] & (self._home != leaf)
         if not bool(offered.any()):
             return None
         with torch.no_grad():
-            mean, projected, variance = self._project(leaf, own, self.X, None)
+            mean, projected, variance = self._project(leaf, factors, self.X, None)
             predicted = variance - projected.square().sum(-1)
             predicted = predicted + self.noise(leaf).expand(self.y.shape)
             z = (self.y - mean).square() / predicted
-        lent = offered & (z < _PLAUSIBLE**2)
+        # plausible: within three standard deviations
+        lent = offered & (z < 9.0)
         return lent if bool(lent.any()) else None
 
     def _factorise(self, leaf: int, chosen: Tensor) -> LeafFactors:
@@ -186,9 +179,15 @@ class TreedPredictor:
             X: Points; ``E`` may be 1.
             rows: Which fantasies the points are of; None for all, in order.
         """
-        root, half, data, real = factors.root, factors.half, factors.X, factors.real
+        root = factors.root
+        half = factors.half
+        data = factors.X
+        real = factors.real
         if rows is not None:
-            root, half, data, real = root[rows], half[rows], data[rows], real[rows]
+            root = root[rows]
+            half = half[rows]
+            data = data[rows]
+            real = real[rows]
         size = max(len(X), len(data))
         X = X.expand(size, *X.shape[-2:])
         data = data.expand(size, *data.shape[-2:])
@@ -213,31 +212,29 @@ class TreedPredictor:
             reached: Where the leaf matters, ``T x q``.
         """
         factors = self.factors(leaf)
-        count, (batch, q) = len(factors.X), X.shape[:-1]
-        if count == 1 and not self.masked and not bool(reached.all()):
-            # only the points of this leaf, in one matrix for the whole t-batch
-            index = reached.reshape(-1).nonzero().squeeze(-1)
-            points = X.flatten(0, 1)[index].unsqueeze(0)
-            found = self._project(leaf, factors, points, None)
-            mean, projected, variance = (
-                values.new_zeros(batch * q, *values.shape[2:]).index_put(
-                    (index,), values[0]
-                )
-                for values in found
-            )
-        elif count == 1:
-            points = X.flatten(0, 1).unsqueeze(0)
-            mean, projected, variance = self._project(leaf, factors, points, None)
-        else:
+        batch, q = X.shape[:-1]
+        count = len(factors.X)
+        if count > 1:
             rows = torch.arange(batch, device=X.device) % count
             mean, projected, variance = self._project(leaf, factors, X, rows)
-        mean, variance = mean.reshape(batch, q), variance.reshape(batch, q)
+        elif self.masked or bool(reached.all()):
+            points = X.flatten(0, 1).unsqueeze(0)
+            mean, projected, variance = self._project(leaf, factors, points, None)
+        else:  # only the points of this leaf, in one matrix for the whole t-batch
+            index = reached.reshape(-1).nonzero().squeeze(-1)
+            points = X.flatten(0, 1)[index].unsqueeze(0)
+            mean, projected, variance = (
+                part.new_zeros(batch * q, *part.shape[2:]).index_put((index,), part[0])
+                for part in self._project(leaf, factors, points, None)
+            )
+        mean = mean.reshape(batch, q)
+        variance = variance.reshape(batch, q)
         projected = projected.reshape(batch, q, projected.shape[-1])
         if q == 1:
             return mean, variance - projected.square().sum(-1)
         leaves = torch.full((batch,), leaf, device=X.device)
-        own = self.kernel.leaf_covariance(self.element, leaves, X, X)
-        return mean, own - projected @ projected.mT
+        prior = self.kernel.leaf_covariance(self.element, leaves, X, X)
+        return mean, prior - projected @ projected.mT
 
     # -- the mixture --------------------------------------------------------------
 
@@ -259,7 +256,8 @@ class TreedPredictor:
         if node.leaf is not None:
             return self._leaf_moments(node.leaf, X, reached)
         p = left_probability(X, node, self.lend)
-        to_left, to_right = reached & (p > 0), reached & (p < 1)
+        to_left = reached & (p > 0)
+        to_right = reached & (p < 1)
         if not self.masked:
             if not bool(to_right.any()):
                 return self._moments(node.children[0], X, to_left)
@@ -272,7 +270,8 @@ class TreedPredictor:
         if X.shape[-2] == 1:
             spread = p * (1.0 - p) * difference.square()
             return mean, p * left + (1.0 - p) * right + spread
-        first, second = p.unsqueeze(-1), p.unsqueeze(-2)
+        first = p.unsqueeze(-1)
+        second = p.unsqueeze(-2)
         both_left = torch.minimum(first, second)
         both_right = 1.0 - torch.maximum(first, second)
         spread = (both_left - first * second) * (
@@ -300,15 +299,15 @@ class TreedPredictor:
             if self.lend:
                 borrowed = self.lent(leaf, self._factorise(leaf, home))
             leaves = torch.full((len(self.X),), leaf, device=self.X.device)
-            own = self.kernel.leaf_covariance(self.element, leaves, self.X)
-            own_mean = self.mean.leaf_mean(self.element, leaves, self.X)
+            prior = self.kernel.leaf_covariance(self.element, leaves, self.X)
+            prior_mean = self.mean.leaf_mean(self.element, leaves, self.X)
             if borrowed is not None:
                 factors = self._factorise(leaf, borrowed)
-                own_mean, projected, _ = self._project(leaf, factors, self.X, None)
-                own = own - projected @ projected.mT
+                prior_mean, projected, _ = self._project(leaf, factors, self.X, None)
+                prior = prior - projected @ projected.mT
             pair = home.unsqueeze(-1) & home.unsqueeze(-2)
-            mean = torch.where(home, own_mean, mean)
-            covariance = torch.where(pair, own, covariance)
+            mean = torch.where(home, prior_mean, mean)
+            covariance = torch.where(pair, prior, covariance)
         return (
             mean.reshape(*self.fantasies, n),
             covariance.reshape(*self.fantasies, n, n),

@@ -8,8 +8,6 @@ split at (-1: a leaf) is the tree.
 
 from __future__ import annotations
 
-__all__ = ["TreePartition", "left_probability"]
-
 import itertools
 from collections.abc import Callable, Sequence
 
@@ -132,7 +130,8 @@ class TreePartition(nn.Module):
         Args:
             X: ``n x d``.
         """
-        root, leaves = TreeNode.root(X), itertools.count()
+        root = TreeNode.root(X)
+        leaves = itertools.count()
         names = (self.column, self.threshold, self.categorical, self.size)
         # intervals in the middle too may have weights that underflow
         likely = self.weights > 0
@@ -164,8 +163,8 @@ class TreePartition(nn.Module):
         taken = object.__new__(TreePartition)
         nn.Module.__init__(taken)
         for name, values in self.named_buffers():
-            own = values.shape[len(self.tree_shape) :]
-            elements = values.reshape(-1, *own)[where.to(values.device)]
+            shape = values.shape[len(self.tree_shape) :]
+            elements = values.reshape(-1, *shape)[where.to(values.device)]
             taken.register_buffer(name, elements)
         return taken
 
@@ -203,10 +202,10 @@ class TreePartition(nn.Module):
         X = X.expand(*shape, *X.shape[-2:])
         trees = self.tree_shape.numel()
         points = X.reshape(shape.numel() // trees, trees, *X.shape[-2:])  # n may be 0
-        found = [
+        values = [
             value(e, self.element(e), points[:, e]) for e in range(points.shape[1])
         ]
-        return torch.stack(found, dim=1).reshape(X.shape[:-1])
+        return torch.stack(values, dim=1).reshape(X.shape[:-1])
 
     def leaf_probabilities(self, X: Tensor, blend: bool) -> Tensor:
         """Probability of each leaf, ``batch_shape x n x L``; no batch of trees.
@@ -216,18 +215,18 @@ class TreePartition(nn.Module):
             blend: Whether leaves mix where the change may be; otherwise it is at the
                 threshold.
         """
-        found = []
+        probabilities = []
 
         def reach(node: TreeNode, probability: Tensor) -> None:
             if node.split is None:
-                found.append(probability)
+                probabilities.append(probability)
                 return
             left = left_probability(X, node, blend)
             reach(node.children[0], probability * left)
             reach(node.children[1], probability * (1.0 - left))
 
         reach(self.nodes[0], X.new_ones(X.shape[:-1]))
-        return torch.stack(found, dim=-1)
+        return torch.stack(probabilities, dim=-1)
 
 
 def left_probability(X: Tensor, node: TreeNode, blend: bool) -> Tensor:

@@ -49,17 +49,18 @@ from torch import Tensor
 from botorch_structured._botorch_names import DefaultType
 from botorch_structured.linalg.correlations import RBF
 from botorch_structured.linalg.factor import given_last
+from botorch_structured.linalg.hyperparameter import Hyperparameter
 from botorch_structured.models import fast_inference, input_transforms
 from botorch_structured.models.checks import check_modules, check_training_data
 from botorch_structured.models.contexts import few_threads
-from botorch_structured.models.fantasies import joined_noise, noise_of_rows
 from botorch_structured.models.map_fit import FIT_OPTIONS, fit_map
 from botorch_structured.models.parameters import UnknownFormError
 from botorch_structured.models.treed import leaf_modules
-from botorch_structured.models.treed.cart import Rows, TreeNode
+from botorch_structured.models.treed.cart import Array, Rows, TreeNode
 from botorch_structured.models.treed.growth import NOISE_FLOOR, GrownTrees, grow_trees
-from botorch_structured.models.treed.maximum import LeafProblem
 from botorch_structured.models.treed.objective import (
+    LeafDensity,
+    LeafProblem,
     TreeData,
     leaf_terms,
     path_evidence,
@@ -67,10 +68,6 @@ from botorch_structured.models.treed.objective import (
 from botorch_structured.models.treed.prediction import TreedPredictor
 from botorch_structured.models.treed.tree_partition import TreePartition
 from botorch_structured.spaces.arguments import check_columns, check_count
-
-# A leaf's hyperparameters are independent of another leaf's: L-BFGS-B has to learn the
-# curvature of each leaf, for which its default memory of 10 steps is short.
-_FIT_OPTIONS = {**FIT_OPTIONS, "maxcor": 30}
 
 
 class TreedGP(fast_inference.FastSingleTaskGP):
@@ -166,8 +163,8 @@ class TreedGP(fast_inference.FastSingleTaskGP):
 
     _data_caches = ("_plan_cache",)
     _fit_caches = ("_predictor_cache",)
-    _plan_cache: tuple[Tensor, Tensor, list[TreeData]] | None = None
-    _predictor_cache: tuple[Tensor, Tensor, list[TreedPredictor]] | None = None
+    _plan_cache: list[TreeData] | None = None
+    _predictor_cache: list[TreedPredictor] | None = None
     # The number of fantasies, which are the last rows of the training data, and of the
     # batch dimensions that the rows before them have in front of the batch of trees.
     _num_fantasies = 0
@@ -221,10 +218,10 @@ class TreedGP(fast_inference.FastSingleTaskGP):
             )
         if max_leaves is not None:
             check_count("max_leaves", max_leaves)
-        given_columns = categorical_features or ()
-        categorical = sorted(
-            set(check_columns("categorical_features", given_columns, train_X.shape[-1]))
+        columns = check_columns(
+            "categorical_features", categorical_features or (), train_X.shape[-1]
         )
+        categorical = sorted(set(columns))
         if covar_module is not None and (warp or categorical or leaf_kernel):
             raise ValueError(
                 "covar_module: expected None beside warp, categorical_features or "
@@ -262,7 +259,7 @@ class TreedGP(fast_inference.FastSingleTaskGP):
                 f"from {float(X.min()):.4g} to {float(X.max()):.4g}; use Normalize."
             )
         # copies for leaves, and for a state with another partition
-        given = (deepcopy(covar_module), deepcopy(mean_module))
+        modules = deepcopy(covar_module), deepcopy(mean_module)
         if categorical:
             self._ignore_X_dims_scaling_check = categorical
         super().__init__(
@@ -275,9 +272,10 @@ class TreedGP(fast_inference.FastSingleTaskGP):
             outcome_transform=outcome_transform,
             input_transform=input_transform,
         )
-        self._given = given
+        self._user_modules = modules
         self._own_noise = likelihood is None and train_Yvar is None
-        self._leaf_noise, self._warp = leaf_noise, warp
+        self._leaf_noise = leaf_noise
+        self._warp = warp
         self._categorical = categorical
         self._share_all = path_sharing == "all"
         self._lend = condition_on == "leaf"
@@ -286,19 +284,20 @@ class TreedGP(fast_inference.FastSingleTaskGP):
         by_evidence = split_criterion == "evidence"
         if likelihood is not None:
             fast_inference.check_noise(likelihood, X, self.train_targets.shape)
-        known = isinstance(self.likelihood, FixedNoiseGaussianLikelihood)
+        noise = None
+        if isinstance(self.likelihood, FixedNoiseGaussianLikelihood):
+            noise = self._known_noise()
         with few_threads(X.shape[-2]):
             grown = grow_trees(
                 X,
                 self.train_targets,
-                self._known_noise() if known else None,
+                noise,
                 by_evidence=by_evidence,
                 min_leaf_size=min_leaf_size,
                 max_leaves=max_leaves,
                 categorical=categorical,
                 kernel=leaf_kernel or (split_criterion if by_evidence else "matern"),
                 nodes_too=not self._share_all or leaf_kernel == "evidence",
-                one_leaf=warp or bool(categorical),
             )
         self.partition = TreePartition(grown.roots, grown.inputs, self._aug_batch_shape)
         if self.partition.num_leaves > 1 or warp or categorical:
@@ -398,7 +397,7 @@ class TreedGP(fast_inference.FastSingleTaskGP):
     def _become_treed(self, dim: int) -> None:
         """Modules for the leaves of the partition, at the modes of their priors."""
         partition = self.partition
-        covar_module, mean_module = deepcopy(self._given)
+        covar_module, mean_module = deepcopy(self._user_modules)
         if covar_module is None:
             self.covar_module = leaf_modules.TreedStationary(
                 partition, dim, categorical=self._categorical, warp=self._warp
@@ -423,7 +422,7 @@ class TreedGP(fast_inference.FastSingleTaskGP):
 
     def _become_single(self, dim: int) -> None:
         """The modules of a ``SingleTaskGP``, which one leaf is."""
-        covar_module, mean_module = deepcopy(self._given)
+        covar_module, mean_module = deepcopy(self._user_modules)
         batch_shape = self.partition.tree_shape
         self.covar_module = covar_module or get_covar_module_with_dim_scaled_prior(
             ard_num_dims=dim, batch_shape=batch_shape
@@ -439,55 +438,58 @@ class TreedGP(fast_inference.FastSingleTaskGP):
 
     def _find_outputs(self) -> None:
         """Say which dimension is that of outputs, for BoTorch's ``subset_output``."""
-        covar_module, mean_module = self._given
+        covar_module, mean_module = self._user_modules
         if covar_module is not None or (self._is_treed and mean_module is not None):
             self.__dict__.pop("_subset_batch_dict", None)  # as in SingleTaskGP
             return
-        own = ("levels", "partition", "covar_module", "mean_module", "likelihood")
+        parts = ("levels", "partition", "covar_module", "mean_module", "likelihood")
         shape = self.partition.tree_shape
         self._subset_batch_dict = {
             name: len(shape) - 1 - values.ndim
             for name, values in chain(self.named_parameters(), self.named_buffers())
-            if name.split(".")[0] in own and values.shape[: len(shape)] == shape
+            if name.split(".")[0] in parts and values.shape[: len(shape)] == shape
         }
 
     def _start_from(self, grown: GrownTrees) -> None:
         """Hyperparameters from the fits of nodes that the trees were grown by."""
         trees = self.partition.tree_shape
-        nodes, leaves = self.partition.column.shape[-1], self.partition.num_leaves
-        theta = grown.theta(nodes, inner=True).reshape(*trees, nodes, 4)
-        values = [theta[..., 1].exp(), theta[..., 2], theta[..., 3].exp() + NOISE_FLOOR]
-        self.levels.copy_(torch.stack(values, dim=-1).nan_to_num(nan=1.0))
-        root = theta.reshape(-1, nodes, 4)[:, :1]
+        nodes = self.partition.column.shape[-1]
+        leaves = self.partition.num_leaves
+        of_nodes = grown.theta(nodes, inner=True)
+        log_noise = of_nodes[..., 3]
+        parts = of_nodes[..., 1].exp(), of_nodes[..., 2], log_noise.exp() + NOISE_FLOOR
+        levels = torch.stack(parts, dim=-1).nan_to_num(nan=1.0)
+        self.levels.copy_(levels.reshape(*trees, nodes, 3))
         theta = grown.theta(leaves, inner=False)
         if self._share_all:
             # hyperparameters that explain all nodes of a path are near the root's
-            theta = torch.where(theta.isnan(), theta, root)
+            theta = torch.where(theta.isnan(), theta, of_nodes[:, :1])
         theta = theta.reshape(*trees, leaves, 4)
-        exists = ~theta[..., 0].isnan()
-        kernel, mean, likelihood = self.covar_module, self.mean_module, self.likelihood
+
+        def start(hyperparameter: Hyperparameter, values: Tensor) -> None:
+            """Set it in leaves that exist."""
+            current = hyperparameter.value
+            hyperparameter.value = torch.where(values.isnan(), current, values)
+
+        kernel = self.covar_module
+        likelihood = self.likelihood
         with torch.no_grad():
             if isinstance(kernel, leaf_modules.TreedStationary):
                 kernel.kind.copy_(torch.tensor(grown.rbf).reshape(trees))
-                length, variance = kernel.lengthscale_of_leaf, kernel.variance_of_leaf
-                scale = torch.as_tensor(np.stack(grown.scales)).to(theta)
-                scale = scale.reshape(*trees, 1, -1)
-                start = theta[..., :1].exp() * scale
-                length.value = torch.where(exists[..., None], start, length.value)
-                start = theta[..., 1].exp()
-                variance.value = torch.where(exists, start, variance.value)
-            if isinstance(mean, leaf_modules.TreedMean):
-                mean.constant.copy_(theta[..., 2].nan_to_num(nan=0.0))
+                scale = torch.as_tensor(np.stack(grown.scales)).reshape(*trees, 1, -1)
+                start(kernel.lengthscale_of_leaf, theta[..., :1].exp() * scale)
+                start(kernel.variance_of_leaf, theta[..., 1].exp())
+            if isinstance(self.mean_module, leaf_modules.TreedMean):
+                self.mean_module.constant.copy_(theta[..., 2].nan_to_num(nan=0.0))
             if isinstance(likelihood, leaf_modules.LeafNoiseLikelihood):
-                noise = likelihood.noise_covar.noise_of_leaf
-                start = theta[..., 3].exp() + NOISE_FLOOR
-                noise.value = torch.where(exists, start, noise.value)
+                noise = theta[..., 3].exp() + NOISE_FLOOR
+                start(likelihood.noise_covar.noise_of_leaf, noise)
             elif self._own_noise:
-                start = root[..., 0, 3].exp() + NOISE_FLOOR
                 room = likelihood.noise_covar.raw_noise_constraint
+                noise = log_noise[:, 0].exp() + NOISE_FLOOR
                 # outcomes that are not standardised may have more noise than that
-                start = start.clamp(room.lower_bound, room.upper_bound)
-                likelihood.noise = start.reshape(*trees, 1)
+                noise = noise.clamp(room.lower_bound, room.upper_bound)
+                likelihood.noise = noise.reshape(*trees, 1)
 
     # -- state --------------------------------------------------------------------
 
@@ -502,7 +504,8 @@ class TreedGP(fast_inference.FastSingleTaskGP):
             if key.startswith(name)
         }
         if "column" in state:
-            trees, treed = state["column"].shape[:-1], f"{prefix}levels" in state_dict
+            trees = state["column"].shape[:-1]
+            treed = f"{prefix}levels" in state_dict
             if trees != partition.tree_shape:
                 raise ValueError(
                     "state_dict: expected partitions of batch shape "
@@ -513,11 +516,8 @@ class TreedGP(fast_inference.FastSingleTaskGP):
             partition.load_state_dict(state)
             self._drop_caches()
             if before != (partition.column.shape[-1], partition.num_leaves, treed):
-                with torch.no_grad():
-                    X = self.train_inputs[0]
-                    X = self.transform_inputs(X) if self.training else X
                 make = self._become_treed if treed else self._become_single
-                make(X.shape[-1])
+                make(self._transformed().shape[-1])
                 self.to(self.train_targets)
                 self.train(self.training)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
@@ -528,9 +528,10 @@ class TreedGP(fast_inference.FastSingleTaskGP):
     def _is_treed(self) -> bool:
         return isinstance(self.covar_module, leaf_modules.TreedKernel)
 
-    def _elements(self, values: Tensor, own: int) -> Tensor:
-        """``... x trees x own`` values as ``R x E x own``, E being the trees."""
-        count, lead = self.partition.tree_shape.numel(), values.ndim - own
+    def _elements(self, values: Tensor, dims: int) -> Tensor:
+        """``... x trees x shape`` values as ``R x E x shape``, E being the trees."""
+        count = self.partition.tree_shape.numel()
+        lead = values.ndim - dims
         times = values.shape[:lead].numel() // count
         return values.reshape(times, count, *values.shape[lead:])
 
@@ -548,13 +549,11 @@ class TreedGP(fast_inference.FastSingleTaskGP):
         ``fit_gpytorch_mll`` calls this; every argument of it is honoured. Not for
         direct use.
         """
-        own = self._is_treed and not self.partition.tree_shape
-        options = _FIT_OPTIONS if own else None
-        problem = None
-        if not any(kwargs.values()):  # None is what was not given
-            problem = self._leaf_problem(mll.train())
-            if problem is not None and problem.in_logarithms:
-                kwargs["optimizer"] = problem.optimize
+        options = None
+        if self._is_treed and not self.partition.tree_shape:
+            # the curvature of each leaf has to be learnt
+            options = {**FIT_OPTIONS, "maxcor": 30}
+        problem = self._leaf_problem(mll.train())
         with few_threads(self.train_targets.shape[-1]):
             return fit_map(mll, options, objective=problem, **kwargs)
 
@@ -564,72 +563,73 @@ class TreedGP(fast_inference.FastSingleTaskGP):
         None for a batch, and unless the kernel, the mean, the noise and all priors are
         the default ones, and no method is a subclass's own.
         """
-        kernel, mean, likelihood = self.covar_module, self.mean_module, self.likelihood
+        kernel = self.covar_module
+        mean = self.mean_module
+        likelihood = self.likelihood
         if (
-            not fast_inference.has_methods_of(
-                TreedGP, self, "forward", "compute_custom_loss", "_fast_evidence"
-            )
+            self.redefined & {"forward", "compute_custom_loss", "_fast_evidence"}
             or any(True for _ in self.added_loss_terms())
             or type(mll) is not ExactMarginalLogLikelihood
             or mll.likelihood is not likelihood
-            or self.partition.tree_shape
             or self.train_targets.ndim > 1
         ):
             return None
-        own: tuple[Tensor, Tensor | None, Tensor]
-        if isinstance(kernel, leaf_modules.TreedStationary) and isinstance(
-            mean, leaf_modules.TreedMean
-        ):
+        raw: tuple[Tensor, Tensor | None, Tensor]
+        if isinstance(kernel, leaf_modules.TreedStationary):
             if kernel.warp or kernel.categorical:
                 return None
-            length, variance = kernel.lengthscale_of_leaf, kernel.variance_of_leaf
-            own = length.raw_value, variance.raw_value, mean.constant
+            if not isinstance(mean, leaf_modules.TreedMean):
+                return None
+            length = kernel.lengthscale_of_leaf.raw_value
+            raw = length, kernel.variance_of_leaf.raw_value, mean.constant
             correlation = kernel.correlation(0)
         elif type(kernel) is RBFKernel and isinstance(mean, ConstantMean):
             if kernel.active_dims is not None:
                 return None
-            own, correlation = (kernel.raw_lengthscale, None, mean.raw_constant), RBF
+            raw = kernel.raw_lengthscale, None, mean.raw_constant
+            correlation = RBF
         else:
             return None
-        raw_noise = noise = None
+        raw_noise = None
+        noise = None
         if isinstance(likelihood, leaf_modules.LeafNoiseLikelihood):
             raw_noise = likelihood.noise_covar.noise_of_leaf.raw_value
         elif isinstance(likelihood, FixedNoiseGaussianLikelihood):
-            noise = self._known_noise().detach().cpu().double().numpy()
+            noise = _array(self._known_noise())
         elif self._share_all or not self._is_treed:
             raw_noise = likelihood.noise_covar.raw_noise
         else:  # a node above the leaves has their noise, but other values of its own
             return None
         (data,) = self._plan()
-        own_levels = self._is_treed and not self._share_all
-        terms = leaf_terms(
-            data.root,
-            self._data_of,
-            data.X.cpu().double().numpy(),
-            data.y.cpu().double().numpy(),
-            noise,
-            None if not own_levels else self.levels.cpu().double().numpy(),
-        )
+        levels = None
+        if self._is_treed and not self._share_all:
+            levels = _array(self.levels)
+        X = _array(data.X)
+        terms = leaf_terms(data.root, data.data, X, _array(data.y), noise, levels)
+        densities = [LeafDensity(part, correlation) for part in terms]
         try:
-            return LeafProblem(mll, (*own, raw_noise), terms, correlation)
+            return LeafProblem(mll, (*raw, raw_noise), densities)
         except UnknownFormError:
             return None
 
     def _plan(self) -> list[TreeData]:
         """Data and terms of equation (2), tree by tree."""
-        raw, y = self.train_inputs[0], self.train_targets
-        cache = self._plan_cache
-        if cache is None or cache[0] is not raw or cache[1] is not y:
-            with torch.no_grad():
-                X = self.transform_inputs(raw) if self.training else raw
-            X = X.expand(*y.shape, X.shape[-1])
-            self._plan_cache = cache = (raw, y, [])
-            for e, (x, t) in enumerate(
-                zip(self._elements(X, 2)[0], self._elements(y, 1)[0], strict=True)
-            ):
-                tree = self.partition.element(e).tree(x.cpu().double().numpy())
-                cache[2].append(TreeData(tree, x, t, self._data_of))
-        return cache[2]
+        if self._plan_cache is None:
+            y = self.train_targets
+            X = self._transformed()
+            X = self._elements(X.expand(*y.shape, X.shape[-1]), 2)[0]
+            plan = []
+            for e, (x, t) in enumerate(zip(X, self._elements(y, 1)[0], strict=True)):
+                tree = self.partition.element(e).tree(_array(x))
+                plan.append(TreeData(tree, x, t, self._data_of))
+            self._plan_cache = plan
+        return self._plan_cache
+
+    @torch.no_grad()
+    def _transformed(self) -> Tensor:
+        """Training inputs as the partition has them."""
+        X = self.train_inputs[0]
+        return self.transform_inputs(X) if self.training else X
 
     @property
     def _data_of(self) -> Callable[[TreeNode], Rows]:
@@ -637,19 +637,19 @@ class TreedGP(fast_inference.FastSingleTaskGP):
 
     def _log_path_evidence(self) -> Tensor:
         """The sum of equation (2) without the prior, ``batch_shape``."""
-        levels = self.levels.reshape(-1, *self.levels.shape[-2:]).unbind(-1)
+        levels = self.levels.reshape(-1, *self.levels.shape[-2:])
         totals = []
         for e, data in enumerate(self._plan()):
             leaves = torch.arange(len(data.root.leaves()), device=data.y.device)
             X = data.X.expand(len(leaves), *data.X.shape)
-            mean = self.mean_module.leaf_mean(e, leaves, X)
-            amplitude, constant, level_noise = (values[e] for values in levels)
-            own_noise: Tensor | None = None
+            amplitude, constant, level_noise = levels[e].unbind(-1)
+            node_noise: Tensor | None = level_noise
             if isinstance(self.likelihood, leaf_modules.LeafNoiseLikelihood):
                 noise = self.likelihood.noise_covar.leaf_noise(e, leaves).unsqueeze(-1)
-                own_noise = level_noise
             else:  # the same in all leaves and nodes
                 noise = self._elements(self._known_noise(), 1)[0, e]
+                node_noise = None
+            mean = self.mean_module.leaf_mean(e, leaves, X)
             totals.append(
                 path_evidence(
                     data.terms,
@@ -657,15 +657,14 @@ class TreedGP(fast_inference.FastSingleTaskGP):
                     self.covar_module.leaf_covariance(e, leaves, X),
                     mean,
                     noise.expand(mean.shape),
-                    None if self._share_all else (amplitude, constant, own_noise),
+                    None if self._share_all else (amplitude, constant, node_noise),
                 )
             )
         return torch.stack(totals).reshape(self.partition.tree_shape)
 
     def _known_noise(self) -> Tensor:
         """Noise variances of the training data under a common likelihood."""
-        X = self.train_inputs[0]
-        X = self.transform_inputs(X) if self.training else X
+        X = self._transformed()
         return fast_inference.noise_at(self.likelihood, X, self.train_targets.shape)
 
     # -- prior and posterior ------------------------------------------------------
@@ -679,14 +678,13 @@ class TreedGP(fast_inference.FastSingleTaskGP):
         """
         if not self._is_treed:
             return super().forward(x)
-        prior = (
-            self._borrowed_prior(x) if x is self.train_inputs[0] else super().forward(x)
-        )
-        return (
-            fast_inference.training_prior(prior, self._log_density)
-            if self.training
-            else prior
-        )
+        if x is self.train_inputs[0]:
+            prior = self._borrowed_prior(x)
+        else:
+            prior = super().forward(x)
+        if self.training:
+            return fast_inference.training_prior(prior, self._log_density)
+        return prior
 
     def _log_density(self, targets: Tensor) -> Tensor:
         """Equation (2), in place of the log density of the training outcomes.
@@ -694,8 +692,7 @@ class TreedGP(fast_inference.FastSingleTaskGP):
         Raises:
             ValueError: For other outcomes.
         """
-        own = self.train_targets
-        if targets is not own and not torch.equal(targets, own):
+        if not torch.equal(targets, self.train_targets):
             raise ValueError(
                 "mll: expected the training targets, which the tree was grown on, got "
                 f"other outcomes of shape {tuple(targets.shape)}; construct the model "
@@ -704,25 +701,22 @@ class TreedGP(fast_inference.FastSingleTaskGP):
         return self._log_path_evidence()
 
     def _predictors(self) -> list[TreedPredictor]:
-        X, y = self.train_inputs[0], self.train_targets
-        cache = self._predictor_cache
+        X = self.train_inputs[0]
+        y = self.train_targets
         # gradients flow to fantasies, not to hyperparameters: as in GPyTorch's caches
         graph = X.requires_grad or y.requires_grad or settings.detach_test_caches.off()
-        if (
-            cache is None
-            or cache[0] is not X
-            or cache[1] is not y
-            or cache[2][0].graph != graph
-        ):
+        predictors = self._predictor_cache
+        if predictors is None or predictors[0].graph != graph:
             real = self._real(X, 2), self._real(y, 1)
-            self._predictor_cache = cache = (X, y, self._new_predictors(*real, graph))
-        return cache[2]
+            self._predictor_cache = predictors = self._new_predictors(*real, graph)
+        return predictors
 
-    def _real(self, values: Tensor, own: int) -> Tensor:
+    def _real(self, values: Tensor, dims: int) -> Tensor:
         """Without rows of fantasies, and the copy of the others for each fantasy."""
         if self._num_fantasies:
-            values = values.narrow(-own, 0, values.shape[-own] - self._num_fantasies)
-            kept = self._real_dims + len(self.partition.tree_shape) + own
+            rows = values.shape[-dims] - self._num_fantasies
+            values = values.narrow(-dims, 0, rows)
+            kept = self._real_dims + len(self.partition.tree_shape) + dims
             values = values[(0,) * (values.ndim - kept)]
         return values
 
@@ -757,54 +751,54 @@ class TreedGP(fast_inference.FastSingleTaskGP):
             return lambda leaf: values[leaf]
         noise = self._known_noise()
         noise = noise if noise.shape == shape else self._real(noise, 1)
-        known = self._elements(noise, 1)[:, element]
-        return lambda leaf: known
+        noise = self._elements(noise, 1)[:, element]
+        return lambda leaf: noise
 
     def _fast_posterior(self, X: Tensor) -> MultivariateNormal | None:
         """That of the leaves, at transformed points ``batch_shape x q x d``."""
         if not self._is_treed:
             return None
-        data, y = self.train_inputs[0], self.train_targets
-        predictors = self._predictors()
+        data = self.train_inputs[0]
+        y = self.train_targets
         shape = torch.broadcast_shapes(X.shape[:-2], data.shape[:-2], y.shape[:-1])
-        X, count = X.expand(*shape, *X.shape[-2:]), self._num_fantasies
+        X = X.expand(*shape, *X.shape[-2:])
+        count = self._num_fantasies
         if count:
             imagined = data[..., -count:, :].expand(*shape, -1, -1)
             X = torch.cat([X, imagined], dim=-2)
         q = X.shape[-2]
         points = self._elements(X, 2)
-        found = [p(points[:, e]) for e, p in enumerate(predictors)]
-        mean = torch.stack([m for m, _ in found], dim=1).reshape(*shape, q)
-        covariance = torch.stack([c for _, c in found], dim=1).reshape(*shape, q, q)
+        moments = [p(points[:, e]) for e, p in enumerate(self._predictors())]
+        means, covariances = zip(*moments, strict=True)
+        mean = torch.stack(means, dim=1).reshape(*shape, q)
+        covariance = torch.stack(covariances, dim=1).reshape(*shape, q, q)
         if count:
             if isinstance(self.likelihood, leaf_modules.LeafNoiseLikelihood):
                 noise = self.likelihood.noise_covar.at(imagined)
             else:
                 noise = self._known_noise()[..., -count:]
-            noise = noise_of_rows(noise, self._fantasy_noise)
-            mean, covariance = given_last(
-                mean, covariance, noise, self.train_targets[..., -count:]
-            )
+            mean, covariance = given_last(mean, covariance, noise, y[..., -count:])
         # linear operators add jitter when they are factorised, tensors do not
         return MultivariateNormal(
             mean, to_linear_operator(fast_inference.with_variance_floor(covariance))
         )
 
     def _borrowed_prior(self, X: Tensor) -> MultivariateNormal:
+        y = self.train_targets
         if self.training or self._num_fantasies:
             X = self.transform_inputs(X) if self.training else X
-            predictors = self._new_predictors(X, self.train_targets, graph=True)
+            predictors = self._new_predictors(X, y, graph=True)
         else:
             predictors = self._predictors()
+
+        def together(parts: Sequence[Tensor], *shape: int) -> Tensor:
+            parts = [p.reshape(-1, *shape) for p in parts]
+            return torch.stack(parts, dim=1).reshape(*y.shape[:-1], *shape)
+
         means, covariances, leaves = zip(
             *(p.borrowed_prior() for p in predictors), strict=True
         )
-        shape, n = self.train_targets.shape[:-1], self.train_targets.shape[-1]
-
-        def together(parts: Sequence[Tensor], *own: int) -> Tensor:
-            parts = [p.reshape(-1, *own) for p in parts]
-            return torch.stack(parts, dim=1).reshape(*shape, *own)
-
+        n = y.shape[-1]
         if isinstance(self.likelihood, leaf_modules.LeafNoiseLikelihood):
             self.likelihood.noise_covar.data_leaves = together(leaves, n)
         covariance = to_linear_operator(together(covariances, n, n))
@@ -812,9 +806,13 @@ class TreedGP(fast_inference.FastSingleTaskGP):
 
     # -- more data ----------------------------------------------------------------
 
-    def _forget_fantasies(self) -> None:
-        super()._forget_fantasies()
-        self._num_fantasies = 0
+    def set_train_data(
+        self, inputs: Any = None, targets: Tensor | None = None, strict: bool = True
+    ) -> None:
+        """Replace the training data, see ``ExactGP.set_train_data``."""
+        super().set_train_data(inputs, targets, strict)
+        if targets is not None:  # BoTorch sets inputs alone, transformed or not
+            self._num_fantasies = 0
 
     def get_fantasy_model(self, inputs: Any, targets: Tensor, **kwargs: Any) -> Any:
         """A model with more data, the same partition and hyperparameters.
@@ -824,36 +822,43 @@ class TreedGP(fast_inference.FastSingleTaskGP):
         Observed outcomes become data of the leaves. Outcomes drawn by ``fantasize``
         condition the joint posterior that they were drawn from instead, so that the
         posterior mean averaged over them is the mean before. Data added after
-        fantasies are treated as fantasies too, and so are data with a ``noise`` of
-        their own where the model's is inferred.
+        fantasies are treated as fantasies too. A ``noise`` of new data counts where
+        the model's is known.
         """
         X = inputs[0] if isinstance(inputs, (list, tuple)) else inputs
         if not self._is_treed:
             return super().get_fantasy_model(inputs, targets, **kwargs)
-        old_X, old_y = self.train_inputs[0], self.train_targets
+        old_X = self.train_inputs[0]
+        old_y = self.train_targets
         shape = torch.broadcast_shapes(
             X.shape[:-2], targets.shape[:-1], old_X.shape[:-2], old_y.shape[:-1]
         )
 
-        def appended(old: Tensor, new: Tensor, own: int) -> Tensor:
-            both = [t.expand(*shape, *t.shape[t.ndim - own :]) for t in (old, new)]
-            return torch.cat(both, dim=-own)
+        def appended(old: Tensor, new: Tensor, dims: int) -> Tensor:
+            both = [t.expand(*shape, *t.shape[t.ndim - dims :]) for t in (old, new)]
+            return torch.cat(both, dim=-dims)
 
         likelihood = self.likelihood
-        noise, before = self._noise_to_keep(kwargs), self._fantasy_noise
         self._drop_caches()
         # tensors with a gradient history cannot be copied; new data replace them
-        replaced = (old_X, old_y, likelihood, before)
-        new = deepcopy(self, {id(item): None for item in replaced})
+        replaced = (old_X, old_y, likelihood)
+        memo: dict[int, Any] = {id(item): None for item in replaced}
+        original = self._original_train_inputs
+        if original is not None:
+            memo[id(original)] = original
+        new = deepcopy(self, memo)
         new.likelihood = likelihood.get_fantasy_likelihood(**kwargs)
         if isinstance(likelihood, leaf_modules.LeafNoiseLikelihood):
             # its leaves are those of the model, of which ``subset_output`` takes some
             new.likelihood.noise_covar.share(new.partition)
         new.train_inputs = (appended(old_X, X, 2),)
         new.train_targets = appended(old_y, targets, 1)
-        new._fantasy_noise = joined_noise(before, noise, targets)
-        if fantasize.on() or self._num_fantasies or noise is not None:
+        if fantasize.on() or self._num_fantasies:
             if not self._num_fantasies:
                 new._real_dims = old_y.ndim - 1 - len(self.partition.tree_shape)
             new._num_fantasies = self._num_fantasies + X.shape[-2]
         return new
+
+
+def _array(values: Tensor) -> Array:
+    return values.detach().cpu().double().numpy()

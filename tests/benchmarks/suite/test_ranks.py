@@ -1,11 +1,9 @@
 import numpy as np
 import pytest
-from scipy.stats import wilcoxon
 
 from benchmarks.suite.ranks import (
     compare,
     mean_ranks,
-    mean_regrets,
     report,
     scaled_regrets,
     stays,
@@ -51,16 +49,6 @@ def test_the_regret_is_that_of_the_best_observed_point() -> None:
     assert scaled_regrets([scaled])["p"]["a"][0].tolist() == [1.0, 0.5, 0.5, 0.0]
 
 
-def test_seeds_are_averaged_where_all_methods_have_them() -> None:
-    runs = [one("p", "a", s, 0.2 * s) for s in range(3)] + [one("p", "b", 1, 0.5)]
-    runs.append(one("q", "a", 0, 1.0))
-    traces = scaled_regrets(runs)
-    assert mean_regrets(traces, ["a"], 1)["p"] == pytest.approx([0.2])
-    both = mean_regrets(traces, ["b", "a"], 1)
-    assert both.keys() == {"p"} and both["p"] == pytest.approx([0.5, 0.2])
-    assert mean_regrets(traces, ["a", "b"], 2) == {}
-
-
 def test_ranks(runs: list[Run]) -> None:
     traces = scaled_regrets(runs)
     assert mean_ranks(traces, ["a", "b", "c"], 2) == ({"a": 1, "b": 2, "c": 3}, 10)
@@ -73,24 +61,12 @@ def test_ranks(runs: list[Run]) -> None:
     more = [one("x-0", m, s, 2.0, v) for s in range(2, 9) for m, v in values]
     ranks, _ = mean_ranks(scaled_regrets([*runs, *more]), ["a", "b"], 2)
     assert ranks == {"a": 1.1, "b": 1.9}
-
-
-def test_equal_up_to_rounding_is_a_tie() -> None:
-    runs = [one("p", "a", 0, 0.1 + 0.2), one("p", "b", 0, 0.3)]
-    traces = scaled_regrets(runs)
+    ours = compare(traces, "a", "b", 2)
+    assert (ours.better, ours.wins, ours.losses) == (True, 10, 0)
+    # equal up to rounding is a tie
+    traces = scaled_regrets([one("p", "a", 0, 0.1 + 0.2), one("p", "b", 0, 0.3)])
     assert mean_ranks(traces, ["a", "b"], 1)[0] == {"a": 1.5, "b": 1.5}
     assert compare(traces, "a", "b", 1).p == 1.0
-
-
-def test_comparisons(runs: list[Run]) -> None:
-    traces = scaled_regrets(runs)
-    ours, theirs = compare(traces, "a", "b", 2), compare(traces, "b", "a", 2)
-    assert ours.better and not theirs.better
-    assert (ours.wins, ours.losses, ours.problems) == (10, 0, 10)
-    assert (theirs.wins, theirs.losses) == (0, 10)
-    expected = wilcoxon(-np.arange(1.0, 11.0), alternative="two-sided").pvalue
-    assert ours.p == theirs.p == pytest.approx(expected)
-    assert compare(traces, "a", "absent", 2).problems == 0
 
 
 def test_the_report(runs: list[Run]) -> None:
@@ -107,14 +83,10 @@ def test_the_report(runs: list[Run]) -> None:
     tests = {r[1].strip(): [c.strip() for c in r[2:-1]] for r in rows[-2:]}
     assert tests["b"] == ["1 (0:0)", f"better {4 * p:.2g} (10:0)"]
     assert tests["c"][1].startswith("better")
-    worse = report(runs, "c", [2])
-    assert "worse" in worse and "better 0" not in worse
-    # of three problems nothing is significant
-    assert "better 0" not in text[text.index("## y") :]
 
 
 def test_runs_that_stay_on_a_branch() -> None:
-    """Of the points after the starts, nine tenths; the best branch is that of any."""
+    """Nine tenths of the points after the starts; the best branch is that of any."""
 
     def of(method: str, *branches: int, value: float = 0.5) -> Run:
         values = np.linspace(1.0, value, len(branches))
@@ -129,31 +101,15 @@ def test_runs_that_stay_on_a_branch() -> None:
     found = {"right": (0, 1, 1), "wrong": (1, 1, 1), "neither": (0, 0, 1)}
     assert stays(runs) == found
     assert stays([*runs, one("p", "unknown", 0, 1.0)]) == found
-    text = report(runs, None, [2])
-    rows = [[cell.strip() for cell in line.split("|")] for line in text.splitlines()]
-    assert ["", "wrong", "100 % (1 of 1)", "100 % (1 of 1)", ""] in rows
-
-
-def test_the_tail_is_told_beside_the_mean() -> None:
-    runs = [one(f"p-{k}", "a", 0, 0.1 * k) for k in range(11)]
-    assert "| 0.500 / 0.900 |" in report(runs, None, [1])
 
 
 def test_missing_runs_and_failures_are_told(runs: list[Run]) -> None:
     some = [one("x-1", "slow", 0, 2.0, 0.3, errors=2), one("x-2", "slow", 0, 2.0)]
-    traces = scaled_regrets([*runs, *some])
-    assert widely_run(traces) == ["a", "b", "c"]
+    assert widely_run(scaled_regrets([*runs, *some])) == ["a", "b", "c"]
     text = report([*runs, *some], "a", [2, 3])
     row = next(line for line in text.splitlines() if line.startswith("| slow"))
     # runs, missing, too short, failed suggestions, in how many runs, seconds
     numbers = [cell.strip() for cell in row.split("|")[2:-1]]
     assert numbers == ["2", "18", "2", "2", "1", "0.500"]
-    assert "missing" in text[text.index("a against") :]
-    # on the one problem that all have
-    assert text.count("| slow") >= 4 and "| 1 " in text
     with pytest.raises(ValueError, match="reference: expected one of"):
         report(runs, "nobody")
-    with pytest.raises(ValueError, match="runs: expected some with an optimum"):
-        report([one("p", "a", 0, 1.0, optimum=None)])
-    left = report([*runs, one("z", "a", 0, 1.0, middle=None)], None, [2])
-    assert "left out: ['z']" in left and "against" not in left

@@ -1,107 +1,105 @@
-"""What the surrogate is asked, with a stand-in for it; and itself, where it is."""
+"""Questions to the surrogates, with a stand-in for them; and they, where they are."""
 
-import importlib.util
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from yahpo_files import write_files
 
-from benchmarks.suite import yahpo
-from benchmarks.suite.yahpo import DATA, DEVELOP, YahpoXGBoost
+from benchmarks.data import DATA
+from benchmarks.harness import read_records, run
+from benchmarks.methods import random
+from benchmarks.suite import yahpo, yahpo_learners
+from benchmarks.suite.yahpo import YahpoXGBoost
 
-TREES = ["dart", "gbtree"]
-# Name: lower and upper bound, whether whole, whether logarithmic, boosters.
-NUMBERS: dict[str, tuple[float, float, bool, bool, list[str] | None]] = {
-    "alpha": (0.01, 100.0, False, True, None),
-    "colsample_bylevel": (0.01, 1.0, False, False, TREES),
-    "colsample_bytree": (0.01, 1.0, False, False, TREES),
-    "eta": (0.001, 1.0, False, True, TREES),
-    "gamma": (0.0001, 10.0, False, True, TREES),
-    "lambda": (0.01, 100.0, False, True, None),
-    "max_depth": (1, 15, True, False, TREES),
-    "min_child_weight": (2.0, 200.0, False, True, TREES),
-    "nrounds": (7, 2981, True, True, None),
-    "rate_drop": (0.0, 1.0, False, False, ["dart"]),
-    "repl": (1, 10, True, False, None),
-    "skip_drop": (0.0, 1.0, False, False, ["dart"]),
-    "subsample": (0.1, 1.0, False, False, None),
-    "trainsize": (0.03, 1.0, False, False, None),
-}
+# a name, bounds, whether whole, whether logarithmic, which boosters
+NUMBERS = """alpha .01 100 float log -, colsample_bylevel .01 1 float - trees,
+colsample_bytree .01 1 float - trees, eta .001 1 float log trees,
+gamma .0001 10 float log trees, lambda .01 100 float log -,
+max_depth 1 15 int - trees, min_child_weight 2 200 float log trees,
+nrounds 7 2981 int log -, rate_drop 0 1 float - dart, repl 1 10 int - -,
+skip_drop 0 1 float - dart, subsample .1 1 float - -, trainsize .03 1 float - -"""
 CHOICES = {
     "booster": ["gblinear", "gbtree", "dart"],
     "num.impute.selected.cpo": ["impute.mean", "impute.median", "impute.hist"],
     "task_id": ["1040", "3"],
 }
-NAMED = ["nrounds", "eta", "gamma", "lambda", "alpha", "subsample", "max_depth"]
-NAMED += ["min_child_weight", "colsample_bytree", "colsample_bylevel"]
+NAMED = "nrounds eta gamma lambda alpha subsample max_depth min_child_weight "
+NAMED += "colsample_bytree colsample_bylevel"
 VALUES = [100, 0.1, 0.01, 2.0, 0.5, 0.75, 6, 5.0, 0.25, 0.5]
-CONFIG = {"booster": "gbtree", "num.impute.selected.cpo": "impute.hist"}
-CONFIG |= dict(zip(NAMED, VALUES, strict=True))
-have_data = (DATA / "yahpo_rbv2_xgboost" / "model.onnx").exists()
-needs_surrogate = pytest.mark.skipif(
-    not (have_data and importlib.util.find_spec("onnxruntime")),
-    reason=f"needs onnxruntime and {DATA / 'yahpo_rbv2_xgboost'}",
-)
 
 
 class StandIn:
-    """Answers with numbers that say which input they came from; notes the inputs."""
+    """Notes its inputs; the first answer is the code of the second choice."""
 
     def run(self, outputs: None, given: dict[str, Any]) -> list[np.ndarray]:
         self.given = given
         answer = np.zeros((len(given["x_cat"]), 9), dtype=np.float32)
-        answer[:, 0] = 0.5 + 0.01 * given["x_cat"][:, 1]  # acc, by the booster
-        answer[:, 5] = given["x_cont"][:, 0]  # logloss: nrounds
-        answer[:, 6] = given["x_cont"][:, 12]  # timetrain: trainsize
+        answer[:, 0] = given["x_cat"][:, 1]
+        answer[:, 6] = given["x_cont"][:, 12]  # of xgboost: the share of the data
         return [answer]
 
 
-@pytest.fixture
-def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
-    """The files of a surrogate in ``tmp_path``, and what answers in its place."""
-    parameters: list[dict[str, Any]] = [
-        {"name": n, "type": "categorical", "choices": c, "default": c[0]}
-        for n, c in CHOICES.items()
+def write_files(folder: Path) -> None:
+    """The space, and the codes of its choices in alphabetical order."""
+    entries: list[dict[str, Any]] = [
+        {"name": name, "type": "categorical", "choices": some, "default": some[0]}
+        for name, some in CHOICES.items()
     ]
     conditions: list[dict[str, Any]] = []
-    for name, (low, high, whole, log, boosters) in NUMBERS.items():
-        kind = "uniform_int" if whole else "uniform_float"
-        entry = {"name": name, "type": kind, "log": log, "default": high}
-        parameters.append({**entry, "lower": low, "upper": high})
-        if boosters:
-            test = {"type": "IN", "values": boosters}
-            if boosters == ["dart"]:
-                test = {"type": "EQ", "value": "dart"}
-            conditions.append({"child": name, "parent": "booster", **test})
-    write_files(tmp_path / "yahpo_rbv2_xgboost", parameters, conditions, CHOICES)
-    session = StandIn()
-    monkeypatch.setattr(yahpo, "_session", lambda path: session)
-    return session
+    for text in NUMBERS.split(","):
+        name, low, high, kind, log, boosters = text.split()
+        as_number = int if kind == "int" else float
+        limits = {"lower": as_number(low), "upper": as_number(high)}
+        entry = {"name": name, "type": f"uniform_{kind}", "log": log == "log"}
+        entries.append({**entry, **limits, "default": limits["upper"]})
+        test = {"child": name, "parent": "booster"}
+        if boosters == "trees":
+            conditions.append({**test, "type": "IN", "values": ["dart", "gbtree"]})
+        elif boosters == "dart":  # joined with another condition, as in a scenario
+            both = [{**test, "type": "EQ", "value": "dart"}]
+            conditions.append({**test, "type": "AND", "conditions": both})
+    folder.mkdir()
+    content = {"hyperparameters": entries, "conditions": conditions}
+    (folder / "config_space.json").write_text(json.dumps(content))
+    codes = {
+        name: {c: i for i, c in enumerate(["#na#", *sorted(some)])}
+        for name, some in CHOICES.items()
+    }
+    (folder / "encoding.json").write_text(json.dumps(codes))
 
 
-def test_the_surrogate_gets_natural_values(stand_in: StandIn, tmp_path: Path) -> None:
+def test_the_surrogate_gets_natural_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in = StandIn()
+    monkeypatch.setattr(yahpo, "_session", lambda path: stand_in)
+    write_files(tmp_path / "yahpo_rbv2_xgboost")
     problem = YahpoXGBoost("1040", tmp_path)
-    columns = problem.evaluate(problem.space.encode([CONFIG]))
+    config = {"booster": "gbtree", "num.impute.selected.cpo": "impute.hist"}
+    config |= dict(zip(NAMED.split(), VALUES, strict=True))
+    columns = problem.evaluate(problem.space.encode([config]), 0.5)
     # the task, gbtree among dart, gblinear and gbtree; impute.hist is the first
     assert stand_in.given["x_cat"].tolist() == [[1, 3, 1]]
-    assert stand_in.given["x_cat"].dtype == np.int32
-    numbers = stand_in.given["x_cont"]
-    assert numbers.dtype == np.float32
-    np.testing.assert_allclose(numbers, [[*VALUES, 0, 0, 1, 10]], rtol=1e-6)
-    assert columns["acc"].tolist() == pytest.approx([0.53])
-    assert columns["logloss"].tolist() == [100.0]
-    assert columns["timetrain"].tolist() == [1.0]
+    given = stand_in.given["x_cont"]
+    np.testing.assert_allclose(given, [[*VALUES, 0, 0, 0.5, 10]], rtol=1e-6)
+    assert columns["acc"].tolist() == [3.0] and columns["timetrain"].tolist() == [0.5]
+    # records have the branch
+    make = {"yahpo-1040": lambda seed: problem}
+    run({"random": random}, make, [0], 12, tmp_path, processes=0, progress=False)
+    records = read_records(tmp_path / "yahpo-1040" / "random" / "0.jsonl")
+    c = problem.space.names.index("booster")
+    assert [r["branch"] for r in records] == [int(r["x"][c]) for r in records]
 
 
-@needs_surrogate
-def test_the_surrogate_itself() -> None:
-    problem = DEVELOP["yahpo-3"](0)
-    X = problem.space.sample(1000, seed=0)
-    values = problem.truths(X)
-    assert float(values.median()) == pytest.approx(problem.middle_value, abs=1e-6)
-    assert problem.optimal_value <= values.min()
-    assert problem.truth(X[7]) == pytest.approx(float(values[7]), abs=1e-6)
-    whole, part = (problem.evaluate(X, size)["timetrain"] for size in (1.0, 0.1))
-    assert part.median() < whole.median()
+@pytest.mark.parametrize("name", ["yahpo-3", "learners-3"])
+def test_the_surrogate_itself(name: str) -> None:
+    folder = "yahpo_rbv2_xgboost" if name == "yahpo-3" else "yahpo_rbv2_super"
+    pytest.importorskip("onnxruntime")
+    if not (DATA / folder / "model.onnx").exists():
+        pytest.skip(f"needs {DATA / folder}")
+    problem = (yahpo.DEVELOP | yahpo_learners.DEVELOP)[name](0)
+    values = problem.truths(problem.space.sample(200, seed=0))
+    assert values.min() >= problem.optimal_value
+    assert (values < problem.middle_value).sum() in range(70, 130)

@@ -64,7 +64,7 @@ def test_values_and_coordinates_are_inverse() -> None:
     values = c.to_values(z)
     np.testing.assert_allclose(values, [math.exp(-3), -1.5, math.exp(0.2), math.exp(2)])
     np.testing.assert_allclose(c.to_position(values), z)
-    assert c.write_values(values)
+    c.write_values(values)
     np.testing.assert_allclose(c.read_values(), values, rtol=1e-15)
     for axis in range(4):
         assert c.scalar_value(axis)(z[axis]) == pytest.approx(values[axis], rel=1e-15)
@@ -95,24 +95,37 @@ def test_standard_deviations_are_coordinates_of_their_own() -> None:
     assert model.likelihood.noise.item() == pytest.approx(0.09)
 
 
-def test_a_value_that_is_no_power_of_its_parameter() -> None:
-    """It has the bounds of its prior, and values that cannot be set no density."""
-    kernel = ScaleKernel(RBFKernel(lengthscale_prior=LogNormalPrior(0.0, 1.0)))
-    kernel.register_prior(
-        "level_prior",
-        NormalPrior(0.0, 1.0),
+@pytest.mark.parametrize(
+    "value",
+    [
         lambda m: 1.0 + m.outputscale,
-        lambda m, v: m.initialize(outputscale=torch.as_tensor(v) - 1.0),
-    )
+        lambda m: m.outputscale / m.base_kernel.lengthscale.square().squeeze(),
+        lambda m: m.outputscale.square(),
+    ],
+    ids=["shifted", "of two parameters", "squared"],
+)
+def test_priors_on_derived_quantities_are_not_sampled(value) -> None:
+    """Also where the value happens to be the parameter."""
+    kernel = ScaleKernel(RBFKernel())
+    kernel.register_prior("level_prior", LogNormalPrior(0.0, 1.0), value)
+    kernel.outputscale = 1.0
+    kernel.base_kernel.lengthscale = 1.0
     c = PriorCoordinates(single(covar_module=kernel))
-    block = next(b for b in c.blocks if b.name == "covar_module.level")
-    assert block.power is None
-    assert not c.positive[block.first] and np.isinf(c.lower[block.first])
-    assert block.write(np.array([3.0])) and kernel.outputscale.item() == 2.0
-    assert not block.write(np.array([0.5]))  # an outputscale of -0.5
+    assert c.derived == ["covar_module.level_prior"]
+    assert c.names == ("likelihood.noise_covar.noise",)
+    assert "covar_module.raw_outputscale" in c.held
 
 
-def test_priors_without_a_setting_closure_are_not_sampled() -> None:
+def test_a_prior_needs_no_setting_closure() -> None:
+    kernel = ScaleKernel(RBFKernel())
+    prior = GammaPrior(2.0, 0.15)
+    kernel.register_prior("root_prior", prior, lambda m: m.outputscale.sqrt())
+    kernel.outputscale = 1.0
+    c = PriorCoordinates(single(covar_module=kernel))
+    assert c.names[1] == "covar_module.root" and c.blocks[1].power == 2.0
+
+
+def test_a_prior_on_a_matrix_is_not_sampled() -> None:
     X, Y = data()
     X[:, 0] = torch.arange(8) % 2
     model = MultiTaskGP(X, Y, task_feature=0)
@@ -133,23 +146,6 @@ def test_a_second_prior_on_the_same_parameter_is_not_a_coordinate() -> None:
     assert len(c) == 3 and c.derived == ["covar_module.smoothness_prior"]
 
 
-def test_a_prior_that_sets_two_parameters_is_not_a_coordinate() -> None:
-    kernel = ScaleKernel(RBFKernel())
-    kernel.register_prior(
-        "level_prior",
-        LogNormalPrior(0.0, 1.0),
-        lambda m: m.outputscale,
-        lambda m, v: (
-            m.initialize(outputscale=v),
-            m.base_kernel.initialize(lengthscale=v),
-        ),
-    )
-    c = PriorCoordinates(single(covar_module=kernel))
-    assert c.names == ("likelihood.noise_covar.noise",)
-    assert c.derived == ["covar_module.level_prior"]
-    assert "covar_module.raw_outputscale" in c.held
-
-
 def test_what_the_user_holds_is_neither_sampled_nor_fitted() -> None:
     model = single()
     model.covar_module.raw_lengthscale.requires_grad_(False)
@@ -161,7 +157,7 @@ def test_what_the_user_holds_is_neither_sampled_nor_fitted() -> None:
 
 def test_nothing_to_sample_raises() -> None:
     model = single(likelihood=GaussianLikelihood(), covar_module=RBFKernel())
-    with pytest.raises(ValueError, match="at least one prior with a setting closure"):
+    with pytest.raises(ValueError, match="at least one prior on a parameter"):
         PriorCoordinates(model)
 
 
@@ -187,12 +183,13 @@ def test_bounds_themselves_are_inside() -> None:
     z = c.to_position(np.array([c.lower[0], 1.0, 1.0]))
     assert c.inside(c.to_values(z))
     value = c.scalar_value(0)(z[0])
-    assert value is not None and c.blocks[0].write(np.array([value]))
+    assert value is not None
+    c.blocks[0].write(np.array([value]))
+    assert model.likelihood.noise.item() == pytest.approx(c.lower[0], rel=1e-15)
 
 
 @pytest.mark.parametrize("values", [[0.95, 0.5], [0.95, 0.105], [0.5, 1.0]])
 def test_near_the_ends_of_a_support(values: list[float]) -> None:
-    """There is no density a step further on, where setting a value is tested."""
     prior = UniformPrior(0.1, 1.0)
     kernel = RBFKernel(ard_num_dims=2, lengthscale_prior=prior)
     kernel.lengthscale = torch.tensor(values)
@@ -202,14 +199,6 @@ def test_near_the_ends_of_a_support(values: list[float]) -> None:
     assert c.blocks[1].log_prior(np.array([0.3, 0.3])) == pytest.approx(
         -2.0 * math.log(0.9), rel=1e-6
     )
-
-
-def test_a_small_value_beside_a_bound_is_probed_where_it_has_a_density() -> None:
-    prior = UniformPrior(1e-6, 1e-5)
-    bound = GreaterThan(1e-7, transform=None, initial_value=2e-6)
-    likelihood = GaussianLikelihood(noise_prior=prior, noise_constraint=bound)
-    c = PriorCoordinates(single(likelihood=likelihood))
-    assert c.names[0] == "likelihood.noise_covar.noise"
 
 
 class Halved(LogNormalPrior):

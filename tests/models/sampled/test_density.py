@@ -200,7 +200,7 @@ def test_of_a_tree_it_is_the_dense_evidence_and_the_priors(seed: int) -> None:
     assert math.isfinite(density.move_to(z))
 
     def dense(position: np.ndarray) -> float:
-        assert c.write_values(c.to_values(position))
+        c.write_values(c.to_values(position))
         prior = model.forward(*model.train_inputs)
         value = model.likelihood(prior).log_prob(model.train_targets)
         for _, module, p, closure, _ in model.named_priors():

@@ -44,8 +44,7 @@ from strategies import random_points, random_tree, seeds
 from torch import Tensor
 
 from botorch_structured.models import TreeStructuredGP
-from botorch_structured.models.sampled.folded_prediction import stack_modules
-from botorch_structured.models.sampled.sampled_gp import SampledGP
+from botorch_structured.models.sampled.sampled_gp import SampledGP, stack_modules
 from botorch_structured.transforms import ClipTail
 
 

@@ -33,6 +33,7 @@ from botorch.exceptions import UnsupportedError
 from botorch.models import ModelListGP, SingleTaskGP
 from botorch.models.model import ModelList
 from botorch.models.transforms import Log, Normalize
+from botorch.models.transforms.input import AppendFeatures
 from botorch.posteriors import Posterior, TransformedPosterior
 from botorch.posteriors.fully_bayesian import GaussianMixturePosterior
 from botorch.sampling import SobolQMCNormalSampler
@@ -279,6 +280,19 @@ def test_fantasies(fixed: bool) -> None:
     torch.testing.assert_close(
         empty.posterior(x).mean[0], model.posterior(x).mean, rtol=0, atol=1e-8
     )
+
+
+def test_fantasies_with_appended_features() -> None:
+    """Of which points to predict at have none, before and after."""
+    X, Y = data()
+    features = torch.tensor([[0.1], [0.7]], dtype=torch.double)
+    gp = SingleTaskGP(X, Y, input_transform=AppendFeatures(features))
+    model = SampledGP(samples(gp))
+    sampler = SobolQMCNormalSampler(torch.Size([3]), seed=0)
+    fantasies = model.fantasize(X[:2], sampler)
+    x = points(2, d=2)
+    assert model.posterior(x).mean.shape == (S, 4, 1)
+    assert fantasies.posterior(x).mean.shape == (3, S, 4, 1)
 
 
 def test_gradients_reach_fantasies() -> None:

@@ -29,7 +29,6 @@ from botorch_structured.kernels import ConditionalKernel, TreeStructuredKernel
 from botorch_structured.linalg.batch_kernel import BatchKernel
 from botorch_structured.linalg.block_low_rank import factorise
 from botorch_structured.models import ConditionalGP, TreeStructuredGP, map_fit
-from botorch_structured.models.tree import batches
 from botorch_structured.models.tree.leaf_inference import leaf_blocks, log_evidence
 from botorch_structured.spaces import ParameterTree
 
@@ -127,16 +126,14 @@ def objective(model: Any) -> list[Tensor]:
 @given(seeds)
 @settings(max_examples=20)
 def test_one_model_is_dense(seed: int) -> None:
-    """Over random trees and options; and as predictions are made on a GPU."""
+    """Over random trees and options."""
     model = random_model(seed, n=(3, 20, 60)[seed % 7 % 3])
     other = dense(model)
     for a, b in zip(objective(model), objective(other), strict=True):
         close(a, b)
     points = some_points(model.eval(), 12, seed + 1)
-    for masked in (False, True):
-        model._predictor().masked = masked
-        for X in (points, points.view(4, 3, -1), points.unsqueeze(1)):
-            same(model, other.eval(), X)
+    for X in (points, points.view(4, 3, -1), points.unsqueeze(1)):
+        same(model, other.eval(), X)
 
 
 def test_a_transform_that_is_fitted() -> None:
@@ -340,7 +337,7 @@ def test_outputs_are_fitted_each_by_itself(model_class: type) -> None:
 @pytest.mark.parametrize("model_class", MODELS)
 @given(seed=seeds, shape=shapes, noise=st.booleans(), published=st.booleans())
 @settings(max_examples=15)
-def test_objectives_of_elements(
+def test_objectives_of_a_batch(
     model_class: type, seed: int, shape: Any, noise: bool, published: bool
 ) -> None:
     """Values and gradients are those of the dense loss, element by element."""
@@ -352,7 +349,7 @@ def test_objectives_of_elements(
     assume(tree.decision_columns)
     model = make(make_model, tree, seed, outputs, batch, noise=noise)
     mll = ExactMarginalLogLikelihood(model.likelihood, model)
-    objectives = batches.objectives_of_elements(model, mll, {})
+    objectives = model._fit_objectives(mll.train(), {})
     other = dense(model)
     losses = other.compute_custom_loss(
         ExactMarginalLogLikelihood(other.likelihood, other).train()
@@ -420,7 +417,7 @@ def test_retries_of_one_output_leave_the_others(
     X, Y = random_points(TREE, 30, g), torch.randn(30, 3, generator=g)
     model = TreeStructuredGP(X, Y, TREE, leaf_kernel="rbf")
     mll = ExactMarginalLogLikelihood(model.likelihood, model)
-    before = [o.read() for o in batches.objectives_of_elements(model, mll, {})]
+    before = [o.read() for o in model._fit_objectives(mll.train(), {})]
     starts, fit_map = [], map_fit.fit_map
 
     def spy(mll: Any, *args: Any, objective: Any, **kwargs: Any) -> Any:
@@ -525,7 +522,7 @@ def test_other_base_kernels(base: Any) -> None:
     for a, b in zip(objective(model), objective(dense(model)), strict=True):
         close(a, b)
     same(model.eval(), dense(model), test)
-    assert model._elements()
+    assert model.solver is not None
     Y = torch.randn(2, 2, generator=g)
     same(
         *(m.condition_on_observations(test[:2], Y) for m in (model, dense(model))), test

@@ -17,7 +17,7 @@ from botorch.models.transforms.input import (
 )
 from gpytorch.kernels import MaternKernel, PeriodicKernel, RBFKernel, ScaleKernel
 from hypothesis import assume, given, settings
-from leaf_models import random_model, some_points
+from leaf_models import point_moments, random_model, some_points
 from strategies import random_points, seeds
 from torch import Tensor
 
@@ -29,7 +29,7 @@ from botorch_structured.kernels import (
 from botorch_structured.models import ConditionalGP, TreeStructuredGP
 from botorch_structured.models.tree import moments as module
 from botorch_structured.models.tree.moments import differentiable_moments
-from botorch_structured.models.tree.point_moments import ColumnScales
+from botorch_structured.models.tree.point_moments import column_scales
 from botorch_structured.spaces import ParameterTree
 
 pytestmark = pytest.mark.usefixtures("double")
@@ -170,15 +170,15 @@ def test_point_moments_are_those_of_the_posterior(seed: int) -> None:
     X = some_points(model, 6, seed).requires_grad_()
     posterior = model.posterior(X.unsqueeze(1))
     values = posterior.mean.flatten(), posterior.variance.flatten()
-    found = model.point_moments(X.detach(), gradient=True)
+    found = point_moments(model, X.detach(), gradient=True)
     all_close(found, with_gradients(values, X))
-    without = model.point_moments(X.detach())
+    without = point_moments(model, X.detach())
     assert without.mean_gradient is None
     close(without.mean, found.mean)
     if isinstance(model, TreeStructuredGP):
         posterior = model.path_posterior(X.unsqueeze(1))
         values = posterior.mean.flatten(), posterior.variance.flatten()
-        found = model.point_moments(X.detach(), gradient=True, path=True)
+        found = point_moments(model, X.detach(), gradient=True, path=True)
         all_close(found, with_gradients(values, X))
 
 
@@ -197,7 +197,8 @@ def test_many_paths_without_data(dtype: torch.dtype, kind: Any) -> None:
         found, expected = model._moments()(test), model._moments().graph(test)
         all_close(found[:2], expected, 1e-4 if dtype == torch.float32 else 1e-9)
     # of the last call alone
-    assert sum(len(p.columns) for _, p in model._moments()._last[1]) <= 20
+    tables = model._moments()._last[1]._tables.values()
+    assert sum(len(table.columns) for table in tables) <= 20
 
 
 def test_threads_share_a_model() -> None:
@@ -298,9 +299,9 @@ def test_categories_of_a_conditional_kernel(name: str) -> None:
     model = ConditionalGP(X, Y, tree, covar_module=base, **options)
     model.likelihood.noise = 1e-2
     test = points(40, 5).requires_grad_()
-    found = model.point_moments(test, gradient=True)
+    found = point_moments(model, test, gradient=True)
     assert found is not None
-    model._use_predictor = lambda: False
+    model._solver_cache = (None,)
     posterior = model.posterior(test.unsqueeze(1))
     values = posterior.mean.flatten(), posterior.variance.flatten()
     all_close(found, with_gradients(values, test), 1e-8)
@@ -317,7 +318,7 @@ def test_kernels_without_a_closed_form() -> None:
         ScaleKernel(RBFKernel()) * CategoricalKernel(),
     ):
         model = ConditionalGP(X, X[:, :1], tree, covar_module=base)
-        assert model.point_moments(X) is None
+        assert point_moments(model, X) is None
 
 
 TREE = ParameterTree(6, {0: {0.0: [1, 2], 1.0: [3], 2.0: []}})
@@ -348,7 +349,7 @@ def test_on_the_scale_of_outcomes(name: str, kind: Any, offset: str) -> None:
         with torch.no_grad():
             model.mean_module.raw_offset += torch.arange(3.0)
     test = torch.cat([X[:5, :1], X[:5, 1:] + 0.1], dim=-1).requires_grad_()
-    found = model.point_moments(test, gradient=True)
+    found = point_moments(model, test, gradient=True)
     posterior = model.posterior(test)  # jointly: in another way
     values = posterior.mean.flatten(), posterior.variance.flatten()
     all_close(found, with_gradients(values, test), 1e-7)
@@ -363,4 +364,4 @@ def test_transforms_of_several_columns_have_no_form() -> None:
         Warp(6, indices=[1]),
         ChainedInputTransform(a=Normalize(6, bounds=bounds), log=Log10(indices=[1])),
     ):
-        assert ColumnScales.of(transform, 6) is None
+        assert column_scales(transform, 6) is None

@@ -10,6 +10,7 @@ from botorch import fit_gpytorch_mll
 from botorch.acquisition import LogExpectedImprovement
 from botorch.models import SingleTaskGP
 from gpytorch.mlls import ExactMarginalLogLikelihood
+from leaf_models import point_moments
 from old_problems import SPACE, make_studies, outcome, points, transformed
 
 from botorch_structured.models import ConditionalGP, OldStudiesMean, TreeStructuredGP
@@ -191,7 +192,7 @@ def test_moments_with_gradient(mean: OldStudiesMean) -> None:
     """The short way that optimisers take is the derivative of the posterior."""
     model = fitted(TreeStructuredGP(*points(20), SPACE, mean_module=mean))
     X = points(6, seed=3)[0]
-    found = model.point_moments(X, gradient=True)
+    found = point_moments(model, X, gradient=True)
     assert found is not None and found.mean_gradient is not None
     point = X.clone().requires_grad_(True)
     posterior = model.posterior(point.unsqueeze(-2))

@@ -11,10 +11,10 @@ from botorch_structured.models.treed.cart import (
     ChangePoint,
     Split,
     TreeNode,
+    grow_by_variance,
     split_by_variance,
 )
-from botorch_structured.models.treed.growth import grow_by_evidence, grow_by_variance
-from botorch_structured.models.treed.scoring import NodeEvidence, NodePrior
+from botorch_structured.models.treed.growth import NodeEvidence, grow_by_evidence
 from botorch_structured.models.treed.tree_partition import TreePartition
 
 Array = NDArray[np.float64]
@@ -146,7 +146,7 @@ def test_few_leaves_are_those_that_gain_most() -> None:
 
 def evidence_of(X: Array, y: Array) -> NodeEvidence:
     y = (y - y.mean()) / y.std()
-    return NodeEvidence(X, y, NodePrior.of_dimension(X.shape[1], 1e-6))
+    return NodeEvidence(X, y, 1e-6)
 
 
 @settings(max_examples=8)
@@ -191,9 +191,7 @@ def test_categorical_columns_in_trees_by_evidence() -> None:
     X = rng.random((40, 2))
     X[:, 1] = np.floor(3 * X[:, 1])
     y = np.where(X[:, 1] == 1.0, 5.0, 0.0) + 0.01 * rng.standard_normal(40)
-    evidence = NodeEvidence(
-        X, (y - y.mean()) / y.std(), NodePrior.of_dimension(2, 1e-6), categorical=[1]
-    )
+    evidence = NodeEvidence(X, (y - y.mean()) / y.std(), 1e-6, categorical=[1])
     root = grow_by_evidence(X, evidence, 5, categorical=[1])
     assert root.split == Split(1, 1.0, True)
 
@@ -251,9 +249,7 @@ def test_thresholds_are_weighed_by_their_evidence(seed: int) -> None:
     X = np.random.default_rng(seed).random((50, 2))
     Z = 8.0 * X - 2.0
     y = Z[:, 0] * np.exp(-(Z**2).sum(-1))
-    evidence = NodeEvidence(
-        X, (y - y.mean()) / y.std(), NodePrior.of_dimension(2, 1e-8)
-    )
+    evidence = NodeEvidence(X, (y - y.mean()) / y.std(), 1e-8)
     root = grow_by_evidence(X, evidence, 5)
     assert root.split is not None
     for node in root.walk():
@@ -264,7 +260,7 @@ def test_thresholds_are_weighed_by_their_evidence(seed: int) -> None:
         for threshold in node.change.starts.tolist():
             rows = node.home[x <= threshold], node.home[x > threshold]
             starts = [[node.fit.theta, child.fit.theta] for child in node.children]
-            fits = [evidence.fit(*pair, 50) for pair in zip(rows, starts, strict=True)]
+            fits = [evidence.fit(*pair) for pair in zip(rows, starts, strict=True)]
             values.append(sum(fit.log_evidence for fit in fits))
         weights = np.exp(np.array(values) - max(values))
         distance = 0.5 * np.abs(weights / weights.sum() - node.change.weights.numpy())

@@ -8,6 +8,7 @@ import pytest
 import torch
 from botorch.cross_validation import loo_cv
 from botorch.fit import fit_gpytorch_mll
+from botorch.models.transforms.input import AppendFeatures, InputPerturbation
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from model_test_case import PlusMinus
 from treed_models import (
@@ -235,3 +236,19 @@ def test_fantasies_in_gaps_and_across_leaves(options: dict[str, Any], m: int) ->
     expected = law.mean[:, :n].unsqueeze(-1) + weights @ residual
     found = second.posterior(X_test)
     torch.testing.assert_close(found.mean, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("append", [False, True])
+def test_fantasies_with_a_transform_of_points_only(append: bool) -> None:
+    """The inputs that it leaves alone in training are the original ones, too."""
+    X, Y = step_data()
+    transform: Any = InputPerturbation(torch.tensor([[0.0, 0.0], [0.01, 0.02]]))
+    points = X[:3]
+    if append:
+        transform, points = AppendFeatures(torch.tensor([[0.1], [0.7]])), X[:3, :1]
+    model = TreedGP(X, Y, input_transform=transform)
+    assert model.partition.num_leaves > 1
+    fantasies = model.fantasize(X[:2], PlusMinus())
+    assert torch.equal(fantasies._original_train_inputs, torch.cat([X, X[:2]]))
+    before, after = (m.posterior(points).mean for m in (model, fantasies))
+    torch.testing.assert_close(after.mean(0), before)

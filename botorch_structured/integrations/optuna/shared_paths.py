@@ -1,0 +1,185 @@
+"""`SharedPaths`: the suggestions of running trials, where other processes see them.
+
+A running trial shows the parameters that it has asked for so far. Those that it will
+ask for are kept with the study, as user attributes ``structured:0``, ``structured:1``,
+...: text in JSON, one for each trial, and empty when it has ended, in places that later
+trials take over: Optuna cannot delete them.
+
+Storages have no locks for samplers. For no two trials to be at one point, a trial that
+has chosen says so, looks again, and then says that its choice is final. Where it meets
+another choice on the same branch, made without knowledge of its own, the trial with the
+larger number chooses again, unless that one's choice is final; the other one waits for
+its answer. A trial that is killed in between keeps nobody waiting for long, nor does
+harm: the point is not evaluated.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution
+from optuna.trial import FrozenTrial
+
+from botorch_structured.integrations.optuna.trial_space import Values, with_one_nan
+from botorch_structured.spaces import SearchSpace
+from botorch_structured.spaces.columns import is_equal
+
+
+@dataclass(frozen=True)
+class SuggestedPath:
+    """The parameters that a trial should ask for.
+
+    Args:
+        values: ``{name: (distribution, value)}``; the distribution of a declared
+            parameter is None until a trial has asked for it.
+        whole: Whether this is a whole path, and not decisions that lead to a new one.
+    """
+
+    values: Values = field(default_factory=dict)
+    whole: bool = False
+
+    def shares_branch(self, other: SuggestedPath) -> bool:
+        """Whether no choice or whole number tells it from another one."""
+        for name in self.values.keys() & other.values.keys():
+            value = self.values[name][1]
+            if value != other.values[name][1] and not isinstance(value, float):
+                return False
+        return bool(self.values and other.values)
+
+    def agrees(self, values: Values) -> bool:
+        """Whether a trial has its suggested values; an enqueued one need not."""
+        return all(
+            name not in values or is_equal(values[name][1], value)
+            for name, (_, value) in self.values.items()
+        )
+
+
+@dataclass(frozen=True)
+class SharedPath:
+    """A suggestion as other processes see it.
+
+    Args:
+        suggestion: The suggestion.
+        knows: The running trials it takes into account, and their versions.
+        final: Whether it will not change any more.
+        version: Another one for other values.
+    """
+
+    suggestion: SuggestedPath
+    knows: dict[int, int]
+    final: bool
+    version: int
+
+
+class SharedPaths:
+    """The suggestions that are kept with a study.
+
+    Args:
+        study: The study.
+        declared: The space, if it was declared.
+        old_trials: Trials of old studies, whose ranges may be suggested, too.
+
+    Attributes:
+        trials: The trials of the study. They are read after the suggestions, so that
+            each parameter of these was asked for by one of them.
+        exist: Whether there are any: a bracket of `optuna.pruners.HyperbandPruner` has
+            no user attributes.
+    """
+
+    def __init__(
+        self,
+        study: optuna.Study,
+        declared: SearchSpace | None,
+        old_trials: Sequence[FrozenTrial] = (),
+    ) -> None:
+        self._study = study
+        self._old_trials = old_trials
+        columns = () if declared is None else declared.columns
+        self._columns: dict[str, Any] = {column.name: column for column in columns}
+        self.exist = hasattr(study, "user_attrs")
+        self._texts: dict[str, str] = study.user_attrs if self.exist else {}
+        self.trials: Sequence[FrozenTrial] = study.get_trials(deepcopy=False)
+
+    def read(self, number: int) -> SharedPath | None:
+        """The suggestion of a trial; None if there is none."""
+        shared = json.loads(self._texts.get(_place(number)) or "{}")
+        if shared.get("trial") != number:
+            return None
+        rows = shared["values"]
+        return SharedPath(
+            SuggestedPath({row[0]: self._value(*row) for row in rows}, shared["whole"]),
+            {int(n): version for n, version in shared["knows"].items()},
+            shared["final"],
+            _version(rows),
+        )
+
+    def others(self, without: Collection[int]) -> dict[int, SharedPath]:
+        """The suggestions of the trials but some, by their numbers."""
+        numbers = [t.number for t in self.trials if t.number not in without]
+        paths = {number: self.read(number) for number in numbers}
+        return {number: path for number, path in paths.items() if path is not None}
+
+    def keep(
+        self,
+        number: int,
+        suggestion: SuggestedPath,
+        knows: Mapping[int, int],
+        final: bool,
+    ) -> None:
+        """Let other processes know of a suggestion."""
+        shared = {
+            "trial": number,
+            "whole": suggestion.whole,
+            "values": self._rows(suggestion),
+            "knows": dict(knows),
+            "final": final,
+        }
+        self._study.set_user_attr(_place(number), json.dumps(shared))
+
+    def version(self, suggestion: SuggestedPath) -> int:
+        """That of a suggestion that is kept."""
+        return _version(self._rows(suggestion))
+
+    def forget(self, number: int) -> None:
+        """Leave nothing of a trial that ends."""
+        if self.read(number) is not None:
+            self._study.set_user_attr(_place(number), "")
+
+    def _rows(self, suggestion: SuggestedPath) -> list[list[Any]]:
+        rows = []
+        for name, (distribution, value) in suggestion.values.items():
+            if distribution is not None:
+                internal = distribution.to_internal_repr(value)
+                rows.append([name, repr(distribution), internal])
+            elif name in self._columns:  # not a constant
+                rows.append([name, "", self._columns[name].encode(value)])
+        return rows
+
+    def _value(
+        self, name: str, text: str, internal: float
+    ) -> tuple[BaseDistribution | None, Any]:
+        """A distribution, by its text, and the value of a row."""
+        if not text:
+            return None, self._columns[name].decode(internal)
+        trials = [*self._old_trials, *self.trials]
+        several = [
+            t.distributions[name] for t in reversed(trials) if name in t.distributions
+        ]
+        # several ranges that were taken as one are that of no trial
+        matching = (d for d in several if repr(d) == text)
+        distribution = next(matching, several[0])
+        return with_one_nan(distribution), distribution.to_external_repr(internal)
+
+
+def _place(number: int) -> str:
+    """The user attribute of a trial; later trials take over those of ended ones."""
+    return f"structured:{number % 256}"
+
+
+def _version(rows: Sequence[Sequence[Any]]) -> int:
+    return zlib.crc32(json.dumps(rows).encode())

@@ -1,0 +1,55 @@
+"""What searches are made of: problems, and views of acquisition functions."""
+
+from typing import Any
+
+import torch
+from botorch.acquisition import AcquisitionFunction
+from torch import Tensor
+
+from botorch_structured.optim import regions
+from botorch_structured.optim.problem import Problem
+from botorch_structured.optim.regions import read_region
+from botorch_structured.optim.view import view_on
+
+
+class Nothing(AcquisitionFunction):
+    """A function that is never evaluated."""
+
+    def __init__(self) -> None:
+        super().__init__(model=torch.nn.Module())
+
+    def forward(self, X: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
+
+def make_problem(
+    bounds: Any = None,
+    tree: Any = None,
+    integer_features: Any = None,
+    categorical_features: Any = None,
+    fill: Any = None,
+    space: Any = None,
+    acq_function: Any = None,
+    **kwargs: Any,
+) -> Problem:
+    """The problem of an optimiser with these arguments."""
+    acqf = acq_function or Nothing()
+    region = read_region(
+        acqf, bounds, tree, integer_features, categorical_features, fill, space
+    )
+    return regions.make_problem(region, [acqf], **kwargs)
+
+
+def in_view(function: Any, X: Tensor, gradient: bool) -> Any:
+    """Values and gradients (or None) of what a search evaluates; None without a view.
+
+    Of points that share paths, in an order of their own.
+    """
+    keys = X[:, :1].round()  # decisions stand first
+    rows, row = keys.unique(dim=0, return_inverse=True)
+    first = torch.stack([X[row == k][0] for k in range(len(rows))])
+    view = view_on(function, first)
+    if view is None:
+        return None
+    parts = view(X.detach().numpy(), row.numpy(), gradient)
+    return tuple(part if part is None else torch.from_numpy(part) for part in parts)
