@@ -866,6 +866,8 @@ class MonotoneGP(FastSingleTaskGP):
                     "state_dict: expected that of a model with the same signs of "
                     f"derivatives, {signs.tolist()}, got {loaded.tolist()}."
                 )
+            name = prefix + "covar_module.sites.points"
+            self._set_points(state_dict.get(name, self.virtual_points))
         # states of version 0.1 say which data their sites are of
         state_dict = dict(state_dict)
         state_dict.pop(prefix + "_sites_data", None)
