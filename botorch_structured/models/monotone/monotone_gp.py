@@ -719,7 +719,7 @@ class MonotoneGP(FastSingleTaskGP):
         sites = self.covar_module.sites
         sites.points = points.to(sites.points)
         nothing = sites.points.new_zeros(*self._aug_batch_shape, sites.num_sites)
-        sites.set(GaussianSites(nothing, nothing, nothing.sum(-1)))
+        sites.set(GaussianSites(nothing, nothing.clone(), nothing.sum(-1)))
 
     def _accept(self, runs: Sequence[EPRun]) -> EPResult:
         self.ep_result = ep_result(runs, self._aug_batch_shape)
