@@ -51,7 +51,7 @@ class Walk(NamedTuple):
 # What each trip may take at most.
 MOST = {
     "space": Walk(8, 97, 367),
-    "construct": Walk(14, 80, 130),
+    "construct": Walk(13, 80, 130),
     "fit": Walk(16, 117, 1_020),
     "first posterior": Walk(13, 89, 156),
     "second posterior": Walk(12, 41, 52),
