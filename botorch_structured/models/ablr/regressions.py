@@ -72,13 +72,14 @@ class Chunk:
     Attributes:
         rows: Which rows of ``X``.
         entries: Which observations, ``m``.
-        row: The row of each observation, counted within the chunk, ``m``.
+        row: The row of each observation, counted within the chunk, ``m``; None if
+            observation i is of row i.
         task: The task of each, ``m``.
     """
 
     rows: slice | Tensor
     entries: Tensor
-    row: Tensor
+    row: Tensor | None
     task: Tensor
 
     @cached_property
@@ -152,8 +153,7 @@ class TaskData:
         chunks = []
         if self.row is None:
             for entries in torch.argsort(self.task, stable=True).split(step):
-                row = torch.arange(len(entries), device=entries.device)
-                chunks.append(Chunk(entries, entries, row, self.task[entries]))
+                chunks.append(Chunk(entries, entries, None, self.task[entries]))
             return chunks
         chunk = self.row // step
         order = torch.argsort(chunk, stable=True)
@@ -197,7 +197,9 @@ class TaskData:
             chunk: Which observations.
             phi: Features of the rows of the chunk, ``n x D``.
         """
-        phi = phi.detach()[chunk.row].double()
+        phi = phi.detach().double()
+        if chunk.row is not None:
+            phi = phi[chunk.row]
         y = self.Y.detach()[chunk.entries].double()
         return self.scaled(chunk, phi, y)
 
@@ -490,7 +492,9 @@ class Regressions:
                 d_Y[chunk.entries] = d_outcome.to(d_Y)
             if not phi.requires_grad:
                 continue
-            d_rows = torch.zeros_like(phi).index_add_(0, chunk.row, d_phi.to(phi))
+            d_rows = d_phi.to(phi)
+            if chunk.row is not None:
+                d_rows = torch.zeros_like(phi).index_add_(0, chunk.row, d_rows)
             with torch.enable_grad():
                 # ``grad_outputs`` make torch load its symbolic shapes: 35 MiB
                 along = (phi * d_rows).sum()
@@ -546,7 +550,8 @@ class Solution:
         mean: Posterior means of the weights, ``T x D``.
         slope: If the factors are the data, derivatives with respect to their features,
             ``T x C x D``. Otherwise ``r K^-1``, ``T x D x D``.
-        residual: Residuals of the data, ``T x C``, if the factors are these.
+        d_outcome: If the factors are the data, derivatives with respect to their
+            outcomes, ``T x C``.
     """
 
     factors: Factors
@@ -557,7 +562,7 @@ class Solution:
     d_log_beta: Tensor
     mean: Tensor
     slope: Tensor
-    residual: Tensor
+    d_outcome: Tensor
 
     def slopes(
         self,
@@ -583,7 +588,7 @@ class Solution:
             if self.factors.are_data:
                 n = index.shape[-1]
                 d_phi[index] = slope[:, :n]
-                d_y[index] = -self.alpha[tasks, None] * self.residual[tasks, :n]
+                d_y[index] = self.d_outcome[tasks, :n]
                 continue
             mean = self.mean[tasks]
             inside = index.clamp_max(len(y) - 1)
@@ -656,7 +661,8 @@ def solve(
     d_log_alpha = 0.5 * (free - misfit)
     d_log_beta = 0.5 * (fitted - size)
     numbers = torch.stack([value, d_log_alpha, d_log_beta]).to(device)
-    parts = (t.to(device) for t in (mean, slope, residual))
+    d_outcome = -alpha.unsqueeze(-1) * residual
+    parts = (t.to(device) for t in (mean, slope, d_outcome))
     return Solution(factors, *precisions, *numbers, *parts)
 
 
