@@ -6,9 +6,9 @@ import torch
 from botorch.acquisition import AcquisitionFunction
 from torch import Tensor
 
-from botorch_structured.optim import regions
-from botorch_structured.optim.problem import Problem
-from botorch_structured.optim.regions import read_region
+from botorch_structured.optim import problem
+from botorch_structured.optim.boxes import promising
+from botorch_structured.optim.problem import Problem, read_region
 from botorch_structured.optim.view import view_on
 
 
@@ -37,7 +37,9 @@ def make_problem(
     region = read_region(
         acqf, bounds, tree, integer_features, categorical_features, fill, space
     )
-    return regions.make_problem(region, [acqf], **kwargs)
+    if acq_function is not None:
+        kwargs["X_start"] = promising(region, acq_function)
+    return problem.make_problem(region, [acqf], **kwargs)
 
 
 def in_view(function: Any, X: Tensor, gradient: bool) -> Any:

@@ -210,7 +210,8 @@ def test_one_start_a_learner_then_the_default_loop(finished: Path) -> None:
     errors = torch.tensor([[trial.value] for trial in trials], dtype=torch.double)
     for n in range(9, 11):
         x = suggest(problem.space, X[:n], -errors[:n], seed=30_000 + n).X
-        assert torch.equal(x, X[n : n + 1])
+        (config,) = problem.space.decode(x)
+        assert config == trials[n].config
 
 
 def test_the_same_error_in_another_order_of_summation_is_no_improvement(

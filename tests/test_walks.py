@@ -51,10 +51,10 @@ class Walk(NamedTuple):
 # What each trip may take at most.
 MOST = {
     "space": Walk(8, 97, 367),
-    "construct": Walk(15, 145, 328),
-    "fit": Walk(16, 118, 1_394),
-    "first posterior": Walk(15, 108, 246),
-    "second posterior": Walk(14, 72, 133),
+    "construct": Walk(13, 80, 130),
+    "fit": Walk(16, 117, 1_020),
+    "first posterior": Walk(13, 89, 156),
+    "second posterior": Walk(12, 41, 52),
     "suggest": Walk(43, 527, 16_000),
     "ask": Walk(45, 587, 21_000),
     "tell": Walk(8, 65, 143),

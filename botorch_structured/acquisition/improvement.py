@@ -30,15 +30,6 @@ References:
 
 from __future__ import annotations
 
-__all__ = [
-    "ContextLogExpectedImprovement",
-    "PathContextLogExpectedImprovement",
-    "PathExpectedImprovement",
-    "PathLogExpectedImprovement",
-    "best_at_context",
-    "least_sigma",
-]
-
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -136,10 +127,8 @@ class _PathImprovement(AnalyticAcquisitionFunction):
         floor = least_sigma(mean.dtype) ** 2
         sigma = posterior.variance.clamp_min(floor).sqrt().view(mean.shape)
         u = scaled_improvement(mean, sigma, best_f, self.maximize)
-        sigma, u = sigma.squeeze(-1), u.squeeze(-1)
-        if self._log:
-            return log_ei_helper(u) + sigma.log()
-        return sigma * ei_helper(u)
+        value = log_ei_helper(u) + sigma.log() if self._log else sigma * ei_helper(u)
+        return value.squeeze(-1)
 
 
 class PathExpectedImprovement(_PathImprovement):
@@ -242,12 +231,13 @@ class _ContextImprovement(AnalyticAcquisitionFunction):
             ``b`` values.
         """
         # not self.to(X), which would walk through two models in every call
-        values, best_f = self.target_values.to(X), self.best_f.to(X)
+        values = self.target_values.to(X)
         columns = self.target_columns.to(X.device)
         at_target = X.index_copy(-1, columns, values.expand(*X.shape[:-1], len(values)))
         if self.improvement == "published":
             posterior = self._posterior(self.model, at_target)
-            mean, variance = posterior.mean, posterior.variance.squeeze(-1)
+            mean = posterior.mean
+            variance = posterior.variance.squeeze(-1)
         else:
             pair = torch.cat([at_target, X], dim=-2)
             if self._path:
@@ -260,6 +250,7 @@ class _ContextImprovement(AnalyticAcquisitionFunction):
             floor = least_sigma(X.dtype) ** 2
             variance = variance / covariance[..., 1, 1:].clamp_min(floor)
         sigma = variance.clamp_min(least_sigma(X.dtype) ** 2).sqrt()
+        best_f = self.best_f.to(X)
         u = scaled_improvement(mean.squeeze(-1), sigma, best_f, self.maximize)
         value = (log_ei_helper(u) + sigma.log()).squeeze(-1)
         if self.cost_model is None:

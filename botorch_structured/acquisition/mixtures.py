@@ -42,18 +42,6 @@ References:
 
 from __future__ import annotations
 
-__all__ = [
-    "AnyScaleLogExpectedImprovement",
-    "Array",
-    "AveragedLogExpectedHypervolumeImprovement",
-    "AveragedLogExpectedImprovement",
-    "AveragedLogProbabilityOfFeasibility",
-    "FeasibilityPrior",
-    "MixturePrior",
-    "Mixtures",
-    "positive",
-]
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
@@ -89,15 +77,15 @@ def _read_weights(weights: Tensor | Sequence[float] | None, num: int) -> Tensor:
     Raises:
         ValueError: They are not.
     """
-    given = torch.as_tensor([1.0] * num if weights is None else weights)
-    given = given.to(torch.double).detach().reshape(-1)
-    valid = given.isfinite().all() and (given >= 0).all() and given.sum() > 0
-    if len(given) != num or not valid:
+    shares = torch.as_tensor([1.0] * num if weights is None else weights)
+    shares = shares.to(torch.double).detach().reshape(-1)
+    valid = shares.isfinite().all() and (shares >= 0).all() and shares.sum() > 0
+    if len(shares) != num or not valid:
         raise ValueError(
             f"weights: expected {num} finite numbers of at least 0, not all of them "
-            f"0, got {given.tolist()}."
+            f"0, got {shares.tolist()}."
         )
-    return given / given.sum()
+    return shares / shares.sum()
 
 
 class Mixtures(nn.Module):
@@ -128,15 +116,15 @@ class Mixtures(nn.Module):
                 "models: expected for each outcome a list of models with one output, "
                 f"got {[[type(m).__name__ for m in some] for some in by_outcome]}."
             )
-        given = [None] * len(by_outcome) if weights is None else list(weights)
-        if len(given) != len(by_outcome):
+        by_model = [None] * len(by_outcome) if weights is None else list(weights)
+        if len(by_model) != len(by_outcome):
             raise ValueError(
                 f"weights: expected those of {len(by_outcome)} outcomes, got "
-                f"{len(given)}."
+                f"{len(by_model)}."
             )
         self.sizes = [len(some) for some in by_outcome]
         self.models = nn.ModuleList(flat)
-        pairs = zip(given, self.sizes, strict=True)
+        pairs = zip(by_model, self.sizes, strict=True)
         shares = torch.cat([_read_weights(w, size) for w, size in pairs])
         self.register_buffer("log_weights", shares.log())
 
@@ -400,15 +388,16 @@ class AveragedLogExpectedHypervolumeImprovement(MixtureAcquisition):
             self.register_buffer(f"index_{k}", index.view(2, -1))
 
     def of_moments(self, mean: Tensor, variance: Tensor) -> Tensor:
-        sigma, sizes = variance.sqrt(), self.outcomes.sizes
+        sizes = self.outcomes.sizes
+        sigma = variance.sqrt()
         weights = self.outcomes.log_weights.to(mean).split(sizes)
         in_box: Tensor | None = None
         pairs = zip(mean.split(sizes, -1), sigma.split(sizes, -1), strict=True)
         for k, (m, s) in enumerate(pairs):
             bounds = getattr(self, f"bounds_{k}").to(mean)
-            m, s, w = m.unsqueeze(-1), s.unsqueeze(-1), weights[k].unsqueeze(-1)
-            logs = log_ei_helper((m - bounds) / s) + s.log()  # ... x K x B
-            improvement = (logs + w).logsumexp(-2)
+            u = (m.unsqueeze(-1) - bounds) / s.unsqueeze(-1)  # ... x K x B
+            logs = log_ei_helper(u) + s.log().unsqueeze(-1)
+            improvement = (logs + weights[k].unsqueeze(-1)).logsumexp(-2)
             # EI(l) - EI(u); over an infinite bound there is no improvement
             lower, upper = getattr(self, f"index_{k}")
             over = improvement[..., lower]
@@ -463,10 +452,10 @@ class FeasibilityPrior(MixturePrior):
     ) -> None:
         super().__init__(Mixtures(models, weights))
         num = len(self.outcomes.sizes)
-        given = [0.0] * num if limits is None else list(limits)
-        if len(given) != num:
-            raise ValueError(f"limits: expected {num} numbers, got {len(given)}.")
-        numbers = [check_number("limits", float(limit)) for limit in given]
+        largest = [0.0] * num if limits is None else list(limits)
+        if len(largest) != num:
+            raise ValueError(f"limits: expected {num} numbers, got {len(largest)}.")
+        numbers = [check_number("limits", float(limit)) for limit in largest]
         each = torch.tensor(numbers, dtype=torch.double)
         sizes = torch.tensor(self.outcomes.sizes)
         self.register_buffer("limits", each.repeat_interleave(sizes))

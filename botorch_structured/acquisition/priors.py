@@ -14,8 +14,6 @@ References:
 
 from __future__ import annotations
 
-__all__ = ["CostPrior", "InteriorPrior", "check_cost_model"]
-
 import math
 from typing import Any
 
@@ -27,8 +25,6 @@ from torch import Tensor, nn
 from botorch_structured.acquisition.mixtures import MixturePrior, Mixtures
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.spaces.arguments import check_number
-
-_LEAST_VARIANCE = 1e-12
 
 
 def check_cost_model(model: Any) -> None:
@@ -84,11 +80,12 @@ class CostPrior(MixturePrior):
         self.left = left
 
     def of_moments(self, mean: Tensor, variance: Tensor) -> Tensor:
-        mean, variance = mean.squeeze(-1), variance.squeeze(-1)
+        mean = mean.squeeze(-1)
+        variance = variance.squeeze(-1)
         value = -mean - 0.5 * variance
         if self.left is None:
             return value
-        sigma = variance.clamp_min(_LEAST_VARIANCE).sqrt()
+        sigma = variance.clamp_min(1e-12).sqrt()
         return value + torch.special.log_ndtr((math.log(self.left) - mean) / sigma)
 
 
@@ -131,7 +128,8 @@ class InteriorPrior(nn.Module):
             raise ValueError(f"space: expected a SearchSpace, got {got}.")
         if not check_number("floor", floor) > 0:
             raise ValueError(f"floor: expected a positive number, got {floor}.")
-        self.tree, self.floor = space.tree, floor
+        self.tree = space.tree
+        self.floor = floor
         left_out = {
             *space.categorical_features,
             *space.tree.decision_columns,

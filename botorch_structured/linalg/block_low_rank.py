@@ -53,37 +53,6 @@ class Bucket:
         return torch.where(self.real, self.index, self.index[:, :1])
 
 
-def group_rows(group: Tensor, num_groups: int) -> tuple[Tensor, Tensor]:
-    """Sort rows by group.
-
-    Args:
-        group: The group of each row, ``n``.
-        num_groups: Number of groups.
-
-    Returns:
-        The row numbers sorted by group (stable), ``n``, and the number of rows of each
-        group, ``num_groups``.
-    """
-    order = torch.argsort(group, stable=True)
-    return order, torch.bincount(group, minlength=num_groups)
-
-
-def pad_groups(order: Tensor, start: Tensor, size: Tensor, width: int) -> Tensor:
-    """Row numbers of some groups, ``B x width``, padded with ``n``.
-
-    Args:
-        order: Rows sorted by group, ``n``.
-        start: Position of each group's first row in ``order``, ``B``.
-        size: Number of rows of each group, ``B``.
-        width: Common width, at least the largest size.
-    """
-    offset = torch.arange(width, device=order.device)
-    position = start.unsqueeze(-1) + offset
-    padded = torch.cat([order, order.new_full((1,), order.shape[0])])
-    inside = offset < size.unsqueeze(-1)
-    return padded[torch.where(inside, position, order.shape[0])]
-
-
 def positions(mask: Tensor) -> Tensor:
     """Positions of the True entries of each row, ascending, padded with the width.
 

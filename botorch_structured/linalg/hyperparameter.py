@@ -133,7 +133,10 @@ class Hyperparameter(Module):
     @property
     def value(self) -> Tensor:
         """The positive value, ``batch_shape x shape``."""
-        return self.raw_value_constraint.transform(self.raw_value)
+        constraint = self.raw_value_constraint
+        if type(constraint) is LogInterval:
+            return self.raw_value.exp()
+        return constraint.transform(self.raw_value)
 
     @value.setter
     def value(self, value: float | Tensor) -> None:

@@ -20,8 +20,6 @@ References:
 
 from __future__ import annotations
 
-__all__ = ["encode_triplets", "hyperband_rungs", "successive_halving"]
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any

@@ -8,23 +8,27 @@
 
 from __future__ import annotations
 
-__all__ = ["optimize_acqf_local_search", "optimize_acqf_random"]
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 from botorch.acquisition import AcquisitionFunction
 from torch import Tensor
 
-from botorch_structured.optim.boxes import Boxes, project, whole_box
+from botorch_structured.optim.boxes import Boxes, project, promising, whole_box
 from botorch_structured.optim.climb import (
     Neighbourhood,
     slots_of,
     steps_between,
     walk,
 )
-from botorch_structured.optim.problem import Array, Feasible, KnownPoints
-from botorch_structured.optim.regions import MAX_PATHS, make_problem, read_region
+from botorch_structured.optim.problem import (
+    MAX_PATHS,
+    Array,
+    Feasible,
+    KnownPoints,
+    make_problem,
+    read_region,
+)
 from botorch_structured.optim.search import Search
 from botorch_structured.spaces import ParameterTree, SearchSpace
 from botorch_structured.spaces.arguments import check_count, check_number
@@ -104,7 +108,6 @@ def optimize_acqf_random(
         inequality_constraints=inequality_constraints,
         feasible=feasible,
         X_avoid=X_avoid,
-        around=False,
         min_distance=min_distance,
         max_paths=max_paths,
     )
@@ -217,7 +220,7 @@ def optimize_acqf_local_search(
         inequality_constraints=inequality_constraints,
         feasible=feasible,
         X_avoid=X_avoid,
-        X_start=X_start,
+        X_start=promising(region, acq_function) if X_start is None else X_start,
         min_distance=min_distance,
         max_paths=max_paths,
     )

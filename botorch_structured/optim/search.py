@@ -27,21 +27,20 @@ from botorch_structured.optim.boxes import (
     all_candidates,
     boxes_at,
     path_boxes,
+    promising,
     random_rows,
     raw_candidates,
     whole_box,
 )
 from botorch_structured.optim.climb import Evaluator, best_of_each, refine
 from botorch_structured.optim.problem import (
+    MAX_PATHS,
     Array,
     Feasible,
     KnownPoints,
     Problem,
-    first_of_each,
-)
-from botorch_structured.optim.regions import (
-    MAX_PATHS,
     check_acquisition,
+    first_of_each,
     make_problem,
     read_region,
 )
@@ -130,7 +129,8 @@ class Search:
         try:
             for k in range(self.q):
                 if k:
-                    avoid = avoid.and_also(chosen[-1:])
+                    both = np.concatenate([problem.X_avoid, chosen])
+                    avoid = KnownPoints(problem, both)
                     new = problem.tensor(chosen)
                     for acqf, pending in zip(self._told, before, strict=True):
                         acqf.set_X_pending(
@@ -492,7 +492,7 @@ def optimize_acqf_paths(
         inequality_constraints=inequality_constraints,
         feasible=feasible,
         X_avoid=X_avoid,
-        X_start=X_start,
+        X_start=promising(region, acq_function) if X_start is None else X_start,
         min_distance=min_distance,
         max_paths=max_paths,
         avoid_paths=avoid_paths,
@@ -606,7 +606,7 @@ def optimize_acqf_two_step(
         inequality_constraints=inequality_constraints,
         feasible=feasible,
         X_avoid=X_avoid,
-        X_start=X_start,
+        X_start=promising(region, acq_function) if X_start is None else X_start,
         min_distance=min_distance,
         max_paths=max_paths,
     )

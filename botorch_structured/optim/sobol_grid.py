@@ -11,8 +11,6 @@
 
 from __future__ import annotations
 
-__all__ = ["adaptive_sobol_candidates", "optimize_acqf_sobol"]
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,8 +21,11 @@ from botorch.acquisition import AcquisitionFunction
 from botorch.utils.sampling import draw_sobol_samples
 from torch import Tensor
 
-from botorch_structured.optim.problem import Array, Feasible, KnownPoints
-from botorch_structured.optim.regions import (
+from botorch_structured.optim.boxes import promising
+from botorch_structured.optim.problem import (
+    Array,
+    Feasible,
+    KnownPoints,
     check_bounds,
     check_points,
     make_problem,
@@ -162,7 +163,7 @@ def optimize_acqf_sobol(
         inequality_constraints=inequality_constraints,
         feasible=feasible,
         X_avoid=X_avoid,
-        around=best_X is None,
+        X_start=promising(region, acq_function) if best_X is None else None,
         min_distance=min_distance,
     )
     odd = np.flatnonzero(problem.values.discrete).tolist()

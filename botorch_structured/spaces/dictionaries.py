@@ -31,6 +31,11 @@ from botorch_structured.spaces.columns import (
 from botorch_structured.spaces.conditions import And, Condition, In, Or
 from botorch_structured.spaces.parameter_tree import ParameterTree
 
+Columns = Mapping[str, Column]
+Row = Mapping[str, Any]
+# The decisions that lead to a dictionary, and their values.
+Decisions = dict[int, Sequence[Any]]
+
 
 @dataclass
 class _Parameter:
@@ -46,7 +51,7 @@ class _Parameter:
     column: Column
     splits: bool
     shown: bool
-    where: list[dict[int, Sequence[Any]]] = field(default_factory=list)
+    where: list[Decisions] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -64,16 +69,16 @@ class DictionaryNames:
         hidden: For each, the values of the decisions that are not shown.
     """
 
-    dictionaries: Sequence[Mapping[str, Column]] = field(compare=False)
+    dictionaries: Sequence[Columns] = field(compare=False)
     inner: Sequence[Mapping[str, str]]
-    hidden: Sequence[Mapping[str, Any]]
+    hidden: Sequence[Row]
 
     @cached_property
     def outer(self) -> dict[str, str]:
         """The names of the dictionaries by those of columns that they show."""
         return {i: name for d in self.inner for name, i in d.items()}
 
-    def encode(self, row: Mapping[str, Any]) -> dict[str, Any]:
+    def encode(self, row: Row) -> dict[str, Any]:
         """A configuration under the names of the columns.
 
         Raises:
@@ -88,7 +93,7 @@ class DictionaryNames:
                     return {**inner, **self.hidden[k]}
         raise ValueError(self._mismatch(row))
 
-    def _mismatch(self, row: Mapping[str, Any]) -> str:
+    def _mismatch(self, row: Row) -> str:
         """The error of a configuration that no dictionary has."""
         names = {name for columns in self.dictionaries for name in columns}
         if unknown := [name for name in row if name not in names]:
@@ -102,7 +107,7 @@ class DictionaryNames:
                 expected = " or ".join(dict.fromkeys(c.expected() for c in same))
                 return f"{name!r}: expected {expected}, got {value!r}."
 
-        def distance(columns: Mapping[str, Column]) -> tuple[int, int]:
+        def distance(columns: Columns) -> tuple[int, int]:
             stated = _stated(row, columns)
             others = stated.keys() ^ columns.keys()
             return len(_refused_by(columns, stated)), len(others)
@@ -116,7 +121,7 @@ class DictionaryNames:
         wrong = f"without {absent}" if absent else f"with {extra} in addition"
         return f"configs: expected {list(nearest)}, got {row} {wrong}."
 
-    def decode(self, config: Mapping[str, Any]) -> dict[str, Any]:
+    def decode(self, config: Row) -> dict[str, Any]:
         """A configuration under the names of the dictionaries."""
         return {self.outer[k]: v for k, v in config.items() if k in self.outer}
 
@@ -161,15 +166,15 @@ class _DictionaryReader:
         dictionaries: For each, the columns by the names that it uses.
     """
 
-    def __init__(self, dictionaries: Sequence[Mapping[str, Column]]) -> None:
+    def __init__(self, dictionaries: Sequence[Columns]) -> None:
         self.dictionaries = dictionaries
         self.parameters: list[_Parameter] = []
         # Name -> the numbers of its parameters.
         self.numbers: dict[str, list[int]] = {}
         # For each dictionary, the decisions that lead to it and their values.
-        self.paths: list[dict[int, Sequence[Any]]] = [{} for _ in dictionaries]
+        self.paths: list[Decisions] = [{} for _ in dictionaries]
 
-    def split(self, group: list[int], above: dict[int, Sequence[Any]]) -> None:
+    def split(self, group: list[int], above: Decisions) -> None:
         """Find the decisions that tell a group of dictionaries apart."""
         if len(group) <= 1:
             for k in group:
@@ -277,7 +282,7 @@ class _DictionaryReader:
         return Or(tuple(clauses))
 
 
-def _decision(group: Sequence[Mapping[str, Column]]) -> str | None:
+def _decision(group: Sequence[Columns]) -> str | None:
     """The parameter that tells dictionaries apart best; None if none does.
 
     All of them have it, with choices that are equal or disjoint from one to another.
@@ -309,7 +314,7 @@ def _is_same_column(a: Column, b: Column) -> bool:
     return is_same_parameter(a, b)
 
 
-def _stated(row: Mapping[str, Any], columns: Mapping[str, Column]) -> dict[str, Any]:
+def _stated(row: Row, columns: Columns) -> dict[str, Any]:
     """The values of a row; blanks are values only where they are choices."""
     return {
         name: value
@@ -318,7 +323,7 @@ def _stated(row: Mapping[str, Any], columns: Mapping[str, Column]) -> dict[str, 
     }
 
 
-def _refused_by(columns: Mapping[str, Column], row: Mapping[str, Any]) -> list[str]:
+def _refused_by(columns: Columns, row: Row) -> list[str]:
     """The parameters of a dictionary that cannot take their values."""
     return [
         name for name, c in columns.items() if name in row and not takes(c, row[name])

@@ -46,6 +46,7 @@ from botorch_structured.spaces.lookup import (
 from botorch_structured.spaces.path_search import MAX_LISTED, PathSearch
 
 # {parent column: {parent value: [child columns]}}, the convention of BoTorch and Ax.
+Branches = dict[int, dict[float, list[int]]]
 HierarchicalDependencies = Mapping[int, Mapping[float, Sequence[int]]]
 
 
@@ -159,7 +160,7 @@ class ParameterTree:
         return atom(k, self._decisions[k].mask(a))
 
     @property
-    def hierarchical_dependencies(self) -> dict[int, dict[float, list[int]]]:
+    def hierarchical_dependencies(self) -> Branches:
         """The dictionary this tree was declared by, with plain integers and floats.
 
         Without what ``conditions`` declared, so empty for a tree that was declared by
@@ -662,10 +663,10 @@ def _mapping(name: str, value: Any, form: str) -> Mapping[Any, Any]:
 
 def _read_dependencies(
     dim: int, dependencies: HierarchicalDependencies | None
-) -> dict[int, dict[float, list[int]]]:
+) -> Branches:
     """The dictionary with plain integers and floats, once it is checked."""
     name = "hierarchical_dependencies"
-    plain: dict[int, dict[float, list[int]]] = {}
+    plain: Branches = {}
     branches_of = _mapping(name, dependencies, "{parent: {value: [children]}}")
     for parent, branches in branches_of.items():
         parent = arguments.check_column(name, parent, dim)
@@ -686,7 +687,7 @@ def _read_dependencies(
 
 def _read_conditions(
     dim: int,
-    dependencies: dict[int, dict[float, list[int]]],
+    dependencies: Branches,
     conditions: Mapping[int, Condition] | None,
 ) -> dict[int, Condition]:
     """``{child: condition}``, children ascending, one condition for each."""

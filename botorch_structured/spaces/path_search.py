@@ -9,6 +9,7 @@ not. Of more than a number of rows some are kept, random ones or those worth mos
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, partial
 
@@ -40,6 +41,12 @@ class PathSearch:
         sizes: The number of outcomes of each decision.
         conditions: For each decision what activates it, over the decisions.
         order: The decisions, parents first.
+
+    Attributes:
+        states: All paths, or random ones if these are not listed.
+        is_listed: Whether there are at most `MAX_LISTED` paths.
+        num_paths: The number of paths if they are listed, else of all settings: a
+            bound.
     """
 
     def __init__(
@@ -48,30 +55,12 @@ class PathSearch:
         self.sizes = sizes
         self.conditions = conditions
         self.order = order
-
-    @cached_property
-    def _table(self) -> tuple[np.ndarray, bool]:
-        return self._search(True, MAX_LISTED, np.random.default_rng(0))
-
-    @property
-    def states(self) -> np.ndarray:
-        """All paths, or random ones if these are not listed."""
-        return self._table[0]
-
-    @property
-    def is_listed(self) -> bool:
-        """Whether there are at most `MAX_LISTED` paths."""
-        return self._table[1]
-
-    @cached_property
-    def num_paths(self) -> int:
-        """The number of paths if they are listed, else of all settings: a bound."""
-        if self.is_listed:
-            return len(self.states)
-        return math.prod(
-            size + (condition is not True)
-            for size, condition in zip(self.sizes, self.conditions, strict=True)
-        )
+        rng = np.random.default_rng(0)
+        self.states, self.is_listed = self._search(True, MAX_LISTED, rng)
+        self.num_paths = len(self.states)
+        if not self.is_listed:
+            inactive = [condition is not True for condition in conditions]
+            self.num_paths = math.prod(map(operator.add, sizes, inactive))
 
     def holds(self, goal: Expr, states: np.ndarray) -> np.ndarray:
         """Which of ``n x D`` states a goal holds for."""
@@ -96,11 +85,6 @@ class PathSearch:
         if self.is_listed:
             return self.states[self.holds(goal, self.states)], True
         return self._search(goal, most, np.random.default_rng(seed))
-
-    def counts(self, goals: Iterable[Expr], where: Expr = True) -> dict[Expr, int]:
-        """On how many of `states` each goal holds, and ``where``, too."""
-        states = self.states[self.holds(where, self.states)]
-        return {g: int(self.holds(g, states).sum()) for g in dict.fromkeys(goals)}
 
     def _search(
         self,
@@ -187,10 +171,11 @@ class PathSearch:
     ) -> np.ndarray:
         """Paths until each goal holds on one, or there are ``n``; see `spread`."""
         rng = np.random.default_rng(seed)
-        counts = self.counts(goals, where)
-        # Of two paths with the same columns, models are too sure of the one without a
-        # start. Of the others, what holds on many paths comes first: a few paths then
-        # differ at the top.
+        states = self.states[self.holds(where, self.states)]
+        counts = {goal: self.holds(goal, states).sum() for goal in goals}
+        # Models are too sure of the one of two paths with the same columns that has no
+        # start. Otherwise what holds on many paths comes first: a few paths then differ
+        # at the top.
         shared = self._shared([g for g in counts if counts[g]])
         if 2 * len(shared) > (n or 0):
             shared = set()

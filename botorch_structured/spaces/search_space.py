@@ -32,7 +32,7 @@ from botorch_structured.spaces.columns import (
     random_source,
     with_slack,
 )
-from botorch_structured.spaces.conditions import Condition
+from botorch_structured.spaces.conditions import And, Condition
 from botorch_structured.spaces.parameter_tree import ParameterTree
 from botorch_structured.spaces.starts import Starts
 
@@ -312,6 +312,9 @@ class SearchSpace:
         # discrete columns are rounded.
         self._rounded = [i for i in discrete if i not in tree.decisions_by_value]
         self._position = {p.name: i for i, p in enumerate(self.parameters)}
+        #: Under which the parameters are active.
+        self._conditions = [tree.conditions.get(i, And(())) for i in range(tree.dim)]
+        self._conditions += [c.condition for c in constants]
 
     def __getstate__(self) -> dict[str, Any]:
         try:
@@ -691,9 +694,7 @@ class SearchSpace:
             p: A column or a constant.
             fixed: Column -> its value wherever it is active.
         """
-        if isinstance(p, Constant):
-            return self.tree.can_hold(p.condition, fixed)
-        return self.tree.can_be_active(self._position[p.name], fixed)
+        return self.tree.can_hold(self._conditions[self._position[p.name]], fixed)
 
     def _present(self, X: Tensor, active: Tensor) -> Tensor:
         """``n x (d + num_constants)`` booleans: which parameters points have."""
@@ -705,14 +706,12 @@ class SearchSpace:
     ) -> str:
         """The error of a row that lacks parameters, or has inactive ones."""
         parameters = self.parameters
-        conditions = {k: c.condition for k, c in enumerate(self.constants, self.dim)}
-        conditions |= self.tree.conditions
         missing = {k for k, on in enumerate(active) if on and not stated[k]}
         # Where a decision is missing, what depends on it is not known: leave it out.
         certain = [
             k
             for k, on in enumerate(active)
-            if on and not (k in conditions and conditions[k].columns() & missing)
+            if on and not self._conditions[k].columns() & missing
         ]
         absent = [parameters[k] for k in certain if k in missing]
         if absent and absent[0].name in row:

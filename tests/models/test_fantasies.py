@@ -161,7 +161,7 @@ def test_gradients_and_raw_inputs(kind: str) -> None:
     """An input transform is undone and done again, and gradients flow."""
     bounds = torch.tensor([[0.0] * 3, [1.0, 1.0, 2.0]])
     transform = Normalize(3, bounds=bounds)
-    model = noisy(MAKE[kind](*data(), input_transform=transform))
+    model = noisy(MAKE[kind](*data(n=60), input_transform=transform))
     new_X, x = points(3, 1).requires_grad_(), points(5, seed=4)
     noise = torch.full((1, 1), 0.3, requires_grad=True)
     with propagate_grads(True):

@@ -551,7 +551,7 @@ def test_columns_on_which_it_depends_whether_a_point_is_admissible() -> None:
     space = SearchSpace.from_configspace(configs)
 
     def restricting(space: SearchSpace, **kwargs: Any) -> list[str]:
-        found = make_problem(space=space, around=False, **kwargs).restricting
+        found = make_problem(space=space, **kwargs).restricting
         return [name for name, on in zip(space.names, found, strict=True) if on]
 
     assert restricting(space) == ["a", "b"]

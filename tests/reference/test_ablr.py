@@ -77,7 +77,9 @@ def test_evidence_and_gradient(
     assert relative_error(rho, case["rho"]) < TOLERANCE
     for name, slope in (("alpha", d_alpha), ("beta", d_beta)):
         expected = case[f"grad_log_evidence_wrt_log_{name}"]
-        assert relative_error(slope, expected) < GRADIENT_TOLERANCE
+        # few rows in several chunks: sums of squares less a count, to rounding
+        exact = chunk_rows is not None and abs(float(slope) - expected) < 1e-15
+        assert exact or relative_error(slope, expected) < GRADIENT_TOLERANCE
 
 
 def test_known_noise(case: dict[str, Any], device: torch.device) -> None:

@@ -185,7 +185,8 @@ class _Entry:
         kind: str,
         place: int,
     ) -> None:
-        self.kind, self.place = kind, place
+        self.kind = kind
+        self.place = place
         self.reads = f"{kind}.{place}", 1.0
 
     def __call__(self, module: TanhNetwork) -> Tensor:

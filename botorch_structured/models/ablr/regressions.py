@@ -19,7 +19,8 @@ reduced to a *factor*, at most D + 1 rows F with the same products,
 
 .. math:: F' F = [\Phi, y]' [\Phi, y].
 
-Where no task has more than D observations, factors are the data. Otherwise they are
+If the rows are few, and no task has more than D observations, factors are the data.
+Otherwise they are
 triangular factors of QR factorisations, taken chunk after chunk: the factor so far is
 stacked on the next chunk. From the factors follow value, m and slopes by a QR
 factorisation of the smaller system with its ridge,
@@ -66,21 +67,20 @@ _KEPT_ROWS = 65_536
 
 @dataclass(frozen=True)
 class Chunk:
-    """Some rows, and the observations there, sorted by task.
+    """Some rows, and the observations there.
 
     Attributes:
         rows: Which rows of ``X``.
         entries: Which observations, ``m``.
-        row: The row of each observation, counted within the chunk, ``m``.
+        row: The row of each observation, counted within the chunk, ``m``; None if
+            observation i is of row i.
         task: The task of each, ``m``.
-        place: The place of each among all observations of its task, ``m``.
     """
 
-    rows: slice
+    rows: slice | Tensor
     entries: Tensor
-    row: Tensor
+    row: Tensor | None
     task: Tensor
-    place: Tensor
 
     @cached_property
     def batches(self) -> list[tuple[Tensor, Tensor]]:
@@ -139,36 +139,30 @@ class TaskData:
         self.X = X
         self.Y = Y
         self.task = task
-        self.row = torch.arange(len(task), device=task.device) if row is None else row
+        self.row = row
         self.noise_variance = noise_variance
         self.processes = processes or Processes()
         self.counts: list[int] = torch.bincount(task, minlength=num_tasks).tolist()
         step = chunk_rows or (2_048 if task.device.type == "cpu" else 32_768)
-        self.chunks = self._cut(step, num_tasks)
+        self.chunks = self._cut(step)
         self.keeps_activations = len(X) <= kept_rows
         self.num_features = self._count_features()
 
-    def _cut(
-        self,
-        step: int,
-        num_tasks: int,
-    ) -> list[Chunk]:
-        by_task = torch.argsort(self.task, stable=True)
-        first = torch.tensor(self.counts).cumsum(0) - torch.tensor(self.counts)
-        place = torch.arange(len(by_task), device=by_task.device)
-        place = place - first.to(place.device)[self.task[by_task]]
-        place = torch.empty_like(place).index_copy_(0, by_task, place)
-        chunk = self.row // step
-        order = torch.argsort(chunk * num_tasks + self.task, stable=True)
-        sizes = torch.bincount(chunk).tolist()
-        parts = [t[order].split(sizes) for t in (self.row, self.task, place)]
+    def _cut(self, step: int) -> list[Chunk]:
+        """Rows with one observation are sorted by task first; others stay in order."""
         chunks = []
-        for i, (entries, row, task, at) in enumerate(
-            zip(order.split(sizes), *parts, strict=True)
-        ):
+        if self.row is None:
+            for entries in torch.argsort(self.task, stable=True).split(step):
+                chunks.append(Chunk(entries, entries, None, self.task[entries]))
+            return chunks
+        chunk = self.row // step
+        order = torch.argsort(chunk, stable=True)
+        sizes = torch.bincount(chunk).tolist()
+        for i, entries in enumerate(order.split(sizes)):
             start = i * step
-            rows = slice(start, min(start + step, len(self.X)))
-            chunks.append(Chunk(rows, entries, row - start, task, at))
+            row = self.row[entries] - start
+            rows = slice(start, start + step)
+            chunks.append(Chunk(rows, entries, row, self.task[entries]))
         return chunks
 
     def with_values(
@@ -203,7 +197,9 @@ class TaskData:
             chunk: Which observations.
             phi: Features of the rows of the chunk, ``n x D``.
         """
-        phi = phi.detach()[chunk.row].double()
+        phi = phi.detach().double()
+        if chunk.row is not None:
+            phi = phi[chunk.row]
         y = self.Y.detach()[chunk.entries].double()
         return self.scaled(chunk, phi, y)
 
@@ -230,35 +226,25 @@ class Factors:
         counts: Number of observations of each task, in all processes.
         rows: The factors in float64, ``T x C x (D + 1)``, zero where a task has fewer
             than C rows.
-        are_data: Whether no task has more observations than features.
+        are_data: Whether they are the data: of one chunk, in which no task has more
+            observations than features.
     """
 
     def __init__(self, data: TaskData) -> None:
         self.processes = data.processes
         device = data.X.device
         self.counts = data.counts
-        self._before: Tensor | None = None
         if not self.processes.alone:
-            every_count = self.processes.gather(
-                torch.tensor(data.counts, device=device)
-            )
-            counts = torch.stack(every_count)
-            self.counts = counts.sum(0).tolist()
-            self._before = counts[: self.processes.rank].sum(0)
+            counts = torch.tensor(data.counts, device=device)
+            self.counts = self.processes.total(counts).tolist()
         largest = max(self.counts, default=0)
         width = data.num_features + 1
-        self.are_data = largest < width
+        one = self.processes.alone and len(data.chunks) <= 1
+        self.are_data = one and largest < width
         height = max(1, largest) if self.are_data else width
         shape = len(self.counts), height, width
         self.rows = torch.zeros(shape, dtype=torch.float64, device=device)
         self._started = False
-
-    def places(self, chunk: Chunk) -> tuple[Tensor, Tensor]:
-        """Where the observations of a chunk are in ``rows``, if these are the data."""
-        place = chunk.place
-        if self._before is not None:
-            place = place + self._before[chunk.task]
-        return chunk.task, place
 
     def add(
         self,
@@ -274,9 +260,6 @@ class Factors:
             y: Outcomes, ``m``.
         """
         both = torch.cat([phi, y.unsqueeze(-1)], dim=-1)
-        if self.are_data:
-            self.rows[self.places(chunk)] = both
-            return
         both = pad(both, (0, 0, 0, 1))  # padding is a row of zeros
         for tasks, index in chunk.batches:
             rows = both[index]
@@ -300,13 +283,8 @@ class Factors:
         if self.processes.alone:
             return
         parts = self.processes.gather(self.rows)
-        if self.are_data:
-            self.rows = torch.stack(parts).sum(0)
-        else:
-            self._replace(
-                torch.arange(len(self.rows), device=self.rows.device),
-                torch.cat(parts, dim=-2),
-            )
+        tasks = torch.arange(len(self.rows), device=self.rows.device)
+        self._replace(tasks, torch.cat(parts, dim=-2))
 
 
 class WeightPosterior(NamedTuple):
@@ -514,7 +492,9 @@ class Regressions:
                 d_Y[chunk.entries] = d_outcome.to(d_Y)
             if not phi.requires_grad:
                 continue
-            d_rows = torch.zeros_like(phi).index_add_(0, chunk.row, d_phi.to(phi))
+            d_rows = d_phi.to(phi)
+            if chunk.row is not None:
+                d_rows = torch.zeros_like(phi).index_add_(0, chunk.row, d_rows)
             with torch.enable_grad():
                 # ``grad_outputs`` make torch load its symbolic shapes: 35 MiB
                 along = (phi * d_rows).sum()
@@ -570,7 +550,8 @@ class Solution:
         mean: Posterior means of the weights, ``T x D``.
         slope: If the factors are the data, derivatives with respect to their features,
             ``T x C x D``. Otherwise ``r K^-1``, ``T x D x D``.
-        residual: Residuals of the data, ``T x C``, if the factors are these.
+        d_outcome: If the factors are the data, derivatives with respect to their
+            outcomes, ``T x C``.
     """
 
     factors: Factors
@@ -581,7 +562,7 @@ class Solution:
     d_log_beta: Tensor
     mean: Tensor
     slope: Tensor
-    residual: Tensor
+    d_outcome: Tensor
 
     def slopes(
         self,
@@ -599,13 +580,16 @@ class Solution:
         Returns:
             ``m x D`` and ``m``.
         """
-        if self.factors.are_data:
-            places = self.factors.places(chunk)
-            return self.slope[places], -self.alpha[chunk.task] * self.residual[places]
         # padding is written into one more row
         d_phi = pad(phi, (0, 0, 0, 1))
         d_y = pad(y, (0, 1))
         for tasks, index in chunk.batches:
+            slope = self.slope[tasks]
+            if self.factors.are_data:
+                n = index.shape[-1]
+                d_phi[index] = slope[:, :n]
+                d_y[index] = self.d_outcome[tasks, :n]
+                continue
             mean = self.mean[tasks]
             inside = index.clamp_max(len(y) - 1)
             rows = phi[inside]
@@ -613,7 +597,6 @@ class Solution:
             missed = torch.baddbmm(outcomes, rows, mean.unsqueeze(-1), beta=-1.0)
             d_outcome = self.alpha[tasks, None, None] * missed
             outer = d_outcome * mean.unsqueeze(1)
-            slope = self.slope[tasks]
             d_phi[index] = torch.baddbmm(outer, rows, slope, beta=-1.0, alpha=-1.0)
             d_y[index] = d_outcome.squeeze(-1)
         return d_phi[:-1], d_y[:-1]
@@ -678,7 +661,8 @@ def solve(
     d_log_alpha = 0.5 * (free - misfit)
     d_log_beta = 0.5 * (fitted - size)
     numbers = torch.stack([value, d_log_alpha, d_log_beta]).to(device)
-    parts = (t.to(device) for t in (mean, slope, residual))
+    d_outcome = -alpha.unsqueeze(-1) * residual
+    parts = (t.to(device) for t in (mean, slope, d_outcome))
     return Solution(factors, *precisions, *numbers, *parts)
 
 

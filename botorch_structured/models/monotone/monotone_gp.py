@@ -592,7 +592,8 @@ class MonotoneGP(FastSingleTaskGP):
         self.eval()
         checks.check_points(X, raw.shape[-1], self.train_targets.dtype)
         transform = getattr(self, "input_transform", None)
-        place, slope = column, torch.ones_like(X[..., 0])
+        place = column
+        slope = torch.ones_like(X[..., 0])
         x = self.transform_inputs(X)
         if transform is not None:
             place = transformed_columns({column: 1}, raw, transform)[column][0]
@@ -718,7 +719,7 @@ class MonotoneGP(FastSingleTaskGP):
         sites = self.covar_module.sites
         sites.points = points.to(sites.points)
         nothing = sites.points.new_zeros(*self._aug_batch_shape, sites.num_sites)
-        sites.set(GaussianSites(nothing, nothing, nothing.sum(-1)))
+        sites.set(GaussianSites(nothing, nothing.clone(), nothing.sum(-1)))
 
     def _accept(self, runs: Sequence[EPRun]) -> EPResult:
         self.ep_result = ep_result(runs, self._aug_batch_shape)
@@ -865,6 +866,8 @@ class MonotoneGP(FastSingleTaskGP):
                     "state_dict: expected that of a model with the same signs of "
                     f"derivatives, {signs.tolist()}, got {loaded.tolist()}."
                 )
+            name = prefix + "covar_module.sites.points"
+            self._set_points(state_dict.get(name, self.virtual_points))
         # states of version 0.1 say which data their sites are of
         state_dict = dict(state_dict)
         state_dict.pop(prefix + "_sites_data", None)

@@ -204,7 +204,8 @@ class StationaryDerivatives:
     ) -> Tensor:
         """(x_j - y_j) / l_j, ``batch_shape x e x n x m``: sums over e are faster."""
         if self.active is not None:
-            x, y = x[..., self.active], y[..., self.active]
+            x = x[..., self.active]
+            y = y[..., self.active]
         apart = x.mT.unsqueeze(-1) - y.mT.unsqueeze(-2)
         return apart / self.lengthscale.mT.unsqueeze(-1)
 
@@ -221,8 +222,7 @@ class DerivativeSites(Module):
     """Sites on the derivatives at some points, one per point and column.
 
     Sites are ordered by column first. They and their points are buffers, so that they
-    are part of a model's state dict. Loading a state dict with another number of points
-    resizes them.
+    are part of a model's state dict.
 
     Args:
         points: ``v x d``, where derivatives are taken.
@@ -284,20 +284,6 @@ class DerivativeSites(Module):
             full = value.expand(*batch_shape, *rest).reshape(-1, *rest)
             setattr(result, name, full[where])
         return result
-
-    def _load_from_state_dict(
-        self,
-        state_dict: dict[str, Tensor],
-        prefix: str,
-        *args: Any,
-    ) -> None:
-        points = state_dict.get(prefix + "points")
-        if points is not None and points.shape[-2] != self.points.shape[-2]:
-            self.points = self.points.new_zeros(points.shape)
-            for name in ("precision", "shift"):
-                empty = self.points.new_zeros(*self.batch_shape, self.num_sites)
-                setattr(self, name, empty)
-        super()._load_from_state_dict(state_dict, prefix, *args)
 
 
 class SiteConditionedKernel(BatchKernel):

@@ -206,7 +206,7 @@ def _is_plain(mll: MarginalLogLikelihood) -> bool:
 
 
 class _Role(NamedTuple):
-    """What one coordinate is.
+    """The role of one coordinate.
 
     Attributes:
         name: "length", "scale", "noise" or "mean".

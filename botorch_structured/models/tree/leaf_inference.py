@@ -37,8 +37,6 @@ from botorch_structured.linalg.block_low_rank import (
     LeafLayout,
     WeightedBlock,
     factorise,
-    group_rows,
-    pad_groups,
     pad_rows,
     positions,
 )
@@ -395,7 +393,7 @@ class LeafPredictor:
             in_bucket = (bucket == i).nonzero().squeeze(-1)
             if len(in_bucket) == 0:
                 continue
-            groups = self._groups(in_bucket, self.place_of_leaf[leaf[in_bucket]])
+            groups = self._groups(self.place_of_leaf[leaf[in_bucket]])
             for places, index in groups:
                 real = index < len(in_bucket)
                 padded = in_bucket[index.clamp_max(len(in_bucket) - 1)]
@@ -466,21 +464,20 @@ class LeafPredictor:
         return k
 
     @staticmethod
-    def _groups(rows: Tensor, place: Tensor) -> list[tuple[Tensor, Tensor]]:
+    def _groups(place: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Rows padded leaf by leaf, in one batch, or in several with less padding.
 
         Returns:
-            Pairs of places in the bucket, ``U``, and positions in ``rows``, ``U x t``.
+            Pairs of places in the bucket, ``U``, and row numbers, ``U x t``.
         """
-        places, inverse = torch.unique(place, return_inverse=True)
-        order, counts = group_rows(inverse, len(places))
-        start = counts.cumsum(0) - counts
+        places, inverse, counts = torch.unique(
+            place, return_inverse=True, return_counts=True
+        )
+        order = inverse.argsort(stable=True)
         widest = int(counts.max())
-        if len(places) * widest <= 3 * len(rows) + 64:
-            return [(places, pad_groups(order, start, counts, widest))]
-        return [
-            (places[u : u + 1], order[s : s + c].unsqueeze(0))
-            for u, (s, c) in enumerate(
-                zip(start.tolist(), counts.tolist(), strict=True)
-            )
-        ]
+        if len(places) * widest <= 3 * len(place) + 64:
+            real = torch.arange(widest) < counts.unsqueeze(-1)
+            index = torch.full_like(real, len(place), dtype=torch.long)
+            return [(places, index.masked_scatter(real, order))]
+        rows = order.unsqueeze(0).split(counts.tolist(), dim=-1)
+        return list(zip(places.split(1), rows, strict=True))

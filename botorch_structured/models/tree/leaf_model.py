@@ -278,13 +278,13 @@ class LeafModel(FastSingleTaskGP):
             return make_solver(self, kernel)
         if not self._is_single():
             return None
-        # GPyTorch predicts with a SingleTaskGP, unless it has a closed form
+        # of a SingleTaskGP, points one by one; GPyTorch makes its other predictions
         solver = make_solver(self, kernel)
         return None if solver.moments is None else solver
 
     def _fast_posterior(self, X: Tensor) -> MultivariateNormal | None:
         """Posterior through the leaves at ``batch_shape x q x d`` points."""
-        solver = self.solver
+        solver = self.solver if isinstance(self.covar_module, LeafKernel) else None
         return None if solver is None else solver.posterior(self.mean_module, X)
 
     def get_fantasy_model(self, inputs: Any, targets: Tensor, **kwargs: Any) -> Any:
@@ -292,13 +292,14 @@ class LeafModel(FastSingleTaskGP):
 
         Data without a batch dimension, a gradient, or (with inferred noise) a noise of
         their own are appended. Others condition the posterior of the rows before; no
-        factorisation is repeated for them.
+        factorisation is repeated for them. As in GPyTorch, a noise of their own beside
+        an inferred one is forgotten by copies, and when the new model is trained.
         """
         X = inputs[0] if isinstance(inputs, (list, tuple)) else inputs
         old_X = self.train_inputs[0]
         old_y = self.train_targets
         shapes = fantasy_shapes(old_y.shape[:-1], X.shape[:-2], targets.shape[:-1])
-        solver = self.solver
+        solver = self.solver if isinstance(self.covar_module, LeafKernel) else None
         if shapes is None or solver is None:
             return super().get_fantasy_model(inputs, targets, **kwargs)
         kept = [old_X, old_y, self.likelihood, self.prediction_strategy]

@@ -410,22 +410,20 @@ class LeafHyperparameters(Module):
             ``batch_shape x 1 x num_columns``, or with n rows for "independent". Those
             of context columns are the last.
         """
-        inverse = self._inverse_own(path)
+        if self.num_columns == 0:
+            inverse = self.dimension_scale.new_zeros(1, 0)
+        elif self.sharing == "independent":
+            inverse = self.lengthscale.value.reciprocal().squeeze(-2)
+            inverse = self._of_path(pad(inverse, (0, 1))[..., self.pair], path)
+        else:
+            scale = self.common_lengthscale.value * self.dimension_scale
+            if hasattr(self, "relative_lengthscale"):
+                scale = scale * self.relative_lengthscale.value
+            inverse = scale.reciprocal()
         if hasattr(self, "context_lengthscale"):
             context = self.context_lengthscale.value.reciprocal()
             inverse = torch.cat(_expanded(inverse, context), dim=-1)
         return inverse
-
-    def _inverse_own(self, path: Tensor | None) -> Tensor:
-        if self.num_columns == 0:
-            return self.dimension_scale.new_zeros(1, 0)
-        if self.sharing == "independent":
-            inverse = self.lengthscale.value.reciprocal().squeeze(-2)
-            return self._of_path(pad(inverse, (0, 1))[..., self.pair], path)
-        scale = self.common_lengthscale.value * self.dimension_scale
-        if hasattr(self, "relative_lengthscale"):
-            scale = scale * self.relative_lengthscale.value
-        return scale.reciprocal()
 
     def scale(self, path: Tensor | None, nodes: Tensor) -> Tensor:
         """Prior variance of g_p at each row.
@@ -710,11 +708,13 @@ class TreeStructuredKernel(LeafKernel):
 
     def leaf_covariance(self, a: LeafRows, b: LeafRows) -> Tensor:
         """K_p, see ``LeafKernel.leaf_covariance``."""
-        context = self.leaf_hyperparameters.is_context
         value = a.variance.unsqueeze(-1)
-        for mask in (~context, context) if self.is_product else (None,):
-            x = a.points if mask is None else a.points * mask
-            y = b.points if mask is None else b.points * mask
+        points = [(a.points, b.points)]
+        if self.context_columns and self.is_product:
+            context = self.leaf_hyperparameters.is_context
+            masks = ~context, context
+            points = [(a.points * mask, b.points * mask) for mask in masks]
+        for x, y in points:
             squared = squared_distance(x, x if a is b else y)
             value = value * self.correlation.value(squared)
         return value + a.constant.unsqueeze(-1)

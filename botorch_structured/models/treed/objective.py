@@ -167,9 +167,11 @@ def path_evidence(
     matrices = []
     residuals = []
     for node, rows, leaves, _, is_leaf in terms:
-        K = covariance[leaves][:, rows][:, :, rows]
-        m = mean[leaves][:, rows]
-        v = noise[leaves][:, rows]
+        K, m, v = (
+            t.index_select(0, leaves).index_select(1, rows)
+            for t in (covariance, mean, noise)
+        )
+        K = K.index_select(2, rows)
         if levels is not None and not is_leaf:
             amplitude, level, node_noise = levels
             wanted = amplitude[node]
@@ -361,7 +363,7 @@ class LeafDensity:
         gradient[d] = 0.5 * (fit - mass) - by_noise - jitter * trace
         gradient[d + 1] = float(alpha.sum(0) @ weights)
         gradient[d + 2] = by_noise if term.noise is None else 0.0
-        g *= slope
+        g *= slope.T
         ones = np.ones((m, 1))
         sums = blas.dsymm(1.0, g, np.hstack([scaled, ones]), lower=1)
         inner = (sums[:, d:] * scaled - sums[:, :d]) * scaled
@@ -372,9 +374,10 @@ class LeafDensity:
 def _factor(covariance: Array, noise: Array | float) -> tuple[Array, float]:
     """The lower Cholesky factor of a covariance with noise, and the jitter it took."""
     for jitter in (0.0, 1e-8, 1e-7, 1e-6):  # as in GPyTorch
-        noisy = covariance.copy(order="F")
-        noisy.T.ravel()[:: len(noisy) + 1] += noise + jitter
-        chol, info = lapack.dpotrf(noisy, lower=1, clean=0, overwrite_a=1)
+        noisy = covariance.copy()
+        noisy.ravel()[:: len(noisy) + 1] += noise + jitter
+        # symmetric: in the order of Fortran the transpose is the same matrix, uncopied
+        chol, info = lapack.dpotrf(noisy.T, lower=1, clean=0, overwrite_a=1)
         if info == 0:
             return chol, jitter
     raise NotPSDError("theta: expected a positive definite covariance.")

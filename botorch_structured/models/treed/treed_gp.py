@@ -553,6 +553,8 @@ class TreedGP(fast_inference.FastSingleTaskGP):
         if self._is_treed and not self.partition.tree_shape:
             # the curvature of each leaf has to be learnt
             options = {**FIT_OPTIONS, "maxcor": 30}
+            if self._share_all:  # many leaves
+                options["ftol"] = 1e-5
         problem = self._leaf_problem(mll.train())
         with few_threads(self.train_targets.shape[-1]):
             return fit_map(mll, options, objective=problem, **kwargs)

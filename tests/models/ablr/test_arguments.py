@@ -113,6 +113,15 @@ def test_what_a_model_cannot_be_made_of(change: dict[str, Any], message: str) ->
         make(**change)
 
 
+def test_a_prior_that_inference_would_not_follow() -> None:
+    class Higher(MultiTaskABLR):
+        def forward(self, x: Tensor) -> Any:
+            return super().forward(x)
+
+    with pytest.raises(ValueError, match="forward: expected that of MultiTaskABLR"):
+        Higher(X, Y, -1)
+
+
 def test_what_was_not_observed_needs_no_noise() -> None:
     model = make(
         train_Y=changed(Y, (3, 0), torch.nan),

@@ -626,6 +626,17 @@ def test_adaptive_points() -> None:
     assert model.posterior(points).mean.isfinite().all()
 
 
+def test_many_signs_are_imposed_where_they_are_improbable() -> None:
+    """Fifty signs at each of forty points would take minutes."""
+    X = torch.rand(60, 50, generator=torch.Generator().manual_seed(0))
+    Y = (6.0 * X[:, :3]).sin().sum(-1, keepdim=True)
+    model = fitted(MonotoneGP(X, Y, dict.fromkeys(range(50), 1)))
+    precision = model.covar_module.sites.precision
+    assert 20 < int((precision > 0.0).sum()) <= 50 < len(precision)
+    assert model.ep_result.converged
+    assert model.posterior(X).mean.isfinite().all()
+
+
 @pytest.mark.parametrize("batched", [False, True])
 def test_adaptive_points_are_those_of_each_output(batched: bool) -> None:
     """Points of the others would make it too sure of itself."""
