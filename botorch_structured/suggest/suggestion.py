@@ -188,6 +188,8 @@ def suggest(
     with seeded_if(seed, data.X.device), quiet():
         surrogates = fit_checked(space, data, start, old, **kwargs)
         X = propose(space, data, surrogates, q, pending, reference, fixed)
+    # the points that are derived from their configurations, as a Study has them
+    X = space.encode(space.decode(X)).to(X)
     return Suggestion(X, *surrogates.objectives[0], surrogates)
 
 

@@ -69,6 +69,9 @@ def column_scales(transform: InputTransform | None, width: int) -> ColumnScales 
     return ColumnScales(log, factor, shift)
 
 
+_CPU = torch.device("cpu")
+
+
 def is_mean_of_paths(mean: Any) -> bool:
     """Whether a prior mean is known to be constant on a path."""
     return type(mean) in (ConstantMean, PathMean)
@@ -77,8 +80,8 @@ def is_mean_of_paths(mean: Any) -> bool:
 def outcome_scale(model: Any, X: Tensor) -> tuple[float, float] | None:
     """Scale and shift of the outcomes of a model, which is in evaluation mode then.
 
-    None where outcomes have another transform, or ``X`` another precision or device
-    than the model.
+    None where outcomes have another transform or ``X`` another precision than the
+    model, and on a device that the host would wait for.
     """
     transform = getattr(model, "outcome_transform", None)
     targets = model.train_targets
@@ -87,7 +90,7 @@ def outcome_scale(model: Any, X: Tensor) -> tuple[float, float] | None:
         # predictions stay on the scale of a clipped tail
         parts = [part for part in transform.values() if not isinstance(part, ClipTail)]
     linear = len(parts) <= 1 and all(isinstance(part, Standardize) for part in parts)
-    if not linear or X.dtype != targets.dtype or X.device != targets.device:
+    if not linear or X.dtype != targets.dtype or {X.device, targets.device} != {_CPU}:
         return None
     if model.training:
         model.eval()
