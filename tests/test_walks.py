@@ -35,9 +35,10 @@ SPACE = [
     {"learner": ["neighbours"], "k": (1, 50)},
 ]
 # On another processor fits and climbs take other steps: a search is the mean of a few,
-# and calls may be so many times as many.
+# and functions and calls may be so many times as many.
 REPEATS = 5
-SLACK = 1.3
+MORE_FUNCTIONS = 1.05
+MORE_CALLS = 1.3
 
 
 class Walk(NamedTuple):
@@ -50,15 +51,15 @@ class Walk(NamedTuple):
 
 # What each trip may take at most.
 MOST = {
-    "space": Walk(8, 97, 367),
+    "space": Walk(7, 95, 349),
     "construct": Walk(13, 80, 130),
-    "fit": Walk(16, 117, 1_020),
-    "first posterior": Walk(13, 89, 156),
+    "fit": Walk(16, 117, 1_018),
+    "first posterior": Walk(13, 88, 155),
     "second posterior": Walk(12, 41, 52),
-    "suggest": Walk(43, 527, 16_000),
-    "ask": Walk(45, 587, 21_000),
-    "tell": Walk(8, 65, 143),
-    "Optuna": Walk(52, 849, 24_000),
+    "suggest": Walk(43, 539, 4_900),
+    "ask": Walk(44, 532, 5_500),
+    "tell": Walk(8, 60, 98),
+    "Optuna": Walk(51, 728, 7_300),
 }
 
 
@@ -168,8 +169,8 @@ def walks(double: None) -> dict[str, Walk]:
 def test_a_trip_is_no_longer_than_it_was(trip: str, walks: dict[str, Walk]) -> None:
     now, most = walks[trip], MOST[trip]
     assert now.files <= most.files, now
-    assert now.functions <= most.functions, now
-    assert now.calls <= SLACK * most.calls, now
+    assert now.functions <= MORE_FUNCTIONS * most.functions, now
+    assert now.calls <= MORE_CALLS * most.calls, now
 
 
 def test_a_walk_counts_calls_of_the_package() -> None:
