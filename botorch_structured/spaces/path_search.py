@@ -190,10 +190,28 @@ class PathSearch:
                 return paths
             goal = all_of([missing[0], where])
             wanted = [g for g in missing if not isinstance(g, bool) and g[0] == "atom"]
-            new, _ = self._search(goal, _BEAM, rng, wanted)
+            if self.is_listed:
+                new = self._pick(
+                    self.states[self.holds(goal, self.states)], wanted, rng
+                )
+            else:
+                new, _ = self._search(goal, _BEAM, rng, wanted)
             paths = np.concatenate([paths, new])
             if not len(new):  # the goal cannot be reached
                 missing = missing[1:]
+
+    def _pick(
+        self, paths: np.ndarray, wanted: Sequence[Expr], rng: np.random.Generator
+    ) -> np.ndarray:
+        """One of the paths: at each decision a wanted outcome, if one is left.
+
+        Otherwise outcomes are drawn in proportion to their paths.
+        """
+        for k in self.order if len(paths) else ():
+            states = paths[:, k]
+            new = [s for s in np.unique(states) if atom(k, 1 << int(s)) in wanted]
+            paths = paths[states == rng.choice(new or states)]
+        return paths[:1]
 
     def _shared(self, goals: Sequence[Expr]) -> set[Expr]:
         """Outcomes on which a column is active that is so on some of the others, too.
