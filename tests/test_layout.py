@@ -64,7 +64,7 @@ _MOST_TOKENS = {
     "models/treed": 19_540,
     "optim": 22_024,
     "plots": 8_228,
-    "spaces": 27_267,
+    "spaces": 27_403,
     "study": 16_573,
     "suggest": 6_060,
     "test_functions": 7_002,
