@@ -39,7 +39,8 @@ class AnyScaleStandardize(Standardize):
     """``Standardize``, for outcomes of any scale: the default of models here.
 
     Outcomes are divided by their standard deviation unless they are equal up to
-    rounding; ``Standardize`` has the absolute limit ``min_stdv`` instead.
+    rounding; ``Standardize`` has the absolute limit ``min_stdv`` instead. A deviation
+    whose square is no number (below 1.5e-154, 1.1e-19 in single precision) counts as 0.
     """
 
     _min_stdv: Any
