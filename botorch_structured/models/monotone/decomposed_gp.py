@@ -187,8 +187,8 @@ class DecomposedGP(ModelListGP):
         """
         noises = self._split("observation_noise", observation_noise)
         learned = self._learned(X, noises)
-        known = self._known_values(X, learned[0].mean)
-        parts = self._in_order(learned, map(_certain, known))
+        certain = map(_certain, self._known_values(X, learned[0].mean))
+        parts = self._in_order(learned, certain)
         # a known component keeps the variance of ``_certain``
         least = self._in_order(self._least(X), repeat(X.new_zeros(1, 1)))
         if output_indices is not None:

@@ -33,7 +33,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from gpytorch.distributions import MultivariateNormal
@@ -46,7 +46,7 @@ from torch import Tensor
 from botorch_structured.linalg.correlations import Correlation, stationary_form
 
 #: Columns with respect to which a process is differentiated; None is its value.
-Columns = Sequence[int | None]
+Columns = Sequence[Any]
 VALUE: Columns = (None,)
 
 
@@ -138,7 +138,7 @@ class DerivativeCovariance:
             rows.append(torch.cat(row, dim=-1))
         return torch.cat(rows, dim=-2)
 
-    def place(self, column: int | None) -> int | None:
+    def place(self, column: Any) -> Any:
         """The index of a column of the inputs among those that the kernel sees."""
         if self.active is None or column is None:
             return column
