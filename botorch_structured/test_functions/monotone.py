@@ -18,7 +18,6 @@ __all__ = [
 ]
 
 from abc import abstractmethod
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -69,7 +68,11 @@ class DecomposedTestFunction(BoxTestFunction):
     def _evaluate_true(self, X: Tensor) -> Tensor:
         return self._evaluate_components(X).sum(-1)
 
-    def starts(self, seed: int, n: int | None = None) -> Tensor:
+    def starts(
+        self,
+        seed: int,
+        n: int | None = None,
+    ) -> Tensor:
         r"""Random points, the same for a seed.
 
         Args:
@@ -112,8 +115,6 @@ class MonotoneMixture1D(DecomposedTestFunction):
         ({0: -1}, {0: 1})
     """
 
-    dim = 1
-    continuous_inds = [0]
     _bounds = [(0.0, 1.0)]
     _optimal_value = -1.7177402831029276
     _optimizers = [(0.3269961750471420,)]
@@ -134,27 +135,25 @@ class ElasticNetTuning(DecomposedTestFunction):
     standard deviation 0.22 and 50 are zero. The error is half the mean square. There
     is no intercept. About 2 milliseconds an evaluation.
 
-    Values near the optimum hardly differ, and the paper reports ``rank``.
-
     Example:
         >>> problem = ElasticNetTuning(seed=0)
         >>> X = problem.starts(seed=0)  # 4 x 2
         >>> problem.components(X)  # training error and gap, 4 x 2
-        >>> problem.rank(problem(X))  # 4 numbers from 1 (best) to 101
     """
 
-    dim = 2
-    continuous_inds = [0, 1]
     _bounds = [(0.0, 1.0), (-10.0, 0.0)]
     _names = ("alpha", "log2_lambda")
     _monotone = ({0: 1, 1: 1}, {0: -1, 1: -1})
 
     def __init__(
-        self, seed: int = 0, noise_std: float | None = None, negate: bool = False
+        self,
+        seed: int = 0,
+        noise_std: float | None = None,
+        negate: bool = False,
     ) -> None:
         """
         Args:
-            seed: Decides the data, and the points that ``rank`` compares with.
+            seed: Decides the data.
             noise_std: Standard deviation of noise to add.
             negate: Whether to negate the function.
 
@@ -178,7 +177,11 @@ class ElasticNetTuning(DecomposedTestFunction):
         parts = [self._train(*x) for x in X.reshape(-1, 2).tolist()]
         return X.new_tensor(parts).reshape(X.shape)
 
-    def _train(self, alpha: float, log2_lambda: float) -> tuple[float, float]:
+    def _train(
+        self,
+        alpha: float,
+        log2_lambda: float,
+    ) -> tuple[float, float]:
         """The training error, and the gap to the validation error."""
         strength = 2.0**log2_lambda
         linear_model = import_sklearn("linear_model")
@@ -196,13 +199,3 @@ class ElasticNetTuning(DecomposedTestFunction):
         model.fit(*self._data[0])
         errors = [np.square(y - model.predict(X)).mean() / 2 for X, y in self._data]
         return errors[0], errors[1] - errors[0]
-
-    @cached_property
-    def _random_values(self) -> Tensor:
-        return self._evaluate_true(self.starts(self.seed, 100)).sort().values
-
-    def rank(self, values: Tensor) -> Tensor:
-        """One more than how many of 100 random points are better than each value."""
-        errors = (-values if self.negate else values).to(self._random_values)
-        # on another processor the value of the same point has other last digits
-        return 1 + torch.searchsorted(self._random_values, errors - 1e-9)
