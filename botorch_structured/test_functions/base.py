@@ -103,14 +103,10 @@ class ConditionalTestFunction(SyntheticTestFunction):
         )
         return self._evaluate_true(X)
 
-    @torch.no_grad()
     def _active(self, X: Tensor) -> Tensor:
         """``batch_shape x d`` of bool, also for points that are not valid."""
-        lower, upper = self.bounds.to(X)
-        X = torch.minimum(torch.maximum(X.nan_to_num(), lower), upper)
-        discrete = self.discrete_inds + self.categorical_inds
-        X[..., discrete] = X[..., discrete].round()
-        return self.tree.active_mask(X.unsqueeze(-2)).squeeze(-2)
+        points = self.space._snap(X.detach()).unsqueeze(-2)
+        return self.tree.active_mask(points, strict=False).squeeze(-2)
 
     def starts(self, seed: int) -> Tensor:
         r"""One random point on each path, in random order, the same for a seed.

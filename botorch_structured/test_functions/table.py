@@ -95,11 +95,12 @@ class TableProblem(ConditionalTestFunction):
             raise ValueError("X, y: expected finite numbers, got NaN or inf.")
         if space is None:
             columns = _columns(X, names, log_features)
-            points = torch.tensor(X)
-            for j, column in enumerate(columns):
-                encoded = [column.encode(x) for x in X[:, j].tolist()]
-                points[:, j] = torch.tensor(encoded, dtype=torch.double)
             space = SearchSpace.from_columns(columns, ParameterTree(len(columns)))
+            encoded = [
+                [column.encode(x) for x in values]
+                for column, values in zip(columns, X.T.tolist(), strict=True)
+            ]
+            points = torch.tensor(encoded, dtype=torch.double).T
         elif names is not None or len(log_features):
             raise ValueError(
                 "space: expected none beside names or log_features, got both."
@@ -157,9 +158,9 @@ class TableProblem(ConditionalTestFunction):
     def _nearest(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """The nearest row and its distance, ``batch_shape``; infinite for NaN."""
         points = X.detach().to(self._scale).reshape(-1, self.dim)
-        points = self.space._snap(points)
-        active = self.tree.active_mask(points, strict=False)
-        points = torch.where(active, points, self.space.fill) / self._scale
+        snapped = self.space._snap(points)
+        points = torch.where(self._active(points), snapped, self.space.fill)
+        points = points / self._scale
         wrong = ~points.isfinite().all(-1)
         distance, index = self._index.query(points.nan_to_num(0.0, 0.0, 0.0).numpy())
         far = torch.from_numpy(distance).masked_fill(wrong, math.inf)
