@@ -18,6 +18,7 @@ __all__ = [
 ]
 
 from abc import abstractmethod
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -135,10 +136,13 @@ class ElasticNetTuning(DecomposedTestFunction):
     standard deviation 0.22 and 50 are zero. The error is half the mean square. There
     is no intercept. About 2 milliseconds an evaluation.
 
+    Values near the optimum hardly differ, and the paper reports ``rank``.
+
     Example:
         >>> problem = ElasticNetTuning(seed=0)
         >>> X = problem.starts(seed=0)  # 4 x 2
         >>> problem.components(X)  # training error and gap, 4 x 2
+        >>> problem.rank(problem(X))  # 4 numbers from 1 (best) to 101
     """
 
     _bounds = [(0.0, 1.0), (-10.0, 0.0)]
@@ -153,7 +157,7 @@ class ElasticNetTuning(DecomposedTestFunction):
     ) -> None:
         """
         Args:
-            seed: Decides the data.
+            seed: Decides the data, and the points that ``rank`` compares with.
             noise_std: Standard deviation of noise to add.
             negate: Whether to negate the function.
 
@@ -199,3 +203,13 @@ class ElasticNetTuning(DecomposedTestFunction):
         model.fit(*self._data[0])
         errors = [np.square(y - model.predict(X)).mean() / 2 for X, y in self._data]
         return errors[0], errors[1] - errors[0]
+
+    @cached_property
+    def _random_values(self) -> Tensor:
+        return self._evaluate_true(self.starts(self.seed, 100)).sort().values
+
+    def rank(self, values: Tensor) -> Tensor:
+        """One more than how many of 100 random points are better than each value."""
+        errors = (-values if self.negate else values).to(self._random_values)
+        # on another processor the value of the same point has other last digits
+        return 1 + torch.searchsorted(self._random_values, errors - 1e-9)

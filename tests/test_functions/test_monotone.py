@@ -74,6 +74,17 @@ class TestElasticNet:
         assert math.sqrt(residual[0] / 300) == pytest.approx(1.0, abs=0.15)
         assert beta.std() == pytest.approx(0.22 / math.sqrt(2), abs=0.05)
 
+    def test_rank(self) -> None:
+        problem = ElasticNetTuning(seed=2)
+        values = problem(problem.starts(2, 100))
+        ranks = problem.rank(values)
+        assert sorted(ranks.tolist()) == list(range(1, 101))
+        assert ranks[values.argmin()] == 1
+        assert problem.rank(values.max() + 1.0) == 101
+        assert problem.rank(values.min() - 1.0) == 1
+        opposite = ElasticNetTuning(seed=2, negate=True)
+        assert torch.equal(opposite.rank(-values), ranks)
+
 
 def minimise_elastic_net(
     X: np.ndarray, y: np.ndarray, strength: float, alpha: float
