@@ -105,7 +105,6 @@ _ERROR: dict[str, Callable[[dict[str, Any]], float]] = {
     "Ask and tell": lambda names: names["study"].best[1],
     "BoTorch": lambda names: -float(names["Y"].max()),
     "Optuna": lambda names: names["study"].best_value,
-    "Ax": lambda names: names["client"].get_best_parameterization()[1]["error"][0],
     "scikit-learn": lambda names: 1 - names["search"].best_score_,
 }
 # As printed, twenty evaluations; the formula's optimum is 0, that of the data is not.
@@ -115,8 +114,6 @@ _REACHED = {"scikit-learn": 0.03}
 @pytest.mark.parametrize("door", _ERROR)
 @pytest.mark.filterwarnings("error", "ignore::DeprecationWarning")
 def test_each_door_leads_to_the_optimum(door: str) -> None:
-    if door == "Ax":
-        pytest.importorskip("ax")
     assert _SPACE is not None and set(_DOORS) == set(_ERROR)
     names: dict[str, Any] = {}
     for block in (_SPACE[1], _DOORS[door]):
