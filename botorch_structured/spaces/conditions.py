@@ -19,8 +19,10 @@ one side of it: a column or a constant.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, ClassVar
 
 import torch
@@ -38,13 +40,28 @@ class Condition:
     def __or__(self, other: Condition) -> Condition:
         return Or((self, other)) if isinstance(other, Condition) else NotImplemented
 
-    def atoms(self) -> Iterator[Atom]:
-        """The atoms of this expression, from left to right."""
-        raise NotImplementedError
+    def atoms(self) -> Iterator[Any]:
+        """The parts without parts of their own, from left to right."""
+        yield self
 
     def columns(self) -> frozenset[int]:
         """The parent columns this expression refers to."""
-        return frozenset(atom.col for atom in self.atoms())
+        raise NotImplementedError
+
+    def replaced(self, replace: Callable[[Any], Condition]) -> Condition:
+        """The expression with other conditions in place of its atoms."""
+        return replace(self)
+
+    def evaluate(self, truth: Callable[[Any], Any]) -> Any:
+        """Where the expression holds.
+
+        Args:
+            truth: Gives for each atom where it holds: arrays or tensors of booleans.
+
+        Returns:
+            Booleans of that kind; one for an expression without atoms.
+        """
+        return truth(self)
 
     def holds(self, X: Tensor, active: Tensor | None = None) -> Tensor:
         """Evaluate the expression on every row.
@@ -81,8 +98,8 @@ class Atom(Condition):
         """Where on the axis of the column it holds: closed intervals."""
         raise NotImplementedError
 
-    def atoms(self) -> Iterator[Atom]:
-        yield self
+    def columns(self) -> frozenset[int]:
+        return frozenset({self.col})
 
     def takes(self, x: Tensor) -> Tensor:
         """Whether it holds at numbers of the column, where that is active."""
@@ -183,21 +200,25 @@ class _Combination(Condition):
             flat.update(dict.fromkeys(parts))
         object.__setattr__(self, "parts", tuple(flat))
 
-    def atoms(self) -> Iterator[Atom]:
+    def atoms(self) -> Iterator[Any]:
         for part in self.parts:
             yield from part.atoms()
 
     def columns(self) -> frozenset[int]:
         return frozenset().union(*(part.columns() for part in self.parts))
 
+    def replaced(self, replace: Callable[[Any], Condition]) -> Condition:
+        return type(self)(tuple(part.replaced(replace) for part in self.parts))
+
+    def evaluate(self, truth: Callable[[Any], Any]) -> Any:
+        if not self.parts:
+            return self.is_all
+        combine = operator.and_ if self.is_all else operator.or_
+        return reduce(combine, [part.evaluate(truth) for part in self.parts])
+
     def holds(self, X: Tensor, active: Tensor | None = None) -> Tensor:
-        verdict = X.new_full(X.shape[:-1], self.is_all, dtype=torch.bool)
-        for part in self.parts:
-            if self.is_all:
-                verdict &= part.holds(X, active)
-            else:
-                verdict |= part.holds(X, active)
-        return verdict
+        verdict = self.evaluate(lambda part: part.holds(X, active))
+        return X.new_ones(X.shape[:-1], dtype=torch.bool) & verdict
 
 
 class And(_Combination):

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from botorch_structured.spaces.columns import Column, Source, Span, random_source
-from botorch_structured.spaces.conditions import Atom, Between, Condition
-from botorch_structured.spaces.lookup import Expr, all_of, any_of, atom, negated
-from botorch_structured.spaces.parameter_tree import translated
+from botorch_structured.spaces.conditions import And, Atom, Between, Condition, Or
+from botorch_structured.spaces.lookup import State, negated
 
 # A forbidden start is replaced by one of 100 random points on its path; if none of them
 # is feasible, by one of 1,000, then of 10,000.
@@ -40,7 +39,7 @@ class Starts:
 
     def draw(self, n: int | None, at_most: int | None) -> Tensor:
         """``n x d`` points, see `SearchSpace.starts`."""
-        empty: list[Expr] = []  # paths on which no point was found
+        empty: list[Condition] = []  # paths on which no point was found
         for _ in range(20):
             generator = random_source(self.seed)
             paths = self._choose_paths(n, at_most, generator, empty)
@@ -55,7 +54,7 @@ class Starts:
                 return X
             for path in paths[~good.numpy()].tolist():
                 active = [(k, state) for k, state in enumerate(path) if state]
-                empty.append(all_of(atom(k, 1 << state) for k, state in active))
+                empty.append(And(tuple(State(k, 1 << state) for k, state in active)))
         others = self.space.sample(len(X) - int(good.sum()), self.seed)
         return torch.cat([X[good], others])
 
@@ -64,20 +63,20 @@ class Starts:
         n: int | None,
         at_most: int | None,
         generator: Source,
-        empty: Sequence[Expr],
+        empty: Sequence[Condition],
     ) -> np.ndarray:
         """``n x D`` states of the decisions; ``empty``: paths that are not chosen."""
         search = self.tree._search
         outcomes = []
-        excluded = list(empty)
+        excluded: list[Condition] = list(empty)
         for k, decision in enumerate(self.tree._decisions):
             for code in range(len(decision)):
-                outcomes.append(atom(k, 2 << code))
+                outcomes.append(State(k, 2 << code))
                 if self._span(k, code) is None:
                     excluded.append(outcomes[-1])
-        excluded += [translated(c, self._certain) for c in self.space._forbidden]
-        where = negated(any_of(excluded))
-        goals = [*outcomes, *self.tree._exprs]
+        excluded += [c.replaced(self._certain) for c in self.space._forbidden]
+        where = negated(Or(tuple(excluded)))
+        goals = [*outcomes, *self.tree.over_states]
         many = 0 if at_most is None else min(at_most, 10)
         some, is_complete = search.where(where, many + 1)
         if not len(some):
@@ -106,13 +105,13 @@ class Starts:
         decision = self.tree._decisions[k]
         return self.space.columns[decision.col].within(*decision.intervals[code])
 
-    def _certain(self, clause: Condition) -> Expr:
+    def _certain(self, clause: Condition) -> Condition:
         """On which paths a clause forbids every point (False where that is not seen).
 
         Of clauses that compare parameters it is not: draws show that.
         """
         if not isinstance(clause, Atom) or clause.col not in self.tree._position:
-            return False
+            return Or(())
         if not isinstance(clause, Between):
             return self.tree._states(clause)
         k = self.tree._position[clause.col]
@@ -121,7 +120,7 @@ class Starts:
             span = self._span(k, code)
             if span and clause.lo <= span[0] and span[1] <= clause.hi:
                 mask |= 2 << code
-        return atom(k, mask)
+        return State(k, mask)
 
     def _points(
         self, states: Tensor, kind: str, generator: Source
@@ -151,7 +150,7 @@ class Starts:
     def _place(self, states: Tensor, kind: str, generator: Source) -> Tensor:
         """``n x D`` states -> ``n x d`` points, feasible or not."""
         X = self.space.fill.repeat(len(states), 1)
-        active = self.tree._active_states(states)
+        active = self.tree.active_at(states)
         for c in active.any(0).nonzero().flatten().tolist():
             column = self.space.columns[c]
             k = self.tree._position.get(c)
