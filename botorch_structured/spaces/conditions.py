@@ -233,6 +233,12 @@ class Or(_Combination):
     is_all = False
 
 
+#: The condition that holds everywhere.
+ALWAYS = And(())
+#: The condition that holds nowhere.
+NEVER = Or(())
+
+
 @dataclass(frozen=True)
 class Operand:
     """One side of a comparison.
@@ -249,7 +255,7 @@ class Operand:
     codes: tuple[float, ...] = ()
     values: tuple[Any, ...] = ()
     log: bool = False
-    condition: Condition = And(())
+    condition: Condition = ALWAYS
 
     def index(self, X: Tensor) -> Tensor:
         """``batch_shape x n`` positions among the choices."""

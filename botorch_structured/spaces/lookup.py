@@ -25,11 +25,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from botorch_structured.spaces.conditions import And, Atom, Condition, Inactive, Or
+from botorch_structured.spaces.conditions import (
+    ALWAYS,
+    And,
+    Atom,
+    Condition,
+    Inactive,
+    Or,
+)
 
 Span = tuple[float, float]
-#: The condition that holds everywhere.
-ALWAYS = And(())
 # Keys of paths have 62 bits; beyond them are those of undeclared values.
 _UNDECLARED = 1 << 62
 
@@ -283,10 +288,10 @@ class Lookup:
         shape = states.shape[:-1]
         truth = self._truth.gather(1, self._by_decision(states)[self._parents])
         rows = [truth]
-        everywhere = truth.new_ones(1, truth.shape[1])
         for condition in self._combined:
             verdict = condition.evaluate(lambda part: truth[self._row[part]])
-            rows.append(everywhere & verdict)
+            verdict = torch.as_tensor(verdict, device=truth.device)
+            rows.append(verdict.expand(1, truth.shape[1]))
         active = torch.cat(rows)[self._place]
         return active.t().contiguous().reshape(*shape, len(self._place))
 

@@ -20,6 +20,8 @@ from torch import Tensor
 
 from botorch_structured.spaces import arguments
 from botorch_structured.spaces.conditions import (
+    ALWAYS,
+    NEVER,
     And,
     Atom,
     Between,
@@ -30,7 +32,6 @@ from botorch_structured.spaces.conditions import (
     Or,
 )
 from botorch_structured.spaces.lookup import (
-    ALWAYS,
     Decision,
     Lookup,
     Span,
@@ -374,7 +375,7 @@ class ParameterTree:
             return negated(is_active)
         if (value := fixed.get(a.col)) is not None:
             x = torch.tensor(value, dtype=torch.double)
-            return is_active if a.takes(x) else Or(())
+            return is_active if a.takes(x) else NEVER
         if a.col not in self._position:
             return is_active
         # it may hold in a part of an interval, other than the conditions of the tree
@@ -571,7 +572,7 @@ class ParameterTree:
         Args:
             x: ``d`` (or ``1 x d``) point.
         """
-        self._check_points(x)
+        self.check_rows(x)
         return next(self._paths_of(x.reshape(1, -1).double()))
 
     def random_paths(
@@ -613,7 +614,8 @@ class ParameterTree:
             )
         return lookups[device]
 
-    def _check_points(self, X: Tensor) -> None:
+    def check_rows(self, X: Any) -> None:
+        """Raise a ``ValueError`` unless ``X`` holds rows of ``d`` floats."""
         got = type(X).__name__
         if isinstance(X, Tensor):
             if X.shape[-1:] == (self.dim,) and X.is_floating_point():
@@ -626,7 +628,7 @@ class ParameterTree:
 
     def _locate(self, X: Tensor, strict: bool = True) -> tuple[Lookup, Tensor, Tensor]:
         """The tables for a device, and the values and states of all decisions."""
-        self._check_points(X)
+        self.check_rows(X)
         lookup = self._lookup(X.device)
         values, states = lookup.find(X)
         if strict and (refused := lookup.refused(values, states)).any():

@@ -14,8 +14,8 @@ from functools import cached_property
 
 import numpy as np
 
-from botorch_structured.spaces.conditions import And, Condition
-from botorch_structured.spaces.lookup import ALWAYS, State, bits
+from botorch_structured.spaces.conditions import ALWAYS, And, Condition
+from botorch_structured.spaces.lookup import State, bits
 
 # Up to so many paths are listed.
 MAX_LISTED = 4096
