@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from numbers import Real
 from typing import Any, NoReturn
@@ -480,6 +480,12 @@ class Constant(CategoricalColumn):
     def value(self) -> Any:
         """Its value."""
         return self.choices[0]
+
+
+def positions(parameters: Mapping[str, Column]) -> dict[str, int]:
+    """The columns of parameters, by name; constants have none."""
+    names = [name for name, p in parameters.items() if not isinstance(p, Constant)]
+    return {name: i for i, name in enumerate(names)}
 
 
 def is_same_parameter(a: Column, b: Column) -> bool:

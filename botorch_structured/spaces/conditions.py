@@ -244,90 +244,46 @@ class Operand:
     """One side of a comparison.
 
     Args:
+        active: Where it is active.
         col: The column; None for a constant.
-        codes: For choices the numbers that stand for them; ``(0,)`` for a constant.
-        values: The choices, or the constant alone.
+        codes: For choices the numbers that stand for them.
+        values: For choices, and for a constant, the numbers that are compared.
         log: Whether the column holds the decimal logarithm of its value.
-        condition: Where a constant is active.
     """
 
+    active: Condition
     col: int | None
     codes: tuple[float, ...] = ()
-    values: tuple[Any, ...] = ()
+    values: tuple[float, ...] = ()
     log: bool = False
-    condition: Condition = ALWAYS
-
-    def index(self, X: Tensor) -> Tensor:
-        """``batch_shape x n`` positions among the choices."""
-        if self.col is None:
-            return X.new_zeros(X.shape[:-1], dtype=torch.long)
-        distance = X[..., self.col, None] - X.new_tensor(self.codes)
-        return distance.abs().argmin(-1)
 
     def evaluate(self, X: Tensor) -> Tensor:
         """``batch_shape x n`` numbers."""
-        if self.values:
-            values = [float(v) for v in self.values]
-            return X.new_tensor(values, dtype=torch.double)[self.index(X)]
+        if self.col is None:
+            return X.new_full(X.shape[:-1], self.values[0], dtype=torch.double)
         x = X[..., self.col].double()
+        if self.values:
+            nearest = (x.unsqueeze(-1) - x.new_tensor(self.codes)).abs().argmin(-1)
+            return x.new_tensor(self.values)[nearest]
         return 10.0**x if self.log else x
 
-    def columns(self) -> frozenset[int]:
-        """The column, or those that decide whether a constant is active."""
-        return self.condition.columns() if self.col is None else frozenset({self.col})
 
-    def is_active(self, X: Tensor, active: Tensor | None) -> Tensor:
-        """``batch_shape x n`` booleans."""
-        if self.col is None:
-            return self.condition.holds(X, active)
-        if active is None:
-            return X.new_ones(X.shape[:-1], dtype=torch.bool)
-        return active[..., self.col]
-
-
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Comparison(Condition):
-    """A statement that holds only where all of its ``operands`` are active."""
+    """A weighted sum compares with a bound, and all of its ``operands`` are active."""
 
     operands: tuple[Operand, ...]
+    weights: tuple[float, ...]
+    compare: Callable[[Any, Any], Any]
+    bound: float
 
     def columns(self) -> frozenset[int]:
-        return frozenset().union(*(operand.columns() for operand in self.operands))
+        return frozenset().union(*(o.active.columns() for o in self.operands))
 
     def holds(self, X: Tensor, active: Tensor | None = None) -> Tensor:
-        verdict = self._compare(X)
-        for operand in self.operands:
-            verdict = verdict & operand.is_active(X, active)
-        return verdict
-
-    def _compare(self, X: Tensor) -> Tensor:
-        raise NotImplementedError
-
-
-@dataclass(frozen=True, eq=False)
-class LinearClause(Comparison):
-    """``sum_i weights_i x_i <= bound`` (or ``= bound``) is violated."""
-
-    weights: tuple[float, ...]
-    bound: float
-    equality: bool = False
-
-    def _compare(self, X: Tensor) -> Tensor:
-        values = [operand.evaluate(X) for operand in self.operands]
-        products = [w * value for w, value in zip(self.weights, values, strict=True)]
-        excess = torch.stack(products).sum(0) - self.bound
-        return (excess.abs() if self.equality else excess) > 1e-8
-
-
-@dataclass(frozen=True, eq=False)
-class Relation(Comparison):
-    """A comparison of two numbers; of two choices by a table of every pair."""
-
-    compare: Callable[[Any, Any], Any]
-    table: tuple[tuple[bool, ...], ...] = ()
-
-    def _compare(self, X: Tensor) -> Tensor:
-        if self.table:
-            verdict = torch.tensor(self.table, device=X.device)
-            return verdict[tuple(operand.index(X) for operand in self.operands)]
-        return self.compare(*(operand.evaluate(X) for operand in self.operands))
+        total = X.new_zeros(X.shape[:-1], dtype=torch.double)
+        is_active = torch.ones_like(total, dtype=torch.bool)
+        for operand, weight in zip(self.operands, self.weights, strict=True):
+            total = total + weight * operand.evaluate(X)
+            is_active &= operand.active.holds(X, active)
+        return is_active & self.compare(total, self.bound)

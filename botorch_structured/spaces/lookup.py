@@ -11,13 +11,11 @@ Each distinct one is evaluated once; those of decisions from the top of the tree
 
 from __future__ import annotations
 
-import heapq
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
-from graphlib import TopologicalSorter
 from itertools import pairwise
 from typing import Any
 
@@ -67,22 +65,6 @@ def bits(mask: int, size: int) -> np.ndarray:
     octets = (mask & ((1 << size) - 1)).to_bytes(size // 8 + 1, "little")
     digits = np.frombuffer(octets, dtype=np.uint8)
     return np.unpackbits(digits, count=size, bitorder="little").astype(bool)
-
-
-def parents_first(conditions: Sequence[Condition]) -> list[int]:
-    """The decisions in their order, but none before those that its condition names."""
-    sorter = TopologicalSorter({k: c.columns() for k, c in enumerate(conditions)})
-    sorter.prepare()
-    ready = list(sorter.get_ready())
-    heapq.heapify(ready)
-    order = []
-    while ready:
-        k = heapq.heappop(ready)
-        order.append(k)
-        sorter.done(k)
-        for child in sorter.get_ready():
-            heapq.heappush(ready, child)
-    return order
 
 
 def cut_intervals(atoms: Iterable[Atom]) -> list[Span]:
@@ -145,22 +127,15 @@ class Decision:
         slack = 1e-3 * min(gaps, default=1.0)
         return [(value - slack, value + slack) for value in self.values]
 
-    def spans(self, bounds: Sequence[float] = (-math.inf, math.inf)) -> list[Span]:
-        """Finite intervals to draw a value of each outcome from.
-
-        Args:
-            bounds: Intervals are cut to these; those outside are left out.
-        """
-        spans = list(self.intervals)
-        if self.numeric:
-            low, high = bounds
-            cut = [(max(lo, low), min(hi, high)) for lo, hi in spans]
-            spans = [(lo, hi) for lo, hi in cut if lo <= hi] or spans
-        finite = []
-        for span in spans:
-            ends = [x for x in span if math.isfinite(x)] or [0.0]
-            finite.append((ends[0], ends[-1]))
-        return finite
+    @cached_property
+    def representatives(self) -> list[float]:
+        """A number of each outcome, in the middle of a bounded part of it."""
+        numbers = []
+        for lo, hi in self.intervals:
+            low = max(lo, min(hi, 1.0) - 2.0)
+            high = min(hi, max(lo, -1.0) + 2.0)
+            numbers.append(0.5 * (low + high))
+        return numbers
 
     def mask(self, atom: Atom) -> int:
         """The states in which ``atom`` holds, as a bit set."""

@@ -8,7 +8,7 @@ refer to; a *path* is one joint setting of the active decisions. Paths are liste
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from graphlib import CycleError, TopologicalSorter
@@ -39,7 +39,6 @@ from botorch_structured.spaces.lookup import (
     bits,
     cut_intervals,
     negated,
-    parents_first,
 )
 from botorch_structured.spaces.path_search import MAX_LISTED, PathSearch
 
@@ -136,17 +135,20 @@ class ParameterTree:
         self._dependencies = _read_dependencies(dim, hierarchical_dependencies)
         self.conditions = _read_conditions(dim, self._dependencies, conditions)
         self._values = _read_values(dim, values)
+        self._decisions = self._collect_decisions()
+        self._position = {o.col: k for k, o in enumerate(self._decisions)}
+        above: dict[int, Iterable[int]] = dict.fromkeys(self._position, ())
+        above |= {c: sorted(where.columns()) for c, where in self.conditions.items()}
         try:
-            above = {c: condition.columns() for c, condition in self.conditions.items()}
-            TopologicalSorter(above).prepare()
+            columns = [*TopologicalSorter(above).static_order()]
         except CycleError as error:
             raise ValueError(
                 "hierarchical_dependencies, conditions: expected no cycle, got "
                 "columns that wait for each other: "
                 f"{' -> '.join(map(str, error.args[1]))}."
             ) from None
-        self._decisions = self._collect_decisions()
-        self._position = {o.col: k for k, o in enumerate(self._decisions)}
+        # The decisions, parents first.
+        self._order = [self._position[c] for c in columns if c in self._position]
         #: The conditions of all columns, over the states of the decisions.
         self.over_states = [
             self.conditions.get(c, ALWAYS).replaced(self._states) for c in range(dim)
@@ -193,15 +195,12 @@ class ParameterTree:
                     f"{x.dim}."
                 )
             return x
-        kind = "None" if x is None else type(x).__name__
-        hint = "; give its tree, space.tree" if hasattr(x, "tree") else ""
-        if kind == "ConfigurationSpace":  # a mapping, of names
-            hint = "; read it by SearchSpace.from_configspace(cs)"
-        elif isinstance(x, Mapping):
+        if isinstance(x, Mapping):
             return cls(dim, x)
         raise ValueError(
-            "hierarchical_dependencies: expected a ParameterTree or {column: {value: "
-            f"[columns]}}}}, with {{}} for a space without decisions, got {kind}{hint}."
+            "hierarchical_dependencies: expected a ParameterTree, such as space.tree, "
+            "or {column: {value: [columns]}}, with {} for a space without decisions, "
+            f"got {arguments.brief(x)}."
         )
 
     def _collect_decisions(self) -> list[Decision]:
@@ -280,11 +279,6 @@ class ParameterTree:
         return leaf
 
     @cached_property
-    def _order(self) -> list[int]:
-        """The decisions, parents first."""
-        return parents_first([self.over_states[o.col] for o in self._decisions])
-
-    @cached_property
     def _search(self) -> PathSearch:
         sizes = [len(o.intervals) for o in self._decisions]
         conditions = [self.over_states[o.col] for o in self._decisions]
@@ -314,8 +308,7 @@ class ParameterTree:
         states = torch.from_numpy(self._search.states).long()
         X = torch.zeros(len(states), self.dim, dtype=torch.double)
         for k, o in enumerate(self._decisions):
-            values = [0.0, *(lo for lo, _ in o.spans())]
-            X[:, o.col] = X.new_tensor(values)[states[:, k]]
+            X[:, o.col] = X.new_tensor([0.0, *o.representatives])[states[:, k]]
         return X
 
     @cached_property
@@ -434,7 +427,7 @@ class ParameterTree:
     def __getstate__(self) -> dict[str, Any]:
         # Tables (on a device) and the decomposition (large) are computed again.
         keep = ("dim", "conditions", "space", "over_states")
-        private = ("_dependencies", "_values", "_decisions", "_position")
+        private = ("_dependencies", "_values", "_decisions", "_position", "_order")
         return {name: self.__dict__[name] for name in (*keep, *private)}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ParameterTree:
@@ -575,35 +568,23 @@ class ParameterTree:
         self.check_rows(x)
         return next(self._paths_of(x.reshape(1, -1).double()))
 
-    def random_paths(
-        self,
-        n: int,
-        generator: torch.Generator | None = None,
-        bounds: Tensor | None = None,
-    ) -> Tensor:
+    def random_paths(self, n: int, generator: torch.Generator | None = None) -> Tensor:
         """Points on random paths, for spaces with too many paths to list.
 
         Every decision takes each of its outcomes with the same probability (numeric
-        ones a uniform number inside the interval; if that is unbounded its finite end,
-        or 0). The other columns are 0.
+        ones a number in the interval). The other columns are 0.
 
         Args:
             n: The number of points.
             generator: A CPU generator.
-            bounds: ``2 x d`` bounds to cut the intervals to.
 
         Returns:
             ``n x d`` float64 points.
         """
-        arguments.check_count("n", n, least=0)
         X = torch.zeros(n, self.dim, dtype=torch.double)
         for o in self._decisions:
-            limits = () if bounds is None else (bounds[:, o.col].tolist(),)
-            low, high = X.new_tensor(o.spans(*limits)).unbind(-1)
-            code = torch.randint(len(low), (n,), generator=generator)
-            u = torch.rand(n, generator=generator, dtype=torch.double)
-            x = low[code] + u * (high - low)[code]
-            X[:, o.col] = torch.minimum(x, high[code])
+            code = torch.randint(len(o), (n,), generator=generator)
+            X[:, o.col] = X.new_tensor(o.representatives)[code]
         return X
 
     def _lookup(self, device: torch.device) -> Lookup:

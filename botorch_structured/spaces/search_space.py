@@ -28,6 +28,7 @@ from botorch_structured.spaces.columns import (
     described,
     is_blank,
     is_same_parameter,
+    positions,
     random_source,
     with_slack,
 )
@@ -182,6 +183,48 @@ class SearchSpace:
         return space
 
     @classmethod
+    def from_parameters(
+        cls,
+        argument: str,
+        parameters: Mapping[str, Column],
+        conditions: Mapping[str, Condition],
+        by_value: Iterable[str],
+        forbidden: Sequence[Condition] = (),
+    ) -> SearchSpace:
+        """The space of columns and constants.
+
+        Args:
+            argument: What it is called in errors.
+            parameters: All of them by name, in order.
+            conditions: Where they are active.
+            by_value: Those that declare their values, if they are decisions.
+            forbidden: See `from_columns`.
+        """
+        position = positions(parameters)
+        if not position:
+            only = f"only constants, {[*parameters]}" if parameters else "none"
+            raise ValueError(
+                f"{argument}: expected at least one parameter with several values, got "
+                f"{only}."
+            )
+        where = {c: conditions[name] for name, c in position.items()}
+        where = {c: condition for c, condition in where.items() if condition != ALWAYS}
+        decisions = set().union(*(condition.columns() for condition in where.values()))
+        values = {}
+        for name in by_value:
+            if position.get(name) in decisions:
+                lo, hi = parameters[name].bounds
+                values[position[name]] = [float(x) for x in range(int(lo), int(hi) + 1)]
+        constants = [
+            Constant(name, p.value, conditions[name], place)
+            for place, (name, p) in enumerate(parameters.items())
+            if isinstance(p, Constant)
+        ]
+        columns = [parameters[name] for name in position]
+        tree = ParameterTree(len(columns), conditions=where, values=values)
+        return cls.from_columns(columns, tree, constants, forbidden)
+
+    @classmethod
     def from_configspace(cls, cs: ConfigurationSpace) -> SearchSpace:
         """Read a ConfigSpace; it is not needed afterwards, nor changed.
 
@@ -198,7 +241,7 @@ class SearchSpace:
         """
         from botorch_structured.spaces.other_spaces import read_configspace
 
-        return cls.from_columns(*read_configspace(cs))
+        return cls.from_parameters("cs", *read_configspace(cs))
 
     @classmethod
     def from_ax(
@@ -219,7 +262,7 @@ class SearchSpace:
         """
         from botorch_structured.spaces.other_spaces import read_ax
 
-        return cls.from_columns(*read_ax(search_space, aligned))
+        return cls.from_parameters("search_space", *read_ax(search_space, aligned))
 
     @classmethod
     def from_dictionaries(cls, dictionaries: Any) -> SearchSpace:
@@ -269,8 +312,8 @@ class SearchSpace:
         """
         from botorch_structured.spaces.dictionaries import read_dictionaries
 
-        columns, tree, constants, names = read_dictionaries(dictionaries)
-        space = cls.from_columns(columns, tree, constants)
+        parts, names = read_dictionaries(dictionaries)
+        space = cls.from_parameters("dictionaries", *parts)
         space._dictionaries = names
         return space
 
