@@ -645,8 +645,7 @@ class SearchSpace:
         The default is one start on each path, in the order of ``tree.path_index``.
         Paths that the bounds or the forbidden clauses rule out as a whole have none,
         nor has a path on which none of 10,000 random points is feasible. (Where ``n``
-        or ``at_most`` name fewer than there are, and such paths are chosen twenty times
-        in a row, `sample` gives the points that are missing.)
+        or ``at_most`` name a number, `sample` gives the points that are missing.)
         More than 1,000 paths are not listed: in their place there are as many starts as
         it takes to show every value (or interval) of every decision that can be active,
         and to have every column active once. A model over the tree then has data for
@@ -670,9 +669,8 @@ class SearchSpace:
                 or it lies outside of the path's interval. The path that the defaults
                 are on comes first. After the first start on a path, further ones are
                 random for these two kinds. A start that is forbidden is replaced by the
-                nearest feasible one (by any, if it is ``"random"``) of 100 random
-                points on its path (of 1,000, then 10,000, where none of these is
-                feasible).
+                nearest feasible one of 100 random points on its path (of 1,000, then
+                10,000, where none of these is feasible).
             seed: The same seed gives the same points. Default: PyTorch's generator;
                 for ``"middle"`` and ``"default"`` 0.
             at_most: In place of ``n``, no more than this: one start on each of up to
