@@ -150,12 +150,8 @@ class _Column:
         u = torch.rand(n, generator=generator, dtype=torch.double)
         if spread:
             order = torch.randperm(n, generator=generator)
-            u = (order + self._offset(u)) / max(n, 1)
+            u = (order + u) / max(n, 1)
         return self._at(u, span or self.bounds)
-
-    def _offset(self, u: Tensor) -> Tensor:
-        """Where the numbers lie in each n-th of the distribution."""
-        return u
 
     def _at(self, u: Tensor, span: Span) -> Tensor:
         """Numbers by the share of the distribution within ``span`` below them."""
@@ -441,9 +437,6 @@ class CategoricalColumn(_Column):
     def middle(self, span: Span) -> float:
         codes = [code for code in self.codes if span[0] <= code <= span[1]]
         return codes[(len(codes) - 1) // 2]
-
-    def _offset(self, u: Tensor) -> Tensor:
-        return u[:1]  # evenly spaced: counts differ by less than one from expectation
 
     def _at(self, u: Tensor, span: Span) -> Tensor:
         codes = torch.tensor(self.codes, dtype=torch.double)

@@ -28,7 +28,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from botorch_structured.spaces.arguments import as_integer, check_number, check_values
+from botorch_structured.spaces.arguments import check_count, check_number, check_values
 
 
 class Condition:
@@ -86,12 +86,7 @@ class Atom(Condition):
     col: int
 
     def __post_init__(self) -> None:
-        index = as_integer(self.col)
-        if index is None or index < 0:
-            raise ValueError(
-                f"col: expected a column index (an integer >= 0), got {self.col!r}."
-            )
-        object.__setattr__(self, "col", index)
+        object.__setattr__(self, "col", check_count("col", self.col, least=0))
 
     @property
     def intervals(self) -> list[tuple[float, float]]:
@@ -191,11 +186,6 @@ class _Combination(Condition):
     def __post_init__(self) -> None:
         flat: dict[Condition, None] = {}
         for part in self.parts:
-            if not isinstance(part, Condition):
-                raise ValueError(
-                    "parts: expected conditions (Equals, In, Between, or their "
-                    f"combinations), got {part!r}."
-                )
             parts = part.parts if isinstance(part, type(self)) else (part,)
             flat.update(dict.fromkeys(parts))
         object.__setattr__(self, "parts", tuple(flat))

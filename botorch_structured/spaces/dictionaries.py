@@ -204,7 +204,7 @@ class _DictionaryReader:
             if name is not None:
                 column = self.dictionaries[k][name]
             for other, part in parts:
-                if _is_same_column(column, other):
+                if is_same_parameter(column, other):
                     part.append(k)
                     break
             else:
@@ -224,7 +224,7 @@ class _DictionaryReader:
         for p in same:
             other = self.parameters[p]
             is_alike = other.splits == splits and other.shown == shown
-            if is_alike and _is_same_column(other.column, column):
+            if is_alike and is_same_parameter(other.column, column):
                 break
         else:
             p = len(self.parameters)
@@ -297,7 +297,7 @@ def _decision(group: Sequence[Columns]) -> str | None:
             column = columns.get(name)
             if not isinstance(column, CategoricalColumn) or column.ordered:
                 break
-            if any(_is_same_column(column, other) for other in distinct):
+            if any(is_same_parameter(column, other) for other in distinct):
                 continue
             choices = [choice for other in distinct for choice in other.choices]
             if any(is_equal(a, b) for a in choices for b in column.choices):
@@ -307,14 +307,6 @@ def _decision(group: Sequence[Columns]) -> str | None:
             if len(distinct) > 1:
                 sizes[name] = sum(len(column.choices) for column in distinct)
     return min(sizes, key=sizes.__getitem__, default=None)
-
-
-def _is_same_column(a: Column, b: Column) -> bool:
-    if isinstance(a, CategoricalColumn) and isinstance(b, CategoricalColumn):
-        return len(a.choices) == len(b.choices) and all(
-            any(is_same(x, y) for y in b.choices) for x in a.choices
-        )
-    return is_same_parameter(a, b)
 
 
 def _column(name: str, values: Any) -> Column:

@@ -383,16 +383,14 @@ class _AxReader(_Reader):
 
 def check_aligned(aligned: Any) -> list[list[str]]:
     """``aligned`` as a list of lists, if these are names in groups of two or more."""
-    groups: list[list[str]] = []
-    if isinstance(aligned, Iterable) and not isinstance(aligned, str):
-        groups = [[g] if isinstance(g, str) else list(g) for g in aligned]
-    names = [name for group in groups for name in group]
-    if (
-        isinstance(aligned, str)
-        or not isinstance(aligned, Iterable)
-        or any(len(group) < 2 for group in groups)
-        or len(set(map(str, names))) < len(names)
-    ):
+    try:
+        groups = [list(group) for group in aligned]
+        names = [name for group in groups for name in group]
+        is_good = all(len(group) > 1 for group in groups)
+        is_good &= len(set(names)) == len(names)
+    except TypeError:
+        is_good = False
+    if not is_good:
         raise ValueError(
             "aligned: expected groups of two or more names, all different, such as "
             f"[['rate_adam', 'rate_sgd']], got {aligned!r}."
@@ -410,26 +408,21 @@ def _check_group(
     names = [k for k, p in parameters.items() if not isinstance(p, Constant)]
     if unknown := [name for name in group if name not in names]:
         raise ValueError(f"aligned: expected names among {names}, got {unknown}.")
-    kinds = {name: described(parameters[name]) for name in group}
-    under = {name: above[name] for name in group}
-    edges = [edge for several in under.values() for edge in several]
-    is_split = len({parent for parent, _ in edges}) == 1 and all(under.values())
-    tied = {
-        name for c in search_space.parameter_constraints for name in c.constraint_dict
-    }
-    busy = [
-        name
-        for name in group
-        if search_space.parameters[name].is_hierarchical or name in tied
-    ]
-    for wrong, expected, got in (
-        (busy, "parameters without dependents and constraints", busy),
-        (len({*kinds.values()}) > 1, "the same bounds or values", kinds),
-        (
-            not is_split or len({*edges}) < len(edges),
-            "different values of a choice",
-            under,
-        ),
-    ):
-        if wrong:
-            raise ValueError(f"aligned: expected {expected}, got {got}.")
+    kinds = {described(parameters[name]) for name in group}
+    edges = [edge for name in group for edge in above[name]]
+    parents = {parent for parent, _ in edges}
+    constraints = search_space.parameter_constraints
+    busy = {name for c in constraints for name in c.constraint_dict}
+    busy |= {k for k, p in search_space.parameters.items() if p.is_hierarchical}
+    is_split = len(parents) == 1 and len({*edges}) == len(edges)
+    if len(kinds) > 1 or not is_split or not all(map(above.get, group)):
+        raise ValueError(
+            "aligned: expected parameters with the same bounds or values, below "
+            f"different values of one choice, got {sorted(kinds)} for {group}, below "
+            f"{edges}."
+        )
+    if busy.intersection(group):
+        raise ValueError(
+            "aligned: expected parameters without dependents and constraints, got "
+            f"{sorted(busy.intersection(group))}."
+        )

@@ -137,6 +137,14 @@ class ParameterTree:
         self._values = _read_values(dim, values)
         self._decisions = self._collect_decisions()
         self._position = {o.col: k for k, o in enumerate(self._decisions)}
+        #: The columns that conditions refer to (or whose values are declared).
+        self.decision_columns = [o.col for o in self._decisions]
+        #: The decision columns whose outcomes are intervals.
+        self.numeric_decisions = [o.col for o in self._decisions if o.numeric]
+        #: The decision columns whose outcomes are values.
+        self.decisions_by_value = [o.col for o in self._decisions if not o.numeric]
+        #: Decision column -> declared values, or ``(lo, hi)`` intervals, ascending.
+        self.decision_values = {o.col: list(o.values) for o in self._decisions}
         above: dict[int, Iterable[int]] = dict.fromkeys(self._position, ())
         above |= {c: sorted(where.columns()) for c, where in self.conditions.items()}
         try:
@@ -214,43 +222,20 @@ class ParameterTree:
 
     def _decision(self, col: int, atoms: Sequence[Atom]) -> Decision:
         """A column that atoms are about."""
-        values = {
-            *self._dependencies.get(col, ()),
-            *(v for a in atoms if not isinstance(a, Between) for v, _ in a.intervals),
-        }
-        if (declared := self._values.get(col)) is not None:
-            if missing := sorted(values - set(declared)):
-                raise ValueError(
-                    f"values[{col}]: expected all values of column {col}, those its "
-                    f"conditions name included, got {list(declared)} without {missing}."
-                )
-            spans = [(v, v) for v in declared]
-            return Decision(col, tuple(spans), numeric=False, strict=True)
-        spans = [(v, v) for v in sorted(values)]
-        numeric = any(isinstance(a, Between) for a in atoms)
+        by_value = [a for a in atoms if not isinstance(a, Between)]
+        values = {v for a in by_value for v, _ in a.intervals}
+        values |= self._dependencies.get(col, {}).keys()
+        declared = self._values.get(col)
+        numeric = declared is None and len(by_value) < len(atoms)
+        if declared and (missing := sorted(values - set(declared))):
+            raise ValueError(
+                f"values[{col}]: expected all values of column {col}, those its "
+                f"conditions name included, got {list(declared)} without {missing}."
+            )
+        spans = [(v, v) for v in declared or sorted(values)]
         if numeric:
             spans = cut_intervals([*atoms, *(Equals(col, v) for v in values)])
-        return Decision(col, tuple(spans), numeric, strict=False)
-
-    @cached_property
-    def decision_columns(self) -> list[int]:
-        """The columns that conditions refer to (or whose values are declared)."""
-        return [o.col for o in self._decisions]
-
-    @cached_property
-    def numeric_decisions(self) -> list[int]:
-        """The decision columns whose outcomes are intervals."""
-        return [o.col for o in self._decisions if o.numeric]
-
-    @cached_property
-    def decisions_by_value(self) -> list[int]:
-        """The decision columns whose outcomes are values."""
-        return [o.col for o in self._decisions if not o.numeric]
-
-    @cached_property
-    def decision_values(self) -> dict[int, list[Any]]:
-        """Decision column -> declared values, or ``(lo, hi)`` intervals, ascending."""
-        return {o.col: list(o.values) for o in self._decisions}
+        return Decision(col, tuple(spans), numeric, strict=declared is not None)
 
     @cached_property
     def edge_offsets(self) -> list[int]:
@@ -426,9 +411,8 @@ class ParameterTree:
 
     def __getstate__(self) -> dict[str, Any]:
         # Tables (on a device) and the decomposition (large) are computed again.
-        keep = ("dim", "conditions", "space", "over_states")
-        private = ("_dependencies", "_values", "_decisions", "_position", "_order")
-        return {name: self.__dict__[name] for name in (*keep, *private)}
+        again = ("_lookups", "_search", "paths", "path_points", "sorted_keys")
+        return {name: v for name, v in self.__dict__.items() if name not in again}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ParameterTree:
         return self  # nothing about it changes
@@ -659,9 +643,7 @@ def _read_dependencies(
             number = arguments.check_number(f"{name}[{parent}]", value)
             where = f"{name}[{parent}][{value}]"
             columns = arguments.check_columns(where, children, dim)
-            if len(set(columns)) < len(columns):
-                raise ValueError(f"{where}: expected distinct columns, got {columns}.")
-            plain.setdefault(parent, {})[number] = columns
+            plain.setdefault(parent, {})[number] = list(dict.fromkeys(columns))
     return plain
 
 

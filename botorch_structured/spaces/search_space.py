@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from botorch_structured.spaces.dictionaries import DictionaryNames
 
+Row = dict[str, Any]
 #: The kinds of `SearchSpace.starts`.
 KINDS = ("random", "spread", "middle", "default")
 
@@ -751,32 +752,15 @@ class SearchSpace:
         constants = [c.condition.holds(X, active) for c in self.constants]
         return torch.cat([active, *(on.unsqueeze(-1) for on in constants)], -1)
 
-    def _mismatch(
-        self, row: dict[str, Any], present: np.ndarray, is_wrong: np.ndarray
-    ) -> str:
+    def _mismatch(self, row: Row, present: np.ndarray, is_wrong: np.ndarray) -> str:
         """The error of a row that lacks parameters, or has inactive ones."""
-        missing = {*np.flatnonzero(present & is_wrong).tolist()}
-        # Where a decision is missing, what depends on it is not known: leave it out.
-        certain = [
-            k
-            for k in np.flatnonzero(present).tolist()
-            if not self._conditions[k].columns() & missing
-        ]
-        absent = [self.parameters[k] for k in certain if k in missing]
-        if absent and absent[0].name in row:
-            return (
-                f"{absent[0].name!r}: expected {absent[0].expected()}, as it is "
-                f"active, got {row[absent[0].name]!r}."
-            )
-        extra = np.flatnonzero(is_wrong & ~present)
-        wrong = f"with {[self.parameters[k].name for k in extra]}, inactive there"
-        if absent:
-            wrong = f"without {[p.name for p in absent]}"
-        expected = [self.parameters[k].name for k in certain]
-        return (
-            f"configs: expected the active parameters {expected} only, got {row} "
-            f"{wrong}."
-        )
+        for k in np.flatnonzero(is_wrong & present).tolist():
+            p = self.parameters[k]
+            expected = f"{p.expected()}, as it is active"
+            return f"{p.name!r}: expected {expected}, got {row.get(p.name)!r} in {row}."
+        p = self.parameters[int(is_wrong.argmax())]
+        got = f"{row[p.name]!r} in {row}"
+        return f"{p.name!r}: expected no value, as it is inactive, got {got}."
 
     def _snap(self, X: Tensor, decisions: bool = False) -> Tensor:
         """Round what is discrete; decisions by value only if asked to."""
@@ -855,7 +839,7 @@ def _real(c: int, name: str, span: Span, log: bool) -> FloatColumn:
     return FloatColumn(name, 10.0**lo, 10.0**hi, log=True)
 
 
-def _rows(configs: Any) -> list[dict[str, Any]]:
+def _rows(configs: Any) -> list[Row]:
     """Configurations as dictionaries, whatever they came in."""
     if getattr(configs, "ndim", None) == 2 and hasattr(configs, "to_dict"):
         configs = configs.to_dict("records")  # a DataFrame
