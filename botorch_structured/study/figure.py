@@ -64,7 +64,9 @@ def draw_study(
     right.locator_params("x", integer=True)
     tidy(right)
     paths = len(space.tree.path_key(X).unique())
-    title = f"Evaluations, and the best, of {len(bars)} of {paths} paths that were tried"
+    title = (
+        f"Evaluations, and the best, of {len(bars)} of {paths} paths that were tried"
+    )
     right.set_title(title, loc="left", fontsize="medium")
     return figure
 
@@ -149,9 +151,7 @@ def draw_front(
         for label, Y in drawn.items():
             colour = COLOURS[0] if label == "Pareto front" else GREY
             marker = "x" if label == "infeasible" else "o"
-            ax.scatter(
-                Y[:, a], Y[:, b], s=22, color=colour, marker=marker, label=label
-            )
+            ax.scatter(Y[:, a], Y[:, b], s=22, color=colour, marker=marker, label=label)
         ax.set_xlabel(shortened(names[a], 40))
         ax.set_ylabel(shortened(names[b], 40))
         tidy(ax)
