@@ -202,8 +202,9 @@ def _from_pairs(
                 f"earlier: expected numbers as outcomes, got {brief(value)}."
             )
         study.configs.append(config)
-        worked = number is not None and math.isfinite(number)
-        study.values.append(sign * number if worked else None)
+        if number is not None:
+            number = sign * number if math.isfinite(number) else None
+        study.values.append(number)
     return study
 
 

@@ -34,7 +34,7 @@ def read_space(space: Any, told_apart: bool = True) -> SearchSpace:
             raise ValueError(f"space: {message}") from None
         # the first decision may be one of our own
         if told_apart and read.shown_names[0] is None:
-            _check_common_name(space)
+            _check_common_name([*space])
         return read
     raise ValueError(
         "space: expected a SearchSpace, a ConfigurationSpace, or dictionaries, got "

@@ -117,9 +117,9 @@ class ToldStudy:
         """
         arguments, values = trial_values(study, trials)
         told = [
-            row
-            for row in zip(trials, configs, values, strict=True)
-            if row[1] is not None and row[0].state.is_finished()
+            (trial, config, value)
+            for trial, config, value in zip(trials, configs, values, strict=True)
+            if config is not None and trial.state.is_finished()
         ]
         if self._study is None or arguments != self._arguments:
             self._arguments = arguments
