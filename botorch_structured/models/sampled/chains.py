@@ -65,18 +65,6 @@ def _split(draws: Array) -> Array:
     return np.concatenate([draws[:, :half], draws[:, -half:]])
 
 
-def _check(draws: Array) -> Array:
-    draws = np.asarray(draws, dtype=np.float64)
-    if draws.ndim != 3 or draws.shape[1] < _MIN_DRAWS:
-        raise ValueError(
-            "draws: expected num_chains x num_draws x k with at least "
-            f"{_MIN_DRAWS} draws, got shape {draws.shape}."
-        )
-    if not np.isfinite(draws).all():
-        raise ValueError("draws: expected finite values, got NaN or infinity.")
-    return draws
-
-
 def _variances(halves: Array) -> tuple[Array, Array]:
     """Mean variance within chains, and the pooled estimate, each ``k``."""
     n = halves.shape[1]
@@ -89,15 +77,12 @@ def split_r_hat(draws: Array) -> Array:
     """Split R-hat of each parameter: 1 if chains agree, infinite if no chain moves.
 
     Args:
-        draws: ``num_chains x num_draws x k``.
+        draws: ``num_chains x num_draws x k``, at least four draws.
 
     Returns:
         ``k``.
-
-    Raises:
-        ValueError: With fewer than four draws a chain, or values that are not finite.
     """
-    within, pooled = _variances(_split(_check(draws)))
+    within, pooled = _variances(_split(draws))
     result = np.full(within.shape, np.inf)
     np.divide(pooled, within, out=result, where=within > 0)
     return np.sqrt(result)
@@ -110,15 +95,12 @@ def effective_sample_size(draws: Array) -> Array:
     initial monotone sequence.
 
     Args:
-        draws: ``num_chains x num_draws x k``.
+        draws: ``num_chains x num_draws x k``, at least four draws.
 
     Returns:
         ``k``; zero where no chain moves.
-
-    Raises:
-        ValueError: As ``split_r_hat``.
     """
-    halves = _split(_check(draws))
+    halves = _split(draws)
     chains, n, k = halves.shape
     within, pooled = _variances(halves)
     centred = halves - halves.mean(axis=1, keepdims=True)
@@ -229,17 +211,13 @@ class Target(Protocol):
     the density at neighbouring positions incrementally.
     """
 
-    @property
-    def dim(self) -> int:
-        """Number of coordinates, k."""
-
     def move_to(self, position: Array) -> float:
         """Make ``position`` current, if its log density, returned, is finite.
 
         Otherwise (``-inf``, outside the support) nothing changes.
         """
 
-    def along(self, axis: int) -> Callable[[float], float]:
+    def along(self, position: Array, axis: int) -> Callable[[float], float]:
         """The log density as a function of one coordinate of the current position."""
 
     def accept(self) -> None:
@@ -250,19 +228,15 @@ class Update(NamedTuple):
     """Result of one update of one coordinate.
 
     Attributes:
-        value: The new value.
+        value: The new value; the old one where rounding has made the slice empty. The
+            last evaluation was then at another point.
         log_density: The log density at ``value``.
-        length: Length of the interval that the value was finally drawn from.
         evaluations: How often the density was evaluated.
-        moved: Whether ``value`` is a new point. It is the old one where rounding has
-            made the slice empty; the last evaluation was then at another point.
     """
 
     value: float
     log_density: float
-    length: float
     evaluations: int
-    moved: bool
 
 
 def slice_update(
@@ -307,12 +281,12 @@ def slice_update(
         evaluations += 1
         log_p = log_density(proposal)
         if log_p > height:
-            return Update(proposal, log_p, right - left, evaluations, True)
+            return Update(proposal, log_p, evaluations)
         if proposal < value:
             left = proposal
         else:
             right = proposal
-    return Update(value, current, right - left, evaluations, False)
+    return Update(value, current, evaluations)
 
 
 @dataclass
@@ -351,16 +325,16 @@ class SliceSampler:
 
     def sweep(self) -> None:
         """Update each coordinate once."""
-        for axis in self.rng.permutation(self.target.dim):
+        for axis in self.rng.permutation(len(self.position)):
             update = slice_update(
-                self.target.along(int(axis)),
+                self.target.along(self.position, int(axis)),
                 float(self.position[axis]),
                 self.log_density,
                 float(self.widths[axis]),
                 self.rng,
             )
             self._moves[axis].append(abs(update.value - self.position[axis]))
-            if update.moved:
+            if update.value != self.position[axis]:
                 self.target.accept()
                 self.position[axis] = update.value
                 self.log_density = update.log_density
@@ -405,14 +379,6 @@ class SliceSampler:
 # -- chains of a model ------------------------------------------------------------
 
 
-def _continued(previous: Chains, chain: int) -> Array:
-    """Where a chain goes on: where it was, or further ones at an earlier draw."""
-    lap, place = divmod(chain, previous.num_chains)
-    if lap == 0:
-        return previous.last[place]
-    return previous.samples[place, -1 - lap % previous.num_draws]
-
-
 def _disperse(target: Target, start: Array, rng: np.random.Generator) -> Array:
     """A point of finite density around a starting point.
 
@@ -455,15 +421,16 @@ def run_chains(
     positions = np.empty((count, draws, k))
     log_density = np.empty((count, draws))
     widths = []
+    # before tuning: a factor of seven on a logarithmic scale
+    first = np.full(k, 2.0) if previous is None else previous.widths
     current = coordinates.read_values()
-    values = [_continued(previous, i) if previous else current for i in range(count)]
-    starts = [coordinates.to_position(coordinates.clip(v)) for v in values]
-    for i, (start, stream) in enumerate(zip(starts, streams, strict=True)):
+    for i, stream in enumerate(streams):
         rng = np.random.default_rng(stream)
+        if previous is not None:
+            current = previous.last[i % previous.num_chains]
+        start = coordinates.to_position(coordinates.clip(current))
         if previous is None and i > 0:
             start = _disperse(target, start, rng)
-        # before tuning: a factor of seven on a logarithmic scale
-        first = np.full(k, 2.0) if previous is None else previous.widths
         sampler = SliceSampler(target, start, rng, first)
         sampler.warm_up(warmup, advance)
         for t in range(draws):

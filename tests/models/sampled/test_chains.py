@@ -69,16 +69,6 @@ def test_chains_that_do_not_move() -> None:
     assert (effective_sample_size(apart) == 0).all()
 
 
-@pytest.mark.parametrize("function", [split_r_hat, effective_sample_size])
-def test_what_cannot_be_judged_raises(function) -> None:
-    with pytest.raises(ValueError, match="at least 4 draws.*got shape"):
-        function(np.zeros((2, 3, 1)))
-    with pytest.raises(ValueError, match="num_chains x num_draws x k"):
-        function(np.zeros((10, 2)))
-    with pytest.raises(ValueError, match="finite"):
-        function(np.full((2, 8, 1), np.nan))
-
-
 def test_an_odd_number_of_draws() -> None:
     x = autoregressive(0.0, chains=2, n=11, k=1, seed=4)
     even = np.delete(x, 5, axis=1)

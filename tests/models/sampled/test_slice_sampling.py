@@ -20,14 +20,14 @@ class Plain:
     """A target that is a function of the whole position."""
 
     def __init__(self, log_density: Callable[[np.ndarray], float], dim: int) -> None:
-        self.function, self.dim = log_density, dim
+        self.function = log_density
         self.evaluations = 0
 
     def move_to(self, position: np.ndarray) -> float:
         self.position = position.copy()
         return self.function(position)
 
-    def along(self, axis: int) -> Callable[[float], float]:
+    def along(self, position: np.ndarray, axis: int) -> Callable[[float], float]:
         def log_density(value: float) -> float:
             self.evaluations += 1
             self.trial = self.position.copy()
@@ -151,14 +151,13 @@ def test_update_reports_what_it_did() -> None:
 
     update = slice_update(log_density, 0.5, -0.125, 2.0, np.random.default_rng(1))
     assert update.evaluations == len(calls)
-    assert update.moved and update.value == calls[-1]
+    assert update.value == calls[-1] != 0.5
     assert update.log_density == -0.5 * update.value**2
 
 
 def test_an_empty_slice_stays_where_it_is() -> None:
     """A log density that rounding has made too high at the current point."""
     update = slice_update(lambda v: -1e9, 0.0, 0.0, 1.0, np.random.default_rng(0))
-    assert not update.moved
     assert (update.value, update.log_density) == (0.0, 0.0)
 
 
@@ -177,7 +176,7 @@ def test_step_out_ends_on_a_flat_density() -> None:
     """An improper density must not make it walk forever."""
     rng = np.random.default_rng(0)
     update = slice_update(lambda v: 0.0, 0.0, 0.0, 1.0, rng, max_steps=8)
-    assert update.length == pytest.approx(8.0)
+    assert update.evaluations == 8
 
 
 def test_a_start_without_density_raises() -> None:
