@@ -34,9 +34,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 from botorch.exceptions import UnsupportedError
@@ -137,7 +137,6 @@ class Chains:
         positive: Parameters that were sampled as logarithms, ``k``.
         last: Last position of each chain, in natural values, ``num_chains x k``.
         widths: Tuned widths of the slice sampler, in coordinates, ``k``.
-        evaluations: Evaluations of the density, warmup included.
     """
 
     names: tuple[str, ...]
@@ -146,7 +145,6 @@ class Chains:
     positive: NDArray[np.bool_]
     last: Array
     widths: Array
-    evaluations: int = 0
 
     @property
     def num_chains(self) -> int:
@@ -224,21 +222,6 @@ class Target(Protocol):
         """Make the last point evaluated by what ``along`` returned current."""
 
 
-class Update(NamedTuple):
-    """Result of one update of one coordinate.
-
-    Attributes:
-        value: The new value; the old one where rounding has made the slice empty. The
-            last evaluation was then at another point.
-        log_density: The log density at ``value``.
-        evaluations: How often the density was evaluated.
-    """
-
-    value: float
-    log_density: float
-    evaluations: int
-
-
 def slice_update(
     log_density: Callable[[float], float],
     value: float,
@@ -246,7 +229,7 @@ def slice_update(
     width: float,
     rng: np.random.Generator,
     max_steps: int = 32,
-) -> Update:
+) -> tuple[float, float]:
     """One step-out and shrinkage, [Neal2003slice]_ figures 3 and 5.
 
     Args:
@@ -256,124 +239,113 @@ def slice_update(
         width: Length of the first interval.
         rng: Source of randomness.
         max_steps: The interval grows to at most this many widths.
+
+    Returns:
+        The new value, which was evaluated last, and its log density; the old ones where
+        rounding has made the slice empty.
     """
     height = current - rng.exponential()
     left = value - width * rng.random()
     right = left + width
     steps_left = int(max_steps * rng.random())
     steps_right = max_steps - 1 - steps_left
-    evaluations = 0
-    while steps_left > 0:
-        evaluations += 1
-        if not log_density(left) > height:
-            break
+    while steps_left > 0 and log_density(left) > height:
         left -= width
         steps_left -= 1
-    while steps_right > 0:
-        evaluations += 1
-        if not log_density(right) > height:
-            break
+    while steps_right > 0 and log_density(right) > height:
         right += width
         steps_right -= 1
     tiny = 1e-13 * max(1.0, abs(value))
     while right - left > tiny:
         proposal = left + (right - left) * rng.random()
-        evaluations += 1
         log_p = log_density(proposal)
         if log_p > height:
-            return Update(proposal, log_p, evaluations)
+            return proposal, log_p
         if proposal < value:
             left = proposal
         else:
             right = proposal
-    return Update(value, current, evaluations)
+    return value, current
 
 
-@dataclass
-class SliceSampler:
-    """A chain: sweeps over all coordinates in random order.
+def sample_chain(
+    target: Target,
+    start: Array,
+    widths: Array,
+    rng: np.random.Generator,
+    warmup: int,
+    draws: int,
+    advance: Callable[[], None],
+) -> tuple[Array, Array, Array]:
+    """Sweeps over all coordinates in random order.
 
-    Attributes:
+    Args:
         target: The log density.
-        position: Current position of the chain, ``k``.
-        rng: Source of randomness: the same state gives the same chain.
+        start: The first position of the chain, ``k``.
         widths: Width of the first interval of each coordinate, ``k``.
-        log_density: The log density at ``position``.
-        evaluations: Number of evaluations along a coordinate so far.
+        rng: Source of randomness: the same state gives the same chain.
+        warmup: Sweeps before the first kept one; widths are tuned meanwhile.
+        draws: Sweeps that are kept.
+        advance: Called after each sweep.
+
+    Returns:
+        Positions ``draws x k``, their log densities ``draws``, and tuned widths ``k``.
 
     Raises:
-        ValueError: If the log density at ``position`` is not finite.
+        ValueError: If the log density at ``start`` is not finite.
     """
-
-    target: Target
-    position: Array
-    rng: np.random.Generator
-    widths: Array
-    log_density: float = field(init=False)
-    evaluations: int = field(init=False, default=0)
-
-    def __post_init__(self) -> None:
-        self.position = np.array(self.position, dtype=np.float64)
-        self.widths = np.array(self.widths, dtype=np.float64)
-        self.log_density = self.target.move_to(self.position)
-        if not math.isfinite(self.log_density):
-            raise ValueError(
-                "position: expected a finite log density to start from, got "
-                f"{self.log_density} at {self.position.tolist()}."
+    position = start.copy()
+    log_density = target.move_to(position)
+    if not math.isfinite(log_density):
+        raise ValueError(
+            "start: expected a finite log density to start from, got "
+            f"{log_density} at {start.tolist()}."
+        )
+    positions = np.empty((draws, len(start)))
+    log_densities = np.empty(draws)
+    moves = np.empty((warmup + draws, len(start)))
+    for sweep in range(warmup + draws):
+        before = position.copy()
+        for axis in rng.permutation(len(position)):
+            value, log_density = slice_update(
+                target.along(position, int(axis)),
+                float(position[axis]),
+                log_density,
+                float(widths[axis]),
+                rng,
             )
-        self._moves: list[list[float]] = [[] for _ in self.position]
-
-    def sweep(self) -> None:
-        """Update each coordinate once."""
-        for axis in self.rng.permutation(len(self.position)):
-            update = slice_update(
-                self.target.along(self.position, int(axis)),
-                float(self.position[axis]),
-                self.log_density,
-                float(self.widths[axis]),
-                self.rng,
-            )
-            self._moves[axis].append(abs(update.value - self.position[axis]))
-            if update.value != self.position[axis]:
-                self.target.accept()
-                self.position[axis] = update.value
-                self.log_density = update.log_density
-            self.evaluations += update.evaluations
+            if value != position[axis]:
+                target.accept()
+                position[axis] = value
+        moves[sweep] = np.abs(position - before)
         # Evaluated from scratch, so that rounding of incremental evaluations does not
         # add up. Where the matrix is nearly singular this may fail; the incremental
         # value then stays.
-        log_density = self.target.move_to(self.position)
-        if math.isfinite(log_density):
-            self.log_density = log_density
+        fresh = target.move_to(position)
+        if math.isfinite(fresh):
+            log_density = fresh
+        if sweep < warmup:
+            if sweep >= 7 and sweep % 4 == 3:
+                widths = _tuned(widths, moves[: sweep + 1])
+        else:
+            positions[sweep - warmup] = position
+            log_densities[sweep - warmup] = log_density
+        advance()
+    return positions, log_densities, widths
 
-    def tune(self) -> None:
-        """Set widths from the distances that updates have moved; for warmup only.
 
-        In a slice of length L a point moves by L / 3 on average; intervals of 4 L / 3
-        took the fewest evaluations on normal, Laplace and log-gamma densities: 4.7 to
-        5.0 an update, and little more from half to twice that width.
+def _tuned(widths: Array, moves: Array) -> Array:
+    """Widths from the distances ``sweeps x k`` that updates have moved.
 
-        Only the later half of the updates counts: the first half may still be on the
-        way from the starting point to the region of high density.
-        """
-        for axis, moves in enumerate(self._moves):
-            recent = moves[len(moves) // 2 :]
-            if len(recent) >= 4 and any(recent):
-                self.widths[axis] = 4.0 * float(np.mean(recent))
+    In a slice of length L a point moves by L / 3 on average; intervals of 4 L / 3 took
+    the fewest evaluations on normal, Laplace and log-gamma densities: 4.7 to 5.0 an
+    update, and little more from half to twice that width.
 
-    def warm_up(self, sweeps: int, on_sweep: Callable[[], None] | None = None) -> None:
-        """Sweep, and tune the widths meanwhile.
-
-        Args:
-            sweeps: The number of sweeps.
-            on_sweep: Called after each sweep.
-        """
-        for i in range(sweeps):
-            self.sweep()
-            if i + 1 >= 8 and (i + 1) % 4 == 0:
-                self.tune()
-            if on_sweep is not None:
-                on_sweep()
+    Only the later half of the updates counts: the first half may still be on the way
+    from the starting point to the region of high density.
+    """
+    mean = moves[len(moves) // 2 :].mean(axis=0)
+    return np.where(mean > 0.0, 4.0 * mean, widths)
 
 
 # -- chains of a model ------------------------------------------------------------
@@ -415,15 +387,10 @@ def run_chains(
         draws: Sweeps that are kept.
         advance: Called after each sweep.
     """
-    k = len(coordinates)
-    count = len(streams)
-    evaluations = 0
-    positions = np.empty((count, draws, k))
-    log_density = np.empty((count, draws))
-    widths = []
     # before tuning: a factor of seven on a logarithmic scale
-    first = np.full(k, 2.0) if previous is None else previous.widths
+    widths = np.full(len(coordinates), 2.0) if previous is None else previous.widths
     current = coordinates.read_values()
+    parts = []
     for i, stream in enumerate(streams):
         rng = np.random.default_rng(stream)
         if previous is not None:
@@ -431,24 +398,16 @@ def run_chains(
         start = coordinates.to_position(coordinates.clip(current))
         if previous is None and i > 0:
             start = _disperse(target, start, rng)
-        sampler = SliceSampler(target, start, rng, first)
-        sampler.warm_up(warmup, advance)
-        for t in range(draws):
-            sampler.sweep()
-            positions[i, t] = sampler.position
-            log_density[i, t] = sampler.log_density
-            advance()
-        widths.append(sampler.widths)
-        evaluations += sampler.evaluations
+        parts.append(sample_chain(target, start, widths, rng, warmup, draws, advance))
+    positions, log_densities, tuned = (np.stack(p) for p in zip(*parts, strict=True))
     samples = coordinates.to_values(positions)
     return Chains(
         names=coordinates.names,
         samples=samples,
-        log_density=log_density,
+        log_density=log_densities,
         positive=coordinates.positive,
         last=samples[:, -1],
-        widths=np.median(widths, axis=0),
-        evaluations=evaluations,
+        widths=np.median(tuned, axis=0),
     )
 
 

@@ -259,7 +259,9 @@ class PriorCoordinates:
                 "model: expected at least one prior on a parameter that requires a "
                 "gradient, or on its square root, to sample from; found none."
             )
-        self.held = [name for name, (raw, _) in parameters.items() if raw not in sampled]
+        self.held = [
+            name for name, (raw, _) in parameters.items() if raw not in sampled
+        ]
         self.names = tuple(names)
         bounds = [block.bounds() for block in self.blocks]
         lower, upper = (np.concatenate(ends) for ends in zip(*bounds, strict=True))

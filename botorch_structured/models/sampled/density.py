@@ -41,11 +41,6 @@ from botorch_structured.models.tree.leaf_model import LeafModel
 
 Vector = NDArray[np.float64]
 
-# The largest term that is subtracted from a distance: the sum of the others then has
-# about twelve correct decimals. Above it (a very short lengthscale) distances are
-# summed again.
-_MAX_SUBTRACTED = 1e4
-
 
 class ModelDensity:
     """n times the objective of a fit, plus the log Jacobian of the coordinates.
@@ -112,7 +107,6 @@ def _is_plain(mll: MarginalLogLikelihood) -> bool:
     loss = getattr(type(model), "compute_custom_loss", None)
     evidence = getattr(type(model), "_fast_evidence", None)
     exact = None, FastInference._fast_evidence, LeafModel._fast_evidence
-    transform = getattr(model, "input_transform", None)
     return (
         type(mll) is ExactMarginalLogLikelihood
         and mll.likelihood is model.likelihood
@@ -120,12 +114,7 @@ def _is_plain(mll: MarginalLogLikelihood) -> bool:
         and loss in (None, FastInference.compute_custom_loss)
         and evidence in exact
         and noise_is_known(mll.likelihood)
-        and getattr(mll.likelihood, "second_noise_covar", None) is None
         and not any(True for _ in model.added_loss_terms())
-        and (transform is None or not any(True for _ in transform.parameters()))
-        and model.train_inputs[0].ndim == 2
-        and model.train_targets.ndim == 1
-        and bool(torch.isfinite(model.train_targets).all())
     )
 
 
@@ -156,7 +145,8 @@ class StationaryDensity:
                 points = torch.where(places.active, points, kernel.fill.to(points))
                 key = places.key.cpu().numpy()
                 kernel = kernel.base_kernel
-            columns = kernel.active_dims
+            if kernel.active_dims is not None:
+                points = points[..., kernel.active_dims]
             scale: Any = None
             if isinstance(kernel, ScaleKernel):
                 scale = kernel
@@ -179,15 +169,14 @@ class StationaryDensity:
                 self._parameters[-1] = mean[0]
                 first[model.mean_module.raw_constant] = -1
             self._noise = noise - self._parameters[-2]
-            self._targets = _numbers(model.train_targets) - (mean - self._parameters[-1])
+            self._targets = _numbers(model.train_targets) - (
+                mean - self._parameters[-1]
+            )
             log_prior = sum(
                 float(prior.log_prob(closure(module)).sum())
                 for _, module, prior, closure, _ in model.named_priors()
             )
-        self._num_lengths = len(self._parameters) - 3
         self._correlation = ARRAY_VALUES[name]
-        self._points = points[..., slice(None) if columns is None else columns]
-        self._points = self._points.cpu().double().numpy()
         self._places: list[int] = []
         self._powers: list[float] = []
         for block in coordinates.blocks:
@@ -199,18 +188,23 @@ class StationaryDensity:
         # priors of parameters without a gradient are constants
         self._constant_prior = log_prior - self._sum_priors(coordinates.read_values())
         self._log_prior = 0.0
-        n = len(self._points)
+        n = len(points)
         numbers = np.arange(n * n, dtype=np.float64).reshape(n, n, order="F")
         packed, _ = lapack.dtrttf(numbers, transr="N", uplo="L")
         index = packed.astype(np.int64)
-        self._rows = index % n
-        self._columns = index // n
-        diagonal = np.flatnonzero(self._rows == self._columns)
-        self._diagonal = diagonal[np.argsort(self._rows[diagonal])]  # row by row
+        rows = index % n
+        columns = index // n
+        diagonal = np.flatnonzero(rows == columns)
+        self._diagonal = diagonal[np.argsort(rows[diagonal])]  # row by row
         self._apart = np.zeros(len(index))
         if key is not None:
             # every correlation is zero: exp underflows
-            self._apart[key[self._rows] != key[self._columns]] = 1e8
+            self._apart[key[rows] != key[columns]] = 1e8
+        # packed: |x - x'|^e for each lengthscale
+        by_column = points.cpu().double().numpy().T
+        by_column = np.abs(by_column[:, rows] - by_column[:, columns]) ** self._exponent
+        one_length = len(self._parameters) == 4
+        self._differences = by_column.sum(0, keepdims=True) if one_length else by_column
         # packed: sums of distances over columns, and their correlations, at the current
         # position and at the last one with other lengthscales
         self._present = list(np.empty((2, len(index))))
@@ -250,7 +244,7 @@ class StationaryDensity:
         parameters[self._places] = values**self._powers
         log_prior = self._sum_priors(values) + c.log_jacobian(position)
         log_prior += self._constant_prior
-        self._sum_distances(parameters, self._next[0])
+        self._next[0] = self._sum_distances(parameters)
         result = self._evidence(self._next_correlation(), parameters) + log_prior
         if not math.isfinite(result):
             return -math.inf
@@ -302,16 +296,13 @@ class StationaryDensity:
 
     def _along_length(self, index: int) -> Callable[[float], Vector]:
         """Correlations as a function of one lengthscale."""
-        e = self._exponent
-        difference = self._difference(index)
-        rest = self._parameters[index] ** -e * difference
-        if rest.max(initial=0.0) > _MAX_SUBTRACTED:
-            self._sum_distances(self._parameters, rest, without=index)
-        else:
-            rest = np.maximum(self._present[0] - rest, 0.0)
+        lengths = self._parameters.copy()
+        lengths[index] = np.inf
+        rest = self._sum_distances(lengths)
 
         def correlation(length: float) -> Vector:
-            np.multiply(difference, length**-e, out=self._next[0])
+            weight = length**-self._exponent
+            np.multiply(self._differences[index], weight, out=self._next[0])
             self._next[0] += rest
             return self._next_correlation()
 
@@ -321,22 +312,8 @@ class StationaryDensity:
         self._next[1] = self._correlation(*self._next)
         return self._next[1]
 
-    def _sum_distances(
-        self, parameters: Vector, out: Vector, without: int | None = None
-    ) -> None:
-        """Sum of distances, without the columns of one lengthscale if given."""
-        out[:] = self._apart
-        for k in range(self._num_lengths):
-            if k != without:
-                out += parameters[k] ** -self._exponent * self._difference(k)
-
-    def _difference(self, k: int) -> Vector:
-        """Sum over the columns of lengthscale k of |x - x'|^e, packed."""
-        total = np.zeros(len(self._rows))
-        columns = self._points.T
-        for x in columns if self._num_lengths == 1 else columns[k : k + 1]:
-            total += np.abs(x[self._rows] - x[self._columns]) ** self._exponent
-        return total
+    def _sum_distances(self, parameters: Vector) -> Vector:
+        return self._apart + parameters[:-3] ** -self._exponent @ self._differences
 
     def _evidence(self, correlation: Vector, parameters: Vector) -> float:
         """Log N(y; mean, variance * correlation + noise)."""

@@ -33,7 +33,6 @@ def some_chains(draws: int = 10) -> Chains:
         positive=np.array([True, False, True]),
         last=samples[:, -1],
         widths=np.ones(3),
-        evaluations=7,
     )
 
 

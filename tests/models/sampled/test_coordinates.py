@@ -9,7 +9,6 @@ import pytest
 import torch
 from botorch.models import MultiTaskGP, SingleTaskGP
 from botorch.models.transforms.input import Warp
-from botorch.models.utils.priors import BetaPrior
 from gpytorch.constraints import GreaterThan
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood
