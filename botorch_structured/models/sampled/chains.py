@@ -36,7 +36,6 @@ from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
 
 import numpy as np
 from botorch.exceptions import UnsupportedError
@@ -45,8 +44,10 @@ from botorch.models.gpytorch import GPyTorchModel
 from numpy.typing import NDArray
 
 from botorch_structured.models.sampled.coordinates import PriorCoordinates
+from botorch_structured.models.sampled.density import ModelDensity, StationaryDensity
 
 Array = NDArray[np.float64]
+Target = ModelDensity | StationaryDensity
 
 # Each half of a chain needs two draws for a variance.
 _MIN_DRAWS = 4
@@ -200,26 +201,6 @@ class Chains:
 
 
 # -- slice sampling ---------------------------------------------------------------
-
-
-class Target(Protocol):
-    """A log density on R^k, evaluated along one coordinate at a time.
-
-    An implementation may keep what it has computed at the current position, to evaluate
-    the density at neighbouring positions incrementally.
-    """
-
-    def move_to(self, position: Array) -> float:
-        """Make ``position`` current, if its log density, returned, is finite.
-
-        Otherwise (``-inf``, outside the support) nothing changes.
-        """
-
-    def along(self, position: Array, axis: int) -> Callable[[float], float]:
-        """The log density as a function of one coordinate of the current position."""
-
-    def accept(self) -> None:
-        """Make the last point evaluated by what ``along`` returned current."""
 
 
 def slice_update(
@@ -414,7 +395,7 @@ def run_chains(
 def models_at(
     model: GPyTorchModel, coordinates: PriorCoordinates, values: Array
 ) -> list[GPyTorchModel]:
-    """Copies of a model with other hyperparameters, and the same data in memory.
+    """Copies of a model with other hyperparameters.
 
     Args:
         model: It is put in training mode.
@@ -428,12 +409,8 @@ def models_at(
     for row in values:
         model.train()  # in evaluation mode a model holds transformed inputs
         coordinates.write_values(coordinates.clip(row))
-        data = [*model.train_inputs, model.train_targets]
-        transform = getattr(model, "outcome_transform", None)
-        shared = [*data] if transform is None else [*data, transform]
-        memo = {id(item): item for item in shared}
         try:
-            models.append(deepcopy(model, memo).eval())
+            models.append(deepcopy(model).eval())
         except RuntimeError as error:
             raise UnsupportedError(
                 "mll_or_model: expected a model that can be copied, got "

@@ -142,11 +142,8 @@ class PriorBlock:
 
     def bounds(self) -> tuple[Vector, Vector]:
         """Those of the parameter, and of the support of the prior, each ``size``."""
-        lower = np.full(self.shape.numel(), -np.inf)
-        upper = -lower
-        if self.constraint is not None:
-            lower = _flat(self.constraint.lower_bound, self.raw.shape)
-            upper = _flat(self.constraint.upper_bound, self.raw.shape)
+        limits = (-math.inf, math.inf) if self.constraint is None else self.constraint
+        lower, upper = (_flat(limit, self.raw.shape) for limit in limits)
         if self.power == 2.0:
             lower = lower.clip(0.0) ** 0.5
             upper = upper**0.5

@@ -46,8 +46,8 @@ class ModelDensity:
     """n times the objective of a fit, plus the log Jacobian of the coordinates.
 
     The objective is BoTorch's for this model, its own ``compute_custom_loss`` where it
-    has one, in closed form where fits have that; all priors are part of it. A
-    ``Target`` of the slice sampler, which evaluates every point from scratch.
+    has one, in closed form where fits have that; all priors are part of it. Every point
+    is evaluated from scratch.
 
     Args:
         mll: The objective; evaluations change its model.
@@ -62,14 +62,15 @@ class ModelDensity:
         self.mll = mll
         self.coordinates = coordinates
         self.num_data = model.train_targets.numel()
-        closed = None
-        if isinstance(model, LeafModel) and model.tree.decision_columns:
-            closed = model.fit_objective(mll)
+        closed = model.fit_objective(mll) if isinstance(model, LeafModel) else None
         self._loss = closed.loss if closed else get_loss_closure(mll)
         self._values: Vector | None = None  # that the model has
 
     def move_to(self, position: Vector) -> float:
-        """See ``Target.move_to``."""
+        """Make ``position`` current, if its log density, returned, is finite.
+
+        Otherwise (``-inf``, outside the support) nothing changes.
+        """
         c = self.coordinates
         if not c.inside(position):
             return -math.inf
@@ -84,7 +85,7 @@ class ModelDensity:
         return value + c.log_jacobian(position) if math.isfinite(value) else -math.inf
 
     def along(self, position: Vector, axis: int) -> Callable[[float], float]:
-        """See ``Target.along``."""
+        """The log density as a function of one coordinate of the current position."""
         trial = position.copy()
 
         def log_density(coordinate: float) -> float:
@@ -94,7 +95,7 @@ class ModelDensity:
         return log_density
 
     def accept(self) -> None:
-        """See ``Target.accept``."""
+        """Make the last point evaluated by what ``along`` returned current."""
 
 
 def _is_plain(mll: MarginalLogLikelihood) -> bool:
@@ -119,7 +120,7 @@ def _is_plain(mll: MarginalLogLikelihood) -> bool:
 
 
 class StationaryDensity:
-    """Same numbers as ``ModelDensity``, evaluated incrementally; a ``Target``.
+    """Same numbers as ``ModelDensity``, evaluated incrementally.
 
     Use ``of``, which returns None for models that it does not support.
 
@@ -235,7 +236,7 @@ class StationaryDensity:
             return None
 
     def move_to(self, position: Vector) -> float:
-        """See ``Target.move_to``."""
+        """See ``ModelDensity.move_to``."""
         c = self.coordinates
         if not c.inside(position):
             return -math.inf
@@ -253,7 +254,7 @@ class StationaryDensity:
         return result
 
     def along(self, position: Vector, axis: int) -> Callable[[float], float]:
-        """See ``Target.along``."""
+        """See ``ModelDensity.along``."""
         place = self._places[axis]
         power = self._powers[axis]
         density = self._densities[axis]
@@ -283,7 +284,7 @@ class StationaryDensity:
         return log_density
 
     def accept(self) -> None:
-        """See ``Target.accept``."""
+        """See ``ModelDensity.accept``."""
         self._parameters, self._log_prior, has_other_lengths = self._trial
         if has_other_lengths:
             last = self._present

@@ -31,7 +31,7 @@ __all__ = ["SampledGP"]
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from botorch.acquisition.objective import PosteriorTransform
@@ -39,11 +39,9 @@ from botorch.exceptions import UnsupportedError
 from botorch.models import SingleTaskGP
 from botorch.models.gpytorch import GPyTorchModel
 from botorch.models.model import FantasizeMixin
-from botorch.models.utils import fantasize as fantasize_flag
 from botorch.models.utils import gpt_posterior_settings
 from botorch.posteriors import GPyTorchPosterior, Posterior
 from botorch.posteriors.fully_bayesian import MCMC_DIM, GaussianMixturePosterior
-from botorch.sampling.base import MCSampler
 from botorch.sampling.pathwise.posterior_samplers import DrawMatheronPaths
 from gpytorch import Module, settings
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
@@ -112,6 +110,7 @@ class SampledGP(GPyTorchModel, FantasizeMixin):
 
     _is_ensemble = True
     _is_fully_bayesian = True
+    samples: Any
 
     # the data of all models, and their cached factors
     _predictor: tuple[list[Tensor], FoldedPredictor | None] | None = None
@@ -123,9 +122,7 @@ class SampledGP(GPyTorchModel, FantasizeMixin):
         # not called "models": ModelList.load_state_dict drops that from every key
         self.samples = nn.ModuleList(models)
         self.chains = chains
-        first = self.models[0]
-        with_task = getattr(first, "_task_feature", None) is not None
-        self._columns = None if with_task else checks.columns_of(first)
+        self._columns = checks.columns_of(self.models[0])
         self.eval()  # there is nothing to be fitted
 
     # -- what BoTorch reads from a model ------------------------------------------
@@ -133,7 +130,7 @@ class SampledGP(GPyTorchModel, FantasizeMixin):
     @property
     def models(self) -> Sequence[GPyTorchModel]:
         """The ``S`` GPs, a ``ModuleList``."""
-        return cast("Sequence[GPyTorchModel]", self.samples)
+        return self.samples
 
     @property
     def num_samples(self) -> int:
@@ -156,17 +153,16 @@ class SampledGP(GPyTorchModel, FantasizeMixin):
 
         Transformed in evaluation mode, as in BoTorch.
         """
-        inputs = zip(*(model.train_inputs for model in self.models), strict=True)
-        return tuple(self._stack_data(parts) for parts in inputs)
+        return (self._stack_data([model.train_inputs[0] for model in self.models]),)
 
     @property
     def train_targets(self) -> Tensor:
         """On the transformed scale, ``batch_shape x S x [m] x n``."""
         return self._stack_data([model.train_targets for model in self.models])
 
-    def _stack_data(self, parts: Sequence[Tensor]) -> Tensor:
+    def _stack_data(self, parts: list[Tensor]) -> Tensor:
         # BoTorch keeps data output by output, behind the batch dimensions
-        return torch.stack(list(parts), dim=len(self.models[0].batch_shape))
+        return torch.stack(parts, dim=len(self.models[0].batch_shape))
 
     @property
     def likelihood(self) -> Likelihood:
@@ -241,10 +237,6 @@ class SampledGP(GPyTorchModel, FantasizeMixin):
         self.samples.share_memory()
         return self
 
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        self._predictor = None
-        super()._load_from_state_dict(*args, **kwargs)
-
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, **kwargs: Any
     ) -> None:
@@ -282,9 +274,10 @@ class SampledGP(GPyTorchModel, FantasizeMixin):
             if all(now is before for now, before in pairs):
                 return self._predictor[1]
         first = self.models[0]
-        by_leaf = isinstance(first, LeafModel) and first.solver is not None
-        by_leaf = by_leaf and len(first.train_targets) > _MANY_ROWS
-        predictor = None if by_leaf else FoldedPredictor.of(self.models)
+        predictor = None
+        is_large = len(first.train_targets) > _MANY_ROWS
+        if not (is_large and isinstance(first, LeafModel) and first.solver is not None):
+            predictor = FoldedPredictor.of(self.models)
         self._predictor = (data, predictor)
         return predictor
 
@@ -322,9 +315,8 @@ class SampledGP(GPyTorchModel, FantasizeMixin):
             X: ``batch_shape x q x d``.
             output_indices: Outputs to predict; all if omitted.
             observation_noise: Whether to add the noise of each sample, or noise
-                variances to add (on the scale of transformed outcomes):
-                ``batch_shape x q x m``, or with a sample dimension
-                ``batch_shape x S x q x m``.
+                variances to add (on the scale of transformed outcomes): ``q x m``, or
+                with a sample dimension ``batch_shape x S x q x m``.
             posterior_transform: Applied to the posterior of every sample.
 
         Returns:
@@ -335,14 +327,11 @@ class SampledGP(GPyTorchModel, FantasizeMixin):
             ValueError: Noise without a value for each sample.
             UnsupportedError: A transform whose result is not Gaussian.
         """
-        if self.training or any(model.training for model in self.models):
+        if any(model.training for model in self.models):
             self._predictor = None  # hyperparameters may have changed
             self.eval()
         dtype = self.models[0].train_targets.dtype
-        if self._columns is None or fantasize_flag.on():
-            checks.check_finite_points(X, dtype)
-        else:
-            checks.check_points(X, self._columns, dtype)
+        checks.check_points(X, self._columns, dtype)
         posterior: Any = None
         with gradients_in_data(*self.models), gpt_posterior_settings():
             if observation_noise is False and X.shape[-2] > 0:
@@ -368,11 +357,9 @@ class SampledGP(GPyTorchModel, FantasizeMixin):
         observation_noise: bool | Tensor,
     ) -> GPyTorchPosterior:
         """Posteriors of the samples one after the other, for any model."""
-        kwargs = {} if output_indices is None else {"output_indices": output_indices}
-        name = "observation_noise"
-        noises = self._samples_of(name, observation_noise, X.ndim)
+        noises = self._samples_of("observation_noise", observation_noise)
         posteriors = [
-            model.posterior(X, observation_noise=noise, **kwargs)
+            model.posterior(X, output_indices, observation_noise=noise)
             for model, noise in zip(self.models, noises, strict=True)
         ]
         normals = [_normal_of(posterior, "models") for posterior in posteriors]
@@ -383,12 +370,15 @@ class SampledGP(GPyTorchModel, FantasizeMixin):
 
         Args:
             name: The argument.
-            values: The values; what is no tensor is shared.
+            values: The values, or what is None, or a flag, for all samples.
             shared: The most dimensions of values that are shared.
         """
-        if not torch.is_tensor(values) or values.ndim <= shared:
+        if values is None or isinstance(values, bool):
             return [values] * self.num_samples
-        if values.ndim < 3 or values.shape[MCMC_DIM] != self.num_samples:
+        checks.check_tensor(name, values)
+        if values.ndim <= shared:
+            return [values] * self.num_samples
+        if values.shape[MCMC_DIM] != self.num_samples:
             raise ValueError(
                 f"{name}: expected {self.num_samples} samples in dimension {MCMC_DIM}, "
                 f"got shape {tuple(values.shape)}."
@@ -422,10 +412,6 @@ class SampledGP(GPyTorchModel, FantasizeMixin):
             ValueError: Batches without a sample dimension.
         """
         self.eval()
-        checks.check_tensor("X", X)
-        checks.check_tensor("Y", Y)
-        if noise is not None:
-            checks.check_tensor("noise", noise)
         outcomes = self._samples_of("Y", Y)
         inputs = self._samples_of("X", X, 2 if X.ndim == Y.ndim else X.ndim)
         noises = self._samples_of("noise", noise)
@@ -441,39 +427,6 @@ class SampledGP(GPyTorchModel, FantasizeMixin):
             with gradients_in_data(model, new=x):
                 models.append(model.condition_on_observations(x, y, **extra))
         return self._with(models)
-
-    def fantasize(
-        self,
-        X: Tensor,
-        sampler: MCSampler,
-        observation_noise: Tensor | None = None,
-        **kwargs: Any,
-    ) -> SampledGP:
-        r"""Condition every sample on outcomes drawn from its own posterior.
-
-        Args:
-            X: ``batch_shape x n' x d``.
-            sampler: Draws the outcomes.
-            observation_noise: As in ``posterior``. Default: the noise of the samples,
-                or the mean of ``train_Yvar`` if that was given.
-            kwargs: Passed to ``condition_on_observations``.
-        """
-        likelihood = self.models[0].likelihood
-        if observation_noise is not None:
-            name = "observation_noise"
-            noises = self._samples_of(name, observation_noise, X.ndim)
-            observation_noise = torch.stack(noises, dim=MCMC_DIM)
-        elif isinstance(likelihood, FixedNoiseGaussianLikelihood):
-            noise = self.likelihood.noise
-            noise = noise.unsqueeze(-2) if self.num_outputs == 1 else noise
-            observation_noise = noise.mean(dim=-1, keepdim=True).mT
-        if observation_noise is not None:
-            observation_noise = observation_noise.expand(
-                *X.shape[:-2], self.num_samples, *observation_noise.shape[-2:]
-            )
-        return super().fantasize(
-            X, sampler, observation_noise=observation_noise, **kwargs
-        )
 
     def subset_output(self, idcs: list[int]) -> SampledGP:
         """The same samples of a model of some of the outputs."""
@@ -493,10 +446,7 @@ def _check_models(models: list[GPyTorchModel]) -> None:
             "models: expected GPyTorchModels of one class, at least one, got "
             f"{[type(m).__name__ for m in models]}."
         )
-    shapes = {
-        (tuple(m.train_targets.shape), *(tuple(t.shape) for t in m.train_inputs))
-        for m in models
-    }
+    shapes = {tuple(model.train_inputs[0].shape) for model in models}
     if len(shapes) > 1:
         raise ValueError(
             f"models: expected the same data in all, got the shapes {sorted(shapes)}."
@@ -621,9 +571,7 @@ class FoldedPredictor:
         self.mean = partial(_evaluate, mean)
         self.shared_inputs = _same(models, "input_transform")
         first = self.models[0]
-        data = torch.stack([model.train_inputs[0] for model in self.models])
-        # if the samples share it, as usual, one copy, ``1 x n x d``
-        self.data = data[:1] if (data == data[:1]).all() else data
+        self.data = torch.stack([model.train_inputs[0] for model in self.models])
         priors = [model.forward(*model.train_inputs) for model in self.models]
         # some kernels have their own prediction strategy (inducing points, features)
         strategy = prediction_strategy(
@@ -662,12 +610,16 @@ class FoldedPredictor:
             None if the class does not predict as ``SingleTaskGP`` does, or kernels or
             means have no batch shape.
         """
-        kind = type(models[0])
+        first = models[0]
+        kind = type(first)
+        data = [t for m in models for t in (*m.train_inputs, m.train_targets)]
         if not (
             issubclass(kind, SingleTaskGP)
             and kind.posterior in (SingleTaskGP.posterior, FastSingleTaskGP.posterior)
             and kind.__call__ in (SingleTaskGP.__call__, FastInference.__call__)
-            and all(_is_plain(model) for model in models)
+            and noise_is_known(first.likelihood)
+            and first.train_inputs[0].ndim == 2
+            and not any(t.requires_grad for t in data)
             and _same(models, "outcome_transform")
         ):
             return None
@@ -730,14 +682,3 @@ def _check_equal(values: Tensor, expected: Tensor) -> None:
     room = torch.finfo(values.dtype).eps ** 0.5 * expected.abs().amax()
     if values.shape != expected.shape or not (values - expected).abs().le(room).all():
         raise RuntimeError("Other numbers than those of the models one by one.")
-
-
-def _is_plain(model: GPyTorchModel) -> bool:
-    inputs = model.train_inputs
-    targets = model.train_targets
-    return (
-        noise_is_known(model.likelihood)
-        and inputs[0].ndim == 2
-        and targets.ndim == 1
-        and not (inputs[0].requires_grad or targets.requires_grad)
-    )

@@ -82,7 +82,7 @@ def test_fast_predictions_are_the_definition(name: str) -> None:
     torch.testing.assert_close(
         both.covariance_matrix[:3], covariance, rtol=0, atol=1e-8
     )
-    for noise in (True, torch.full((3, 2, 1), 0.3, dtype=torch.double)):
+    for noise in (True, torch.full((2, 1), 0.3, dtype=torch.double)):
         assert_is_definition(model, few, observation_noise=noise)
 
 
