@@ -137,14 +137,8 @@ class FastInference(ExactGP):
     def _apply(self, fn: Any) -> Any:
         # BoTorch's analytic acquisitions call ``.to(X)`` on each evaluation: where that
         # changes nothing the caches are kept
-        data = [] if self.train_inputs is None else self.train_inputs
-        tensors = (*data, self.train_targets, *self.parameters(), *self.buffers())
-        with torch.no_grad():
-            for tensor in tensors:
-                if tensor is not None and fn(tensor) is not tensor:
-                    break
-            else:
-                return self
+        if changes_nothing(self, fn):
+            return self
         result = super()._apply(fn)
         self._clear_cache()  # GPyTorch's have the old dtype and device
         self._drop_caches()
@@ -236,6 +230,14 @@ class FastInference(ExactGP):
         X = inputs[0] if isinstance(inputs, (list, tuple)) else inputs
         with gradients_in_data(self, new=X):
             return super().get_fantasy_model(inputs, targets, **kwargs)
+
+
+@torch.no_grad()
+def changes_nothing(model: ExactGP, fn: Callable[[Tensor], Tensor]) -> bool:
+    """Whether a conversion leaves the tensors of a model as they are."""
+    data = [] if model.train_inputs is None else model.train_inputs
+    tensors = (*data, model.train_targets, *model.parameters(), *model.buffers())
+    return all(t is None or fn(t) is t for t in tensors)
 
 
 class FastSingleTaskGP(FastInference, SingleTaskGP):
