@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
+from operator import itemgetter, methodcaller
 from typing import Any
 
 import numpy as np
@@ -129,9 +130,9 @@ class LeafSolver:
         """See ``joint``; without a smallest variance."""
         batch = X.shape[:-1]
         flat = self.kernel.rows(X.flatten(0, -2))
-        mean, *parts = (part.unflatten(0, batch) for part in self.predict(flat))
-        leaf, explained, weight = parts
-        rows = LeafRows(*[part.unflatten(0, batch) for part in flat])
+        in_batch = methodcaller("unflatten", 0, batch)
+        mean, leaf, explained, weight = map(in_batch, self.predict(flat))
+        rows = LeafRows(*map(in_batch, flat))
         on_one_path = rows.key.unsqueeze(-1) == rows.key.unsqueeze(-2)
         prior = self.kernel.leaf_covariance(rows, rows)
         covariance = torch.where(on_one_path, prior, 0.0) + weight @ weight.mT
@@ -169,8 +170,8 @@ class LeafSolver:
             for places, index in _groups(self.place_of_leaf[leaf[in_bucket]]):
                 real = index < len(in_bucket)
                 padded = in_bucket[index.clamp_max(len(in_bucket) - 1)]
-                data = LeafRows(*[part[places] for part in block.rows])
-                points = LeafRows(*[part[padded] for part in rows])
+                data = LeafRows(*map(itemgetter(places), block.rows))
+                points = LeafRows(*map(itemgetter(padded), rows))
                 k = self.kernel.leaf_covariance(data, points).mT
                 if block.bucket.real is not None:
                     k = k * block.bucket.real[places].unsqueeze(-2).to(k)
