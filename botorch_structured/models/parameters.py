@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from botorch.utils.constraints import LogTransformedInterval
+from gpytorch import Module
 from gpytorch.constraints import Interval
 from gpytorch.kernels import Kernel, ScaleKernel
 from gpytorch.likelihoods.noise_models import HomoskedasticNoise
@@ -47,7 +48,6 @@ class RawParameters:
     """All parameters of an objective as one vector ``U``, and their logarithms u.
 
     Attributes:
-        names: Names of the parameters with a gradient.
         values: Raw values, ``U``.
         free: Positions of those with a gradient, ``k``.
         bounds: Of these, ``k x 2``.
@@ -66,11 +66,18 @@ class RawParameters:
         self._positive: set[int] = set()
         self._plain: list[Indices] = []
         self._transformed: list[tuple[Indices, Interval]] = []  # by torch
-        self.names: list[str] = []
         free = []
         bounds = []
         start = 0
-        for name, p, constraint in mll.named_parameters_and_constraints():
+        # ``mll.named_parameters_and_constraints`` looks for the module of each again
+        named = (
+            (module, name, p)
+            for module in mll.modules()
+            for name, p in module.named_parameters(recurse=False)
+        )
+        for module, name, p in named:
+            if id(p) in self._place:
+                continue
             if p.dtype != torch.float64 or p.device.type != "cpu":
                 raise UnknownFormError
             part = p.detach()[index]
@@ -81,9 +88,9 @@ class RawParameters:
             free_p = p if p.requires_grad else None
             self._parts.append((part.view(-1).numpy(), where, free_p))
             start += size
+            constraint = Module.constraint_for_parameter_name(module, name)
             limits = self._read_constraint(p, constraint, place)
             if p.requires_grad:
-                self.names.append(name)
                 free.append(place)
                 bounds.append(np.empty((size, 2)))
                 bounds[-1][:, 0], bounds[-1][:, 1] = limits
@@ -100,7 +107,8 @@ class RawParameters:
         """How a parameter depends on its raw value; bounds of the raw value."""
         if constraint is None:
             return -np.inf, np.inf
-        low, high = (bound.detach().numpy() for bound in constraint)
+        low = constraint.lower_bound.detach().numpy()
+        high = constraint.upper_bound.detach().numpy()
         if low.size > 1:
             raise UnknownFormError
         low = low.reshape(())

@@ -639,9 +639,11 @@ class Study:
             names = list(self.objectives)
             return draw_front(names, self._trials, good, self._front(good))
         ((name, direction),) = self.objectives.items()
+        values = torch.full((len(self._trials),), math.nan, dtype=torch.double)
+        for trial in good:
+            values[trial.number] = trial.values[name]
         X = self._tensor(self._points)
-        minimize = direction == "minimize"
-        return draw_study(self.space, X, self._trials, good, name, minimize)
+        return draw_study(self.space, X, values, name, direction == "minimize")
 
     def explain(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Why this configuration, or why not: what the models of `suggest` believe.

@@ -389,9 +389,7 @@ def test_declared_values_that_an_objective_does_not_take(
 def test_integers_that_are_declared_for_real_numbers(asked: Any) -> None:
     """Nothing but these would ever be suggested."""
     study = make_study(StructuredSampler({"x": (0, 1)}, seed=0))
-    with pytest.raises(
-        ValueError, match=r"'x': .* takes integers.* Declare \(0.0, 1.0"
-    ):
+    with pytest.raises(ValueError, match=r"'x': .* integers only \(declare \(0.0, 1.0"):
         study.optimize(asked, n_trials=2)
     ended(make_study(StructuredSampler({"x": [0, 1]}, seed=0)), asked, 1)
 
@@ -401,7 +399,6 @@ def test_integers_that_are_declared_for_real_numbers(asked: Any) -> None:
     [
         ((1e-2, 1e2, "log"), _uniform(1e-3, 1e3)),
         ((1, 20), _integer(1, 50)),
-        ((0.0, 3 * 0.1), _uniform(0.0, 0.3)),
         ([0.0, 0.5], _uniform(0, 1, step=0.25)),
         (list(range(1, 10, 2)), _integer(1, 10, step=2)),
         ((1, 4), _uniform(0, 5, step=0.5)),
@@ -708,8 +705,6 @@ def test_choices_that_are_equal_are_one() -> None:
     tried = [trial.params["features"] for trial in study.trials]
     assert {1, "root", "log"} == {*tried}
     assert tried.count(1) < 8
-    with pytest.raises(ValueError, match="tells apart, got 1 and 1.0 for 'features'"):
-        StructuredSampler({"features": ["root", 1, 1.0], "x": (0.0, 1.0)})
 
 
 @pytest.mark.filterwarnings("ignore")  # of Optuna's, for what is enqueued

@@ -90,7 +90,7 @@ def test_spaces_that_cannot_be_read() -> None:
     with pytest.raises(ValueError, match="'x': expected .* got a task or a fidelity"):
         SearchSpace.from_ax(ax.SearchSpace([fidelity]))
     fixed = FixedParameter("x", ParameterType.INT, 1)
-    with pytest.raises(ValueError, match="to search over"):
+    with pytest.raises(ValueError, match="with several values"):
         SearchSpace.from_ax(ax.SearchSpace([fixed]))
 
 

@@ -407,7 +407,6 @@ def test_random_paths_reach_every_path() -> None:
         ({"hierarchical_dependencies": {7: {0: [1]}}}, "from 0 to 2, got 7"),
         ({"hierarchical_dependencies": {0: [1]}}, "value: "),
         ({"hierarchical_dependencies": {0: {}}}, "at least one value"),
-        ({"hierarchical_dependencies": {0: {0: [1, 1]}}}, "distinct columns"),
         ({"hierarchical_dependencies": {0: {math.nan: [1]}}}, "finite"),
         ({"hierarchical_dependencies": {0: {"a": [1]}}}, "a number, got 'a'"),
         ({"hierarchical_dependencies": {0: {0: [0]}}}, "0 -> 0"),

@@ -17,9 +17,9 @@ from botorch_structured.integrations.optuna.learning import LearntSpace
 from botorch_structured.integrations.optuna.trial_space import (
     Asked,
     DeclaredSpace,
-    TrialValues,
     Values,
     configurations,
+    trial_values,
 )
 from botorch_structured.study import Study
 
@@ -115,14 +115,15 @@ class ToldStudy:
             configs: Their configurations.
             make: Called with the arguments of the `Study` that are known here.
         """
-        values = TrialValues(study, trials)
-        told = []
-        for trial, config in zip(trials, configs, strict=True):
-            if config is not None and trial.state.is_finished():
-                told.append((trial, config, values.value(trial)))
-        if self._study is None or values.arguments != self._arguments:
-            self._arguments = values.arguments
-            self._study = make(**values.arguments)
+        arguments, values = trial_values(study, trials)
+        told = [
+            (trial, config, value)
+            for trial, config, value in zip(trials, configs, values, strict=True)
+            if config is not None and trial.state.is_finished()
+        ]
+        if self._study is None or arguments != self._arguments:
+            self._arguments = arguments
+            self._study = make(**arguments)
             self._told = []
         same = 0
         for (new, _, value), (old, old_value) in zip(told, self._told, strict=False):

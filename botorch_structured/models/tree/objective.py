@@ -385,7 +385,6 @@ class LeafObjective:
             or not noise_is_known(mll.likelihood)
             or getattr(mll.likelihood, "second_noise_covar", None) is not None
             or not model.redefined.isdisjoint(methods)
-            or any(True for _ in model.added_loss_terms())
             or (transform is not None and any(True for _ in transform.parameters()))
             or any(t.dtype != torch.float64 for t in tensors)
             or any(t.device.type != "cpu" for t in tensors)

@@ -74,10 +74,13 @@ ONES = torch.ones(12, 1, dtype=torch.float64)
         ({"train_Yvar": -ONES}, "train_Yvar: expected a finite variance"),
         ({"train_Yvar": changed(ONES, (3, 0), torch.nan)}, "train_Yvar: expected a fi"),
         ({"train_Yvar": torch.inf * ONES}, "train_Yvar: expected a finite variance"),
-        ({"task_feature": 2.0}, "task_feature: expected an integer or None, got 2.0"),
+        (
+            {"task_feature": 2.0},
+            "task_feature: expected an integer or None, .* got 2.0",
+        ),
         ({"task_feature": True}, "task_feature: expected an integer or None"),
-        ({"output_tasks": []}, "output_tasks: expected at least one task"),
-        ({"output_tasks": 2}, "output_tasks: expected a list of integers, got 2"),
+        ({"output_tasks": []}, "output_tasks: .*at least one task, got"),
+        ({"output_tasks": 2}, "output_tasks: expected a list of integers.* got 2"),
         ({"output_tasks": [2.5]}, "output_tasks: expected a list of integers"),
         ({"all_tasks": [0, 2, 5, 5.5]}, "all_tasks: expected a list of integers"),
         ({"all_tasks": torch.arange(6)}, "all_tasks: expected a list of integers"),
@@ -89,7 +92,7 @@ ONES = torch.ones(12, 1, dtype=torch.float64)
         ),
         ({"seed": 0.5}, "seed: expected an integer, got 0.5"),
         ({"output_tasks": [4]}, "output_tasks: expected tasks among"),
-        ({"task_feature": 3}, "task_feature: expected a column"),
+        ({"task_feature": 3}, "task_feature: .*a column from -3 to 2"),
         ({"task_feature": None, "all_tasks": [1]}, "expected None without"),
         ({"train_Y": Y.repeat(1, 2)}, "several tasks and several signals"),
         ({"train_X": X[:, 2:]}, "expected columns beside the task's"),
@@ -165,7 +168,7 @@ def test_transforms_that_look_at_the_task(outputs: list[int], log: bool) -> None
     transform = ChainedOutcomeTransform(log=Log(), each=each) if log else each
     model = make(outcome_transform=transform, output_tasks=outputs)
     points = torch.rand(4, 2)
-    if log and len(outputs) > 1:  # one by one
+    if len(outputs) > 1:  # one by one
         with pytest.raises(ValueError, match="X is required"):
             model.posterior(points)
         return

@@ -87,7 +87,7 @@ def objective(model: MultiTaskABLR) -> Tensor:
 def test_evidence_and_its_gradient_are_those_of_the_dense_gp() -> None:
     model = task_model(outcome_transform=Standardize(m=1))
     X = model.train_inputs[0]
-    task = model.tasks.index(X)
+    task = model.tasks.index(X)[:, 0]
     with torch.no_grad():
         model.likelihood.noise = torch.tensor([0.1, 0.3, 0.02])
         model.covar_module.weight_precision.value = torch.tensor([2.0, 5.0, 9.0])
@@ -456,7 +456,7 @@ def test_means_are_fitted_and_predicted() -> None:
             X, Y, -1, mean_module=mean, feature_map=network(), outcome_transform=None
         )
         dense = model.forward(X)
-        noise = model.likelihood.noise[model.tasks.index(X)]
+        noise = model.likelihood.noise[model.tasks.index(X)[:, 0]]
         covariance = dense.covariance_matrix + torch.diag(noise)
         expected = MultivariateNormal(dense.mean, covariance).log_prob(Y[:, 0])
         torch.testing.assert_close(model.log_evidence(), expected)
