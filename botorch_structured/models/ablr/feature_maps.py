@@ -216,13 +216,7 @@ def as_feature_map(
                 "covar_module: expected None beside feature_map, which is what "
                 f"determines the covariance; got {type(covar_module).__name__}."
             )
-        if not callable(getattr(covar_module, "features", None)):
-            raise ValueError(
-                "covar_module: expected a kernel with explicit features, such as "
-                f"MondrianKernel, got {type(covar_module).__name__}; for an RBF kernel "
-                "pass feature_map=RandomFourierFeatures()."
-            )
-        return KernelFeatures(covar_module)
+        feature_map = getattr(covar_module, "features", covar_module)
     if feature_map is published_network:
         return published_network(X.shape[-1], seed)
     if feature_map is None:
@@ -232,9 +226,10 @@ def as_feature_map(
         feature_map = KernelFeatures(owner, str(feature_map.__name__))
     if isinstance(feature_map, Kernel) or not isinstance(feature_map, nn.Module):
         raise ValueError(
-            "feature_map: expected a torch.nn.Module from ``n x d`` to ``n x D`` (a "
-            "bound method of one, such as MondrianKernel(...).features, will do), got "
-            f"{type(feature_map).__name__}."
+            "feature_map: expected a torch.nn.Module from ``n x d`` to ``n x D``, or "
+            "covar_module: a kernel with explicit features, such as MondrianKernel; "
+            f"got {type(feature_map).__name__}. For an RBF kernel pass "
+            "feature_map=RandomFourierFeatures()."
         )
     for name, part in feature_map.named_modules():
         if isinstance(part, BatchNorm | DropoutNd):
@@ -314,27 +309,23 @@ def weight_level(
     Raises:
         ValueError: If the features are not finite, all zero, or of another shape.
     """
-    count = processes.count(X)
+    X = X if len(X) else X.new_zeros(1, X.shape[-1])
     squares = X.new_zeros((), dtype=torch.float64)
-    some = X if len(X) else X.new_zeros(1, X.shape[-1])
-    for rows in some.split(4_096):
+    for rows in X.split(4_096):
         try:
             phi = feature_map(rows)
+            good = phi.shape[:-1] == rows.shape[:-1] and bool(phi.isfinite().all())
+            problem = f"of shape {tuple(phi.shape)}, or not finite"
         except RuntimeError as error:
+            good = False
+            problem = f"that fail: {error}"
+        if not good:
             raise ValueError(
-                "feature_map: expected a map of inputs ``n x "
-                f"{rows.shape[-1]}`` (no task column); on {tuple(rows.shape)} it "
-                f"fails with: {error}"
-            ) from error
-        finite = bool(phi.isfinite().all())
-        if phi.ndim != 2 or len(phi) != len(rows) or not phi.shape[-1] or not finite:
-            raise ValueError(
-                "feature_map: expected finite features ``n x D`` of ``n x d``, got "
-                f"shape {tuple(phi.shape)}, finite: {finite}."
+                f"feature_map: expected a map of inputs ``n x {X.shape[-1]}`` (no task "
+                f"column) to finite features ``n x D``, got features {problem}."
             )
-        if len(X) or not count:
-            squares += phi.double().square().sum()
-    level = float(processes.total(squares)) / max(count, 1)
+        squares += phi.double().square().sum()
+    level = float(processes.total(squares)) / processes.count(X)
     if not level > 0.0:
         raise ValueError(
             "feature_map: expected features that are not all zero at the training rows."

@@ -79,7 +79,6 @@ from botorch_structured.models.ablr.tasks import (
     TaskColumn,
     find_tasks,
 )
-from botorch_structured.models.contexts import progress_bar
 from botorch_structured.models.fast_inference import (
     FastInference,
     check_own_objective,
@@ -562,26 +561,22 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         mll: MarginalLogLikelihood,
         optimizer_kwargs: dict[str, Any] | None = None,
         num_starts: int = 3,
-        progress: bool | None = None,
         **kwargs: Any,
     ) -> MarginalLogLikelihood:
         r"""Joint L-BFGS over features, noise and weight precisions.
 
-        ``fit_gpytorch_mll(mll, num_starts=..., progress=...)`` calls this; every
-        argument of it is honoured, retries included. Not for direct use.
+        ``fit_gpytorch_mll(mll, num_starts=...)`` calls this; every argument of it is
+        honoured, retries included. Not for direct use.
 
         A network that is as it was drawn is first fitted in brief from ``num_starts``
         draws (random Fourier features: from as many bandwidths), and the one with the
         largest objective goes on. A model that was fitted before, or has the state of
-        one that was, goes on from there: the warm restart of a search. Interrupted
-        (``KeyboardInterrupt``), the model keeps the parameters of the last step, and is
-        ready to predict.
+        one that was, goes on from there: the warm restart of a search.
 
         Args:
             mll: Of this model.
             optimizer_kwargs: See ``fit_gpytorch_mll``.
             num_starts: How many draws to try.
-            progress: Whether there is a bar; None: when it takes more than 3 seconds.
             kwargs: See ``fit_gpytorch_mll``; with a ``closure`` or an ``optimizer``
                 there is one start.
 
@@ -590,76 +585,36 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         """
         if num_starts < 1:
             raise ValueError(f"num_starts: expected at least 1, got {num_starts}.")
-        if kwargs.get("closure") is not None or "optimizer" in kwargs:
-            fit_map(mll, optimizer_kwargs=optimizer_kwargs, **kwargs)
-        else:
-            # the objective is per outcome: finer tolerances change no prediction. On
-            # exact data the cap ends a fit; a second one goes on from there
-            arguments = dict(optimizer_kwargs or {})
-            options: dict[str, Any] = {"ftol": 1e-6, "gtol": 1e-5, "maxiter": 300}
-            options.update(arguments.pop("options", None) or {})
-            callback = arguments.pop("callback", None)
-            last: dict[str, Any] = {}
-            bar = progress if self._group.rank == 0 else False
-            with progress_bar(None, bar, "ABLR fit", "step") as advance:
-
-                def step(
-                    parameters: dict[str, Any],
-                    result: Any,
-                ) -> None:
-                    advance()
-                    last.update((n, p.detach().clone()) for n, p in parameters.items())
-                    if callback is not None:
-                        callback(parameters, result)
-
-                def fit(maxiter: int) -> None:
-                    maxiter = min(maxiter, options["maxiter"])
-                    arguments["options"] = {**options, "maxiter": maxiter}
-                    arguments["callback"] = step
-                    fit_map(mll, optimizer_kwargs=arguments, **kwargs)
-
-                try:
-                    self._take_best_start(mll, fit, num_starts)
-                    fit(options["maxiter"])
-                except KeyboardInterrupt:
-                    mll.load_state_dict(last, strict=False)
-                    mll.eval()
-                    raise
-        if self.tasks.column is not None:
-            # by maximum likelihood, nothing moves those of tasks without rows
-            empty = self._training_data().counts == 0
-            if empty.any() and not empty.all():
-                fill_without_rows(self.covar_module.weight_precision, "value", empty)
-                if isinstance(self.likelihood, TaskLikelihood):
-                    fill_without_rows(self.likelihood.noise_covar, "noise", empty)
-        return mll.eval()
-
-    def _take_best_start(
-        self,
-        mll: MarginalLogLikelihood,
-        fit: Callable[[int], None],
-        num_starts: int,
-    ) -> None:
-        """Leave the model where the brief fit with the largest objective ends.
-
-        One that was fitted before, or whose features are not drawn, is left as it is.
-        """
+        # the objective is per outcome: finer tolerances change no prediction. On exact
+        # data the cap ends a fit; a second one goes on from there
+        options: dict[str, Any] = {"ftol": 1e-6, "gtol": 1e-5, "maxiter": 300}
         network: Any = self.feature_map
         drawn = isinstance(network, (RandomFourierFeatures, TanhNetwork))
-        if num_starts == 1 or not drawn or network.has_started():
-            return
-        before = deepcopy(mll.state_dict())
-        ends = []
-        for number in range(num_starts):
-            mll.load_state_dict(before)
-            network.restart(number)
-            fit(15)
-            mll.train()
-            with torch.no_grad():
-                loss = float(self.compute_custom_loss(mll))
-            ends.append((loss, number, deepcopy(mll.state_dict())))
-        _, network.number, state = min(ends, key=itemgetter(0))
-        mll.load_state_dict(state)
+        one = kwargs.get("closure") is not None or "optimizer" in kwargs
+        if num_starts > 1 and drawn and not one and not network.has_started():
+            brief = dict(optimizer_kwargs or {})
+            brief["options"] = options | (brief.get("options") or {})
+            brief["options"]["maxiter"] = min(15, brief["options"]["maxiter"])
+            before = deepcopy(mll.state_dict())
+            ends = []
+            for number in range(num_starts):
+                mll.load_state_dict(before)
+                network.restart(number)
+                fit_map(mll, optimizer_kwargs=brief, **kwargs)
+                mll.train()
+                with torch.no_grad():
+                    loss = float(self.compute_custom_loss(mll))
+                ends.append((loss, number, deepcopy(mll.state_dict())))
+            _, network.number, state = min(ends, key=itemgetter(0))
+            mll.load_state_dict(state)
+        fit_map(mll, options, optimizer_kwargs=optimizer_kwargs, **kwargs)
+        # in a large fit, or by maximum likelihood, nothing moves those without rows
+        empty = self._training_data().counts == 0
+        if empty.any() and not empty.all():
+            fill_without_rows(self.covar_module.weight_precision.raw_value, empty)
+            if isinstance(self.likelihood, TaskLikelihood):
+                fill_without_rows(self.likelihood.raw_noise, empty)
+        return mll.eval()
 
     # -- weights ------------------------------------------------------------------
 
@@ -697,22 +652,16 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         Raises:
             ValueError: If they have another shape.
         """
-        if X.ndim < 2:
-            raise ValueError(
-                f"X: expected ``batch_shape x q x d``, got shape {tuple(X.shape)}."
-            )
         # perhaps fewer than training rows have, or others in ``fantasize``
         columns = self._columns[fantasize_flag.on()]
         tasks = self.tasks.column is not None
-        if tasks and X.shape[-1] == columns:
-            return True
-        if X.shape[-1] != columns - tasks:
+        if X.ndim < 2 or not columns - tasks <= X.shape[-1] <= columns:
             raise ValueError(
                 f"X: expected {columns} columns"
                 + (", or one less without tasks" if tasks else "")
-                + f", got {X.shape[-1]}."
+                + f", ``batch_shape x q x d``, got {tuple(X.shape)}."
             )
-        return False
+        return tasks and X.shape[-1] == columns
 
     def _tasks_at(self, X: Tensor) -> Tensor:
         """The task of each outcome at some inputs, ``batch_shape x q x m`` or ``m``."""
@@ -944,9 +893,8 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         if X.shape != expected or rows.shape[:-1] != X.shape[:-1]:
             raise ValueError(
                 "input_transform: expected one that treats new observations as it does "
-                f"training rows ({self._num_columns} columns), got one that makes "
-                f"{tuple(rows.shape)} of {tuple(X.shape)}; use "
-                "transform_on_train=True, or construct the model anew."
+                f"training rows (transform_on_train=True), got {tuple(rows.shape)} of "
+                f"{tuple(X.shape)}."
             )
         if hasattr(self, "outcome_transform"):
             transform, seen = self._transform_at(rows, None if column else outputs)
@@ -1098,8 +1046,7 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         state = super().__getstate__()
         if self._conditioned is not None:  # tensors with a graph cannot be copied
             state["_conditioned"] = [
-                WeightPosterior(w.mean.detach(), w.root.detach())
-                for w in self._conditioned
+                WeightPosterior(*(t.detach() for t in w)) for w in self._conditioned
             ]
         return state
 

@@ -297,9 +297,10 @@ class Regressions:
         learnt = (self.log_alpha, self.log_beta, data.X, data.Y, *self.parameters)
         if torch.is_grad_enabled() and any(t.requires_grad for t in learnt):
             return _SummedEvidence.apply(self, *learnt)
-        return self._value(self._solution())
+        return self.value(self.solution())
 
-    def _forward(self, chunk: Chunk) -> tuple[Tensor, Tensor, Tensor]:
+    @torch.enable_grad()
+    def forward(self, chunk: Chunk) -> tuple[Tensor, Tensor, Tensor]:
         """Inputs, features, and what was observed, of a chunk."""
         X = self.data.X.detach()[chunk.rows]
         X.requires_grad_(self.data.X.requires_grad)
@@ -308,10 +309,10 @@ class Regressions:
         return X, phi, self.data.observed(chunk, phi)
 
     @torch.no_grad()
-    def _solution(self, parts: Iterable[Any] = ()) -> Solution:
-        """The regressions, by what ``_forward`` returns for each chunk."""
+    def solution(self, parts: Iterable[Any] = ()) -> Solution:
+        """The regressions, by what ``forward`` returns for each chunk."""
         data = self.data
-        parts = parts or map(self._forward, data.chunks)
+        parts = parts or map(self.forward, data.chunks)
         factors: Tensor | None = None
         for chunk, (*_, both) in zip(data.chunks, parts, strict=True):
             if factors is None:
@@ -331,7 +332,8 @@ class Regressions:
             factors = torch.linalg.qr(rows, mode="r").R
         return solve(factors, data.counts, self.log_alpha, self.log_beta)
 
-    def _value(self, solution: Solution) -> Tensor:
+    def value(self, solution: Solution) -> Tensor:
+        """The log evidence of all tasks and outcomes."""
         value = solution.value.sum() + self.data.log_scale
         return self.data.processes.first(value).to(self.log_beta)
 
@@ -346,29 +348,34 @@ class Regressions:
             NanError: If features or hyperparameters are not finite.
             RuntimeError: If another process has ended or does not answer.
         """
-        solution = self._solution()
+        solution = self.solution()
         first = self.data.processes.first
         return WeightPosterior(first(solution.mean), first(solution.root()))
 
-    def value_and_gradients(self) -> tuple[Tensor, list[Tensor | None]]:
-        """The log evidence and its derivatives.
 
-        Returns:
-            The value, and its derivatives with respect to log alpha, log beta, X, Y and
-            the parameters.
-        """
-        data = self.data
-        d_X = torch.zeros_like(data.X) if data.X.requires_grad else None
-        d_Y = torch.zeros_like(data.Y)
-        d_parameters = [torch.zeros_like(p) for p in self.parameters]
-        with torch.enable_grad():
-            kept = (
-                list(map(self._forward, data.chunks)) if data.keeps_activations else []
-            )
-        solution = self._solution(kept)
+class _SummedEvidence(torch.autograd.Function):
+    """The log evidence; its gradient is computed along with the value."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        regressions: Regressions,
+        log_alpha: Tensor,
+        log_beta: Tensor,
+        inputs: Tensor,
+        outcomes: Tensor,
+        *parameters: Tensor,
+    ) -> Tensor:
+        data = regressions.data
+        d_X = torch.zeros_like(inputs) if inputs.requires_grad else None
+        d_Y = torch.zeros_like(outcomes)
+        d_parameters = [torch.zeros_like(p) for p in parameters]
+        kept = []
+        if data.keeps_activations:
+            kept = list(map(regressions.forward, data.chunks))
+        solution = regressions.solution(kept)
         for i, chunk in enumerate(data.chunks):
-            with torch.enable_grad():
-                X, phi, both = kept[i] if kept else self._forward(chunk)
+            X, phi, both = kept[i] if kept else regressions.forward(chunk)
             slopes = torch.zeros_like(both)
             for tasks, index in chunk.batches:
                 root = solution.curvature_root[tasks]
@@ -379,10 +386,10 @@ class Regressions:
                 continue
             along = slopes[:, :-1].to(phi)
             along = torch.zeros_like(phi).index_add_(0, chunk.row, along)
-            wanted = self.parameters if d_X is None else [*self.parameters, X]
             with torch.enable_grad():
                 # ``grad_outputs`` make torch load its symbolic shapes: 35 MiB
                 total = (phi * along).sum()
+            wanted = parameters if d_X is None else (*parameters, X)
             gradients = torch.autograd.grad(total, wanted, materialize_grads=True)
             if d_X is not None:
                 d_X[chunk.rows] = gradients[-1]
@@ -390,19 +397,8 @@ class Regressions:
                 d_parameter.add_(gradient)
         processes = data.processes
         precisions = map(processes.first, (solution.d_log_alpha, solution.d_log_beta))
-        totals = map(processes.total, d_parameters)
-        return self._value(solution), [*precisions, d_X, d_Y, *totals]
-
-
-class _SummedEvidence(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        regressions: Regressions,
-        *learnt: Tensor,
-    ) -> Tensor:
-        value, ctx.gradients = regressions.value_and_gradients()
-        return value
+        ctx.gradients = [*precisions, d_X, d_Y, *map(processes.total, d_parameters)]
+        return regressions.value(solution)
 
     @staticmethod
     @once_differentiable
@@ -503,11 +499,10 @@ def solve(
     value = value - T.diagonal(dim1=-1, dim2=-2).abs().log().sum(-1)
     bad = (~value.isfinite()).nonzero()[:, 0].tolist()
     if bad:
-        finite = bool(rows[bad].isfinite().all())
-        wrong = "hyperparameters" if finite else "their features or outcomes"
         raise NanError(
-            f"The log evidence is not finite for {len(bad)} of {len(value)} "
-            f"tasks, the first is {bad[0]}: {wrong} are not finite or too large."
+            f"The log evidence is not finite for {len(bad)} of {len(value)} tasks, the "
+            f"first is {bad[0]}: features, outcomes or hyperparameters are not finite "
+            "or too large."
         )
     toward = torch.cat([-mean, torch.ones_like(mean[:, :1])], dim=-2)
     across = pad(ratio * inverse_root, (0, 0, 0, 1))
