@@ -160,15 +160,12 @@ def read_dictionaries(dictionaries: Any) -> tuple[Parts, DictionaryNames]:
         ValueError: Something else, or values that are none of those possible.
     """
     many = [dictionaries] if isinstance(dictionaries, Mapping) else dictionaries
-    if isinstance(many, str) or not isinstance(many, Iterable):
-        raise ValueError(
-            f"dictionaries: expected a dictionary or several, got {dictionaries!r}."
-        )
-    many = list(many)
+    many = list(many) if isinstance(many, Iterable) else [many]
     for d in many:
         if not isinstance(d, Mapping) or not all(isinstance(name, str) for name in d):
             raise ValueError(
-                f"dictionaries: expected dictionaries {{name: values}}, got {d!r}."
+                "dictionaries: expected {name: values}, or a list of dictionaries, "
+                f"got {d!r}."
             )
     columns = [{name: _column(name, v) for name, v in d.items()} for d in many]
     reader = _DictionaryReader(columns)
@@ -317,12 +314,10 @@ def _column(name: str, values: Any) -> Column:
         return _distribution(name, values)
     if _is_one(values):
         return CategoricalColumn(name, [values])
-    if not isinstance(values, Sequence) and not hasattr(values, "__array__"):
-        raise _refused(name, values, "a list of choices or a range (low, high)")
-    if getattr(values, "ndim", 1) != 1:
-        raise _refused(name, values, "a list or an array with one axis")
-    if not len(values):
-        raise _refused(name, values, "at least one choice")
+    is_list = isinstance(values, Sequence) or hasattr(values, "__array__")
+    if not is_list or getattr(values, "ndim", 1) != 1 or not len(values):
+        wanted = "a list, or an array with one axis, of at least one choice"
+        raise _refused(name, values, f"{wanted}, or a range (low, high)")
     listed = values.tolist() if isinstance(values, torch.Tensor) else values
     choices = [native(v) for v in listed]
     if len(choices) == 3 and is_same(choices[2], "log") and _are_numbers(choices[:2]):

@@ -497,11 +497,6 @@ class ParameterTree:
         """
         active = self.active_mask(X)
         value = torch.as_tensor(fill, dtype=X.dtype, device=X.device)
-        if value.shape not in ((), (self.dim,)):
-            raise ValueError(
-                f"fill: expected a number or {self.dim} numbers, got shape "
-                f"{tuple(value.shape)}."
-            )
         return torch.where(active, X, value)
 
     def path_key(self, X: Tensor) -> Tensor:

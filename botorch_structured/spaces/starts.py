@@ -138,16 +138,17 @@ class Starts:
         for c in active.any(0).nonzero().flatten().tolist():
             column = self.space.columns[c]
             k = self.tree._position.get(c)
-            # without an outcome, or by outcomes
-            group = active[:, c].long() if k is None else states[:, k]
-            for state in group.unique().tolist():
-                if not state:
-                    continue
-                span = column.bounds if k is None else self._span(k, state - 1)
-                assert span is not None  # it is a path within the bounds
+            spans: list[Span | None] = [column.bounds]
+            group = active[:, c].long()
+            if k is not None:
+                outcomes = range(len(self.tree._decisions[k]))
+                spans = [self._span(k, code) for code in outcomes]
+                group = states[:, k]
+            for state, span in enumerate(spans, 1):
                 rows = group == state
                 n = int(rows.sum())
-                X[rows, c] = _draw(column, n, kind, self.generator, span)
+                if n and span:
+                    X[rows, c] = _draw(column, n, kind, self.generator, span)
         return X
 
 
