@@ -205,8 +205,11 @@ class SearchSpace:
                 f"{argument}: expected at least one parameter with several values, got "
                 f"{only}."
             )
-        where = {c: conditions[name] for name, c in position.items()}
-        where = {c: condition for c, condition in where.items() if condition != ALWAYS}
+        where = {
+            c: condition
+            for name, c in position.items()
+            if (condition := conditions[name]) != ALWAYS
+        }
         decisions = set().union(*(condition.columns() for condition in where.values()))
         values = {}
         for name in by_value:
@@ -368,9 +371,6 @@ class SearchSpace:
         self._order = list(range(len(columns)))
         for i, constant in sorted(enumerate(constants), key=lambda pair: pair[1].place):
             self._order.insert(constant.place, len(columns) + i)
-        #: Under which the parameters are active.
-        self._conditions = [tree.conditions.get(i, ALWAYS) for i in range(tree.dim)]
-        self._conditions += [c.condition for c in constants]
 
     def __copy__(self) -> SearchSpace:
         return self  # nothing about it changes
@@ -741,7 +741,9 @@ class SearchSpace:
             p: A column or a constant.
             fixed: Column -> its value wherever it is active.
         """
-        return self.tree.can_hold(self._conditions[self._position[p.name]], fixed)
+        if isinstance(p, Constant):
+            return self.tree.can_hold(p.condition, fixed)
+        return self.tree.can_be_active(self._position[p.name], fixed)
 
     def _present(self, X: Tensor, active: Tensor) -> Tensor:
         """``n x (d + num_constants)`` booleans: which parameters points have."""

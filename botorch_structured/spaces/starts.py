@@ -134,7 +134,7 @@ class Starts:
     def _place(self, states: Tensor, kind: str) -> Tensor:
         """``n x D`` states -> ``n x d`` points, feasible or not."""
         X = self.space.fill.repeat(len(states), 1)
-        active = self.tree.active_at(states)
+        active = self.tree.active_mask(self.tree.points_at(states))
         for c in active.any(0).nonzero().flatten().tolist():
             column = self.space.columns[c]
             k = self.tree._position.get(c)
