@@ -375,12 +375,15 @@ class CategoricalColumn(_Column):
                 f"{name!r}: expected at least one choice and as many ascending codes, "
                 f"got {list(self.choices)} and {list(self.codes)}."
             )
-        for i, choice in enumerate(self.choices):
-            if any(is_same(choice, other) for other in self.choices[:i]):
+        by_text: dict[str, list[Any]] = {}
+        for choice in self.choices:
+            others = by_text.setdefault(repr(choice), [])
+            if any(is_same(choice, other) for other in others):
                 raise ValueError(
                     f"{name!r}: expected distinct choices, got {choice!r} twice in "
                     f"{list(self.choices)}."
                 )
+            others.append(choice)
         equal = [1.0] * len(self.choices)
         self.weights = tuple(map(float, equal if weights is None else weights))
         self.bounds = (self.codes[0], self.codes[-1])
