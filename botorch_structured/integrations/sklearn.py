@@ -69,10 +69,9 @@ class StructuredSearchCV(BaseSearchCV):
     sixteen can show them. Then as many at a time as it takes to keep ``n_jobs``
     processes busy with their folds (one, if there are at least as many folds as
     processes), so that results depend on that number too. Of those, every fourth is
-    random, on the path that has the fewest for its number of parameters; with more
-    paths than a quarter of ``n_iter``, on one whose rarest choice has the fewest. A
-    learner whose first settings were bad is not left alone. All candidates are compared
-    on the same folds, also where ``cv`` would shuffle anew each time.
+    random, on the path whose rarest choice has the fewest for its number of parameters:
+    a learner whose first settings were bad is not left alone. All candidates are
+    compared on the same folds, also where ``cv`` would shuffle anew each time.
 
     A candidate whose score is NaN, since it could not be fitted or scored, counts as
     failed: the search goes on and avoids its kind. The mean score is maximised; of
