@@ -411,10 +411,7 @@ class DecomposedGP(ModelListGP):
     def _check_points(self, X: Tensor) -> None:
         dtype = self._with_data[0].train_targets.dtype
         # components themselves check the columns where tasks or transforms add some
-        if self._columns is None or fantasize_flag.on():
-            checks.check_finite_points(X, dtype)
-        else:
-            checks.check_points(X, self._columns, dtype)
+        checks.check_points(X, self._columns, dtype)
 
     def _split(
         self,
