@@ -68,7 +68,12 @@ class ConditionalTestFunction(SyntheticTestFunction):
         self.categorical_inds = list(space.categorical_features)
         other = {*self.discrete_inds, *self.categorical_inds}
         self.continuous_inds = [j for j in range(self.dim) if j not in other]
-        super().__init__(noise_std, negate, bounds, dtype)
+        super().__init__(
+            noise_std,
+            negate,
+            bounds,
+            dtype,
+        )
         self.space = space
 
     @property
@@ -166,7 +171,13 @@ class BoxTestFunction(ConditionalTestFunction):
         limits = torch.tensor(bounds or self._bounds, dtype=torch.double).T
         names = list(self._names) or [f"x{j}" for j in range(limits.shape[-1])]
         space = SearchSpace(names, limits)
-        super().__init__(space, noise_std, negate, dtype, bounds)
+        super().__init__(
+            space,
+            noise_std,
+            negate,
+            dtype,
+            bounds,
+        )
 
     def starts(
         self,

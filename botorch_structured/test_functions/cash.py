@@ -119,7 +119,12 @@ class ScikitLearnCASH(ConditionalTestFunction):
             keep = np.random.default_rng(seed).permutation(len(labels))[:max_rows]
             features = features[keep]
             labels = labels[keep]
-        super().__init__(space, noise_std=noise_std, negate=negate, dtype=dtype)
+        super().__init__(
+            space,
+            noise_std=noise_std,
+            negate=negate,
+            dtype=dtype,
+        )
         self.seed = seed
         self.timeout = timeout
         self.evaluations: list[tuple[dict[str, Any], Evaluation]] = []

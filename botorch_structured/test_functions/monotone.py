@@ -165,7 +165,10 @@ class ElasticNetTuning(DecomposedTestFunction):
             ImportError: Without scikit-learn.
         """
         check_count("seed", seed, least=0)
-        super().__init__(noise_std=noise_std, negate=negate)
+        super().__init__(
+            noise_std=noise_std,
+            negate=negate,
+        )
         import_sklearn("linear_model")
         self.seed = seed
         rng = np.random.default_rng(seed)

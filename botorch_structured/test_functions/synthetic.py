@@ -128,7 +128,12 @@ class JenattonTree(ConditionalTestFunction):
             raise ValueError(f"num_leaves: expected {kind} with {balanced=}, got {P}.")
         shared = shared or quadratic_shared
         space = _make_space(P, shared, balanced)
-        super().__init__(space, noise_std=noise_std, negate=negate, dtype=dtype)
+        super().__init__(
+            space,
+            noise_std=noise_std,
+            negate=negate,
+            dtype=dtype,
+        )
         self.num_leaves = P
         self.quadratic_shared = quadratic_shared
         centres = np.zeros(P)
@@ -303,7 +308,12 @@ class QuadraticTasks(ConditionalTestFunction):
             torch.tensor([[-1.0, -1.0, -1.0, 0.0], [1.0, 1.0, 1.0, num_tasks - 1.0]]),
             categorical_features={3: [float(task) for task in range(num_tasks)]},
         )
-        super().__init__(space, noise_std=noise_std, negate=negate, dtype=dtype)
+        super().__init__(
+            space,
+            noise_std=noise_std,
+            negate=negate,
+            dtype=dtype,
+        )
         self.num_tasks = num_tasks
         self.register_buffer("contexts", torch.from_numpy(contexts).to(dtype))
 

@@ -117,7 +117,12 @@ class TableProblem(ConditionalTestFunction):
         values = total / row.bincount()
         if maximize:
             values = -values
-        super().__init__(space, noise_std=noise_std, negate=negate, dtype=dtype)
+        super().__init__(
+            space,
+            noise_std=noise_std,
+            negate=negate,
+            dtype=dtype,
+        )
         width = space.bounds[1] - space.bounds[0]
         self._scale = torch.where(width > 0, width, 1.0)
         for column, codes in space.categorical_features.items():
