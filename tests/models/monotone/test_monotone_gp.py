@@ -533,6 +533,7 @@ def test_sites_are_found_for_the_data_that_a_model_has(
         if boxed:
             state = {f"0.{k}": v for k, v in state.items()}
         (torch.nn.ModuleList([other]) if boxed else other).load_state_dict(state)
+        assert (other.ep_result is not None) == evaluated
         expected = MonotoneGP(*data, {0: -1}, **options)
         for own, value in zip(expected.parameters(), model.parameters(), strict=True):
             own.data.copy_(value.data)
