@@ -20,6 +20,7 @@ from botorch.models.transforms.outcome import (
     OutcomeTransform,
     Standardize,
 )
+from botorch.models.utils import fantasize as fantasize_flag
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import Likelihood
 from gpytorch.means import Mean
@@ -312,13 +313,13 @@ def check_new_data(
 
 
 def check_points(
-    X: Tensor, columns: int, dtype: torch.dtype, tree: bool = False
+    X: Tensor, columns: int | None, dtype: torch.dtype, tree: bool = False
 ) -> None:
     """Raise an error for points at which no prediction is possible.
 
     Args:
         X: ``batch_shape x q x d``.
-        columns: d.
+        columns: d; None if the model checks it, see ``columns_of``.
         dtype: The dtype of the training data.
         tree: As in ``check_training_data``.
 
@@ -326,7 +327,11 @@ def check_points(
         DataError: For no tensor, another dtype, NaN or infinity.
         ShapeError: For another shape.
     """
-    if isinstance(X, Tensor) and (X.ndim < 2 or X.shape[-1] != columns):
+    if (
+        columns is not None
+        and isinstance(X, Tensor)
+        and (X.ndim < 2 or X.shape[-1] != columns)
+    ):
         raise ShapeError(
             f"X: expected ``batch_shape x q x {columns}``, got {tuple(X.shape)}."
         )
@@ -350,25 +355,27 @@ def check_finite_points(X: Tensor, dtype: torch.dtype, tree: bool = False) -> No
 
 
 def columns_of(model: GPyTorchModel) -> int | None:
-    """The number of columns of points to predict at, without a task column.
+    """The number of columns of points to predict at.
 
     Args:
         model: A GP with data; it is not changed.
 
     Returns:
-        The number; None where the input transform returns different numbers of columns
-        for ``train_X`` in training and in evaluation mode.
+        The number; None where there may be several: where a task column may be left
+        out, or the input transform depends on what it is called for.
     """
+    if getattr(model, "_task_feature", None) is not None:
+        return None
     raw = raw_inputs(model)
     if getattr(model, "input_transform", None) is not None:
         transform = deepcopy(model.input_transform).eval()
+        with torch.no_grad(), fantasize_flag():
+            points = [transform(raw)]
         with torch.no_grad():
-            trained = transform.preprocess_transform(raw)
-            seen = transform(raw)
-        if trained.shape[-1] != seen.shape[-1]:
+            points += [transform(raw), transform.preprocess_transform(raw)]
+        if len({X.shape[-1] for X in points}) > 1:
             return None
-    has_task = getattr(model, "_task_feature", None) is not None
-    return raw.shape[-1] - has_task
+    return raw.shape[-1]
 
 
 def raw_inputs(model: GPyTorchModel) -> Tensor:

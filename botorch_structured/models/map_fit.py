@@ -15,6 +15,12 @@ import torch
 from botorch.exceptions.errors import ModelFittingError
 from botorch.exceptions.warnings import OptimizationWarning
 from botorch.fit import DEFAULT_WARNING_HANDLER
+from botorch.optim.batched_lbfgs_b import (
+    OptimState,
+    status_messages,
+    task_messages,
+    uses_c_implementation,
+)
 from botorch.optim.core import OptimizationStatus
 from botorch.optim.utils.model_utils import get_parameters_and_bounds, sample_all_priors
 from botorch.optim.utils.numpy_utils import get_bounds_as_ndarray
@@ -26,17 +32,18 @@ from scipy import optimize
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from botorch_structured._botorch_names import fit_fallback
+from botorch_structured._botorch_names import fit_fallback, lbfgsb
 from botorch_structured.linalg.factor import unread_flags
 from botorch_structured.models.contexts import few_threads
 
 _logger = logging.getLogger("botorch_structured")
 _GPU = "cuda"
+_LINE_STEPS = 20
 
-#: Options of L-BFGS-B on the objective per data point. Smaller tolerances did not
-#: change predictions. Twice as many corrections as by default save a tenth of the
-#: evaluations.
-FIT_OPTIONS = {"ftol": 1e-6, "gtol": 5e-5, "maxiter": 200, "maxcor": 20}
+#: Options of L-BFGS-B on the objective per data point. Ten times smaller tolerances
+#: changed the evidence of 450 data sets by less than .005 nats. Twice as many
+#: corrections as by default save a tenth of the evaluations.
+FIT_OPTIONS = {"ftol": 1e-5, "gtol": 1e-4, "maxiter": 200, "maxcor": 20}
 #: Of one leaf with a lengthscale for each of many columns: after a quarter to a half of
 #: the evaluations with BoTorch's tolerances the evidence is within .06 nats of theirs
 #: on average (60 columns, 150 points: .3). With ``FIT_OPTIONS`` it was up to 10 worse.
@@ -259,20 +266,23 @@ def _fit_objective(
     That copies the whole state, and changes the mode of each module, more than once:
     together they take half as long as the evaluations of a fit.
     """
-    parameters = list(mll.parameters())
-    start = [p.detach().clone() for p in parameters]
+    start = objective.read()
+    before: list[tuple[Tensor, Tensor]] = []  # what a random start may change
 
-    def restore(which: Callable[[Tensor], bool] = lambda p: True) -> None:
-        for p, value in zip(parameters, start, strict=True):
-            if which(p):
-                p.data.copy_(value)
+    def restore() -> None:
+        objective.write(start)
+        for p, value in before:
+            p.data.copy_(value)
 
     best: NDArray[np.float64] | None = None
     best_loss = math.inf
     for attempt in range(max_attempts):
         if attempt > 0:  # from a random start
+            before = before or [(p, p.detach().clone()) for p in mll.parameters()]
             sample_all_priors(mll.model)
-            restore(lambda p: not p.requires_grad)
+            for p, value in before:
+                if not p.requires_grad:
+                    p.data.copy_(value)
         try:
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always", category=OptimizationWarning)
@@ -288,7 +298,7 @@ def _fit_objective(
             best = objective.read()
             best_loss = loss
         if attempt > 0 or best is None or pick_best_of_all_attempts:
-            restore()  # also what the objective is not of, such as other outputs
+            restore()
         if best is not None and not pick_best_of_all_attempts:
             break
     if best is None:
@@ -313,6 +323,8 @@ def _minimise(
     minimize: Any = optimize.minimize
     if timeout_sec is not None:  # it looks for the libraries of threads, which takes ms
         minimize = partial(minimize_with_timeout, timeout_sec=timeout_sec)
+    elif method == "L-BFGS-B" and options.keys() == FIT_OPTIONS.keys():
+        minimize = _quick_lbfgsb if uses_c_implementation else minimize
     # SciPy's L-BFGS-B and small factorisations are slower on several threads
     with few_threads():
         result = minimize(
@@ -333,6 +345,57 @@ def _minimise(
             stacklevel=2,
         )
     return float(result.fun)
+
+
+def _quick_lbfgsb(
+    function: Callable[[NDArray[np.float64]], tuple[float, NDArray[np.float64]]],
+    start: NDArray[np.float64],
+    bounds: NDArray[np.float64],
+    options: Mapping[str, Any],
+    **ignore: Any,
+) -> optimize.OptimizeResult:
+    """The same steps to the last bit, called as BoTorch's batched L-BFGS-B calls them.
+
+    SciPy's interface takes a third of the time of the evaluations of a small GP.
+    """
+    memory = options["maxcor"]
+    x = np.clip(start, *bounds.T)
+    state = OptimState(bounds.T, _LINE_STEPS, x, len(x), memory)
+    while True:
+        lbfgsb.setulb(
+            memory,
+            state.x,
+            state.low_bnd,
+            state.upper_bnd,
+            state.nbd,
+            state.f,
+            state.g,
+            options["ftol"] / np.finfo(float).eps,
+            options["gtol"],
+            state.wa,
+            state.iwa,
+            state.task,
+            state.lsave,
+            state.isave,
+            state.dsave,
+            _LINE_STEPS,
+            state.ln_task,
+        )
+        (task, reason) = state.task.tolist()
+        if status_messages[task] == "FG":
+            state.f, state.g = function(state.x)
+        elif status_messages[task] != "NEW_X":
+            break
+        else:
+            state.n_iterations += 1
+            if state.n_iterations >= options["maxiter"]:
+                state.task[:] = 5, 504
+    return optimize.OptimizeResult(
+        x=state.x,
+        fun=state.f,
+        success=status_messages[task] == "CONVERGENCE",
+        message=f"{status_messages[task]}: {task_messages[reason]}",
+    )
 
 
 def accept_rounding(warning: WarningMessage) -> bool:

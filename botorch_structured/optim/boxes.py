@@ -295,8 +295,7 @@ def path_boxes(problem: Problem, seen: Array, rng: np.random.Generator) -> Boxes
 def random_rows(problem: Problem, n: int, rng: np.random.Generator) -> Array:
     """``n`` points on random paths, with fixed decisions at their fixed values."""
     generator = torch.Generator().manual_seed(int(rng.integers(1 << 31)))
-    bounds = torch.from_numpy(problem.bounds)
-    drawn = problem.listed.random_paths(n, generator, bounds)
+    drawn = problem.listed.random_paths(n, generator)
     rows: Array = drawn.numpy().astype(problem.lower.dtype)
     for col, value in problem.fixed.items():
         rows[:, col] = value

@@ -121,12 +121,13 @@ def test_perrones_network_and_objective(tasks: bool) -> None:
     t = torch.arange(12) % 2
     rows = torch.cat([X, t.unsqueeze(-1).to(X)], -1) if tasks else X
     model = MultiTaskABLR.as_published(rows, Y, task_feature=-1 if tasks else None)
-    names = dict(model.feature_map.named_parameters())
-    assert {tuple(p.shape) for p in names.values()} == {(50, 3), (50, 50)}
-    assert len(names) == 3
+    (weights,) = model.feature_map.parameters()
+    parts = model.feature_map.parts
+    assert [tuple(Z.shape) for Z in parts] == [(50, 3), (50, 50), (50, 50)]
+    assert weights.numel() == 50 * (3 + 50 + 50)
 
     def features(x: Tensor) -> Tensor:
-        for Z in model.feature_map.weights:
+        for Z in model.feature_map.parts:
             x = (x @ Z.mT).tanh()
         return x
 
