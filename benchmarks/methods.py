@@ -64,7 +64,7 @@ from botorch_structured.models.sampled.coordinates import PriorCoordinates
 from botorch_structured.models.sampled.sampled_gp import SampledGP
 from botorch_structured.models.tree.noise import (
     horseshoe_likelihood,
-    register_amplitude_prior,
+    register_root_prior,
     set_noise_floor,
 )
 from botorch_structured.optim import (
@@ -218,7 +218,7 @@ def _plain_model(
         ),
         outputscale_constraint=LogInterval(1e-4, 1e4, initial_value=1.0),
     )
-    register_amplitude_prior(kernel, LogNormalPrior(0.0, 1.0))
+    register_root_prior(kernel, LogNormalPrior(0.0, 1.0))
     model = SingleTaskGP(
         X,
         Y,
