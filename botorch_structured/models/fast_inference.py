@@ -29,7 +29,6 @@ from typing import Any, ClassVar
 
 import torch
 from botorch.acquisition.objective import PosteriorTransform
-from botorch.exceptions.errors import BotorchTensorDimensionError
 from botorch.models import SingleTaskGP
 from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.models.utils import fantasize as fantasize_flag
@@ -58,11 +57,9 @@ from torch.nn import Module
 from botorch_structured._botorch_names import DefaultType
 from botorch_structured.linalg.redefinition import redefined_names
 from botorch_structured.models.checks import (
-    ShapeError,
-    check_finite_points,
     check_new_data,
     check_points,
-    raw_inputs,
+    columns_of,
 )
 from botorch_structured.models.fantasies import gradients_in_data
 from botorch_structured.models.outcome_scale import (
@@ -245,9 +242,9 @@ class FastSingleTaskGP(FastInference, SingleTaskGP):
         kwargs: See ``SingleTaskGP``.
     """
 
-    # with an input transform: numbers of columns that were accepted, each with whether
-    # it was in a call of ``fantasize``
-    _widths: frozenset[tuple[int, bool]] = frozenset()
+    # the number of columns of points; None where there may be several, and -1 before
+    # it was asked for
+    _columns: int | None = -1
 
     def __init__(
         self,
@@ -389,33 +386,9 @@ class FastSingleTaskGP(FastInference, SingleTaskGP):
         """Raise an error for points at which no prediction is possible."""
         tree = getattr(self, "tree", None)
         conditional = tree is not None and bool(tree.decision_columns)
-        dtype = self.train_targets.dtype
-        if not hasattr(self, "input_transform"):
-            check_points(X, self.train_inputs[0].shape[-1], dtype, conditional)
-            return
-        check_finite_points(X, dtype, conditional)
-        width = (X.shape[-1], fantasize_flag.on())
-        if width not in self._widths:
-            self._check_transformed(X)
-            self._widths |= {width}
-
-    def _check_transformed(self, X: Tensor) -> None:
-        """Check the number of columns after the transform, which may append some."""
-        self.eval()
-        raw = raw_inputs(self).shape[-1]
-        width: int | None = None
-        try:
-            with torch.no_grad():
-                width = self.transform_inputs(X).shape[-1]
-        except (RuntimeError, IndexError, ValueError, BotorchTensorDimensionError):
-            if X.ndim > 1 and X.shape[-1] == raw:
-                raise
-        if X.ndim < 2 or width != self.train_inputs[0].shape[-1]:
-            raise ShapeError(
-                f"X: expected ``batch_shape x q x {raw}`` as train_X, or what "
-                f"input_transform, a {type(self.input_transform).__name__}, makes "
-                f"that of; got {tuple(X.shape)}."
-            )
+        if self._columns == -1:
+            self._columns = columns_of(self)
+        check_points(X, self._columns, self.train_targets.dtype, conditional)
 
 
 def training_prior(

@@ -401,7 +401,7 @@ def test_options_of_a_fit(monkeypatch: pytest.MonkeyPatch) -> None:
         fit_map(mll, ours, **kwargs)
     merged = {"options": {"maxiter": 2, "ftol": 1e-3}, "method": "L-BFGS-B"}
     expected = [{"options": ours}, merged, None, None]
-    assert [kwargs["optimizer_kwargs"] for kwargs in seen] == expected
+    assert [kwargs.get("optimizer_kwargs") for kwargs in seen] == expected
     assert given["options"] == {"maxiter": 2}
 
 
