@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import zip_longest
 
 import torch
@@ -200,7 +201,7 @@ def as_feature_map(
     """The one feature map that a user means by two arguments.
 
     Args:
-        feature_map: A module, a bound method of one, ``published_network``, or None.
+        feature_map: A module, a bound method of one, or None.
         covar_module: A kernel with a method ``features``, or None.
         X: Transformed inputs without the task column, ``n x d``.
         seed: Of a network that is made here.
@@ -217,8 +218,6 @@ def as_feature_map(
                 f"determines the covariance; got {type(covar_module).__name__}."
             )
         feature_map = getattr(covar_module, "features", covar_module)
-    if feature_map is published_network:
-        return published_network(X.shape[-1], seed)
     if feature_map is None:
         return default_network(X, seed, processes)
     owner = getattr(feature_map, "__self__", None)
@@ -312,17 +311,14 @@ def weight_level(
     X = X if len(X) else X.new_zeros(1, X.shape[-1])
     squares = X.new_zeros((), dtype=torch.float64)
     for rows in X.split(4_096):
-        try:
+        phi = None
+        with suppress(RuntimeError):
             phi = feature_map(rows)
-            good = phi.shape[:-1] == rows.shape[:-1] and bool(phi.isfinite().all())
-            problem = f"of shape {tuple(phi.shape)}, or not finite"
-        except RuntimeError as error:
-            good = False
-            problem = f"that fail: {error}"
-        if not good:
+        if phi is None or phi.shape[:-1] != rows.shape[:-1] or not phi.isfinite().all():
             raise ValueError(
                 f"feature_map: expected a map of inputs ``n x {X.shape[-1]}`` (no task "
-                f"column) to finite features ``n x D``, got features {problem}."
+                "column) to finite features ``n x D``, got "
+                f"{None if phi is None else tuple(phi.shape)} of {tuple(rows.shape)}."
             )
         squares += phi.double().square().sum()
     level = float(processes.total(squares)) / processes.count(X)
