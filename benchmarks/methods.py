@@ -520,8 +520,7 @@ def earlier(
     problem: Any, X: Tensor, Y: Tensor, seed: int, use_history: bool = True
 ) -> Tensor:
     """The models of ``suggest``, with the tasks of the history as old studies."""
-    # that of the table has its rows only
-    space = SearchSpace.from_columns(problem.space.columns, problem.space.tree)
+    space = problem.space
     old_X = problem.history.X.double()
     old_Y = -problem.history.Y.double()
     task = old_X[:, -1]

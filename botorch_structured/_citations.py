@@ -35,7 +35,7 @@ _OBJECTS_OF = {
         optimize_acqf_sobol
     """,
     "Perrone2017multiple": """
-        MultiTaskABLR QuadraticTask QuadraticTasks RandomFourierFeatures
+        MultiTaskABLR QuadraticTasks RandomFourierFeatures
     """,
     "Wang2018monotonicity": """
         DecomposedGP ElasticNetTuning MonotoneGP MonotoneMixture1D
