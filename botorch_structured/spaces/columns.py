@@ -406,7 +406,10 @@ class CategoricalColumn(_Column):
         rounding.
         """
         value = native(value)
-        for test in (is_same, is_equal, self._is_alike, _is_truth):
+        for i, choice in enumerate(self.choices):
+            if is_same(choice, value):
+                return i
+        for test in (is_equal, self._is_alike, _is_truth):
             places = [i for i, c in enumerate(self.choices) if test(c, value)]
             if len(places) == 1:
                 return places[0]

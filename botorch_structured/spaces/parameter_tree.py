@@ -152,8 +152,6 @@ class ParameterTree:
         self.numeric_decisions = [o.col for o in self._decisions if o.numeric]
         #: The decision columns whose outcomes are values.
         self.decisions_by_value = [o.col for o in self._decisions if not o.numeric]
-        #: Decision column -> declared values, or ``(lo, hi)`` intervals, ascending.
-        self.decision_values = {o.col: list(o.values) for o in self._decisions}
         above: dict[int, Iterable[int]] = dict.fromkeys(self._position, ())
         above |= {c: sorted(where.columns()) for c, where in self.conditions.items()}
         try:
@@ -240,6 +238,11 @@ class ParameterTree:
         if numeric:
             spans = cut_intervals([*atoms, *(Equals(col, v) for v in values)])
         return Decision(col, tuple(spans), numeric, strict=declared is not None)
+
+    @cached_property
+    def decision_values(self) -> dict[int, list[Any]]:
+        """Decision column -> declared values, or ``(lo, hi)`` intervals, ascending."""
+        return {o.col: list(o.values) for o in self._decisions}
 
     @cached_property
     def edge_offsets(self) -> list[int]:
