@@ -191,22 +191,6 @@ def test_trials_that_ended_early_do_not_blur_the_tree() -> None:
     assert space.tree.num_paths == 2
 
 
-def test_a_number_may_decide() -> None:
-    def objective(trial: optuna.Trial) -> float:
-        if trial.suggest_float("rate", 1e-4, 1, log=True) > 1e-2:
-            trial.suggest_float("momentum", 0, 1)
-        trial.suggest_categorical("kind", ["a", "b", "c"])
-        return 0.0
-
-    learnt = LearntSpace(random_trials(objective, 40))
-    column = learnt.space.names.index("momentum")
-    rate = learnt.space.names.index("rate")
-    condition = learnt.space.tree.conditions[column]
-    assert condition.columns() == {rate}
-    lower, upper = next(condition.atoms()).intervals[0]
-    assert lower == pytest.approx(-2, abs=0.2) and upper == float("inf")
-
-
 def test_two_decisions_together_may_explain() -> None:
     def objective(trial: optuna.Trial) -> float:
         kind = trial.suggest_categorical("kind", ["a", "b", "c"])
@@ -309,24 +293,6 @@ def test_steps_do_not_round_beyond_the_bounds() -> None:
     assert parameter.value(3) == distribution.high
     fine = TrialParameter("x", FloatDistribution(1e13, 1e13 + 2.0, step=0.5))
     assert [fine.value(k) for k in range(5)] == [1e13 + k / 2 for k in range(5)]
-
-
-def test_a_cut_that_only_one_trial_shows_is_chance() -> None:
-    """Two decisions explain "x"; so does the largest rate, of a single trial."""
-    kind, rate = CategoricalDistribution([0, 1]), FloatDistribution(0, 1)
-    settings = [(0, 0, 0.1), (0, 1, 0.2), (1, 0, 0.3), (1, 1, 0.9)]
-    trials = [
-        Asked({"a": (kind, a), "b": (kind, b), "rate": (rate, r)})
-        for a, b, r in settings
-    ]
-    trials[-1].values["x"] = (rate, 0.5)
-    space = LearntSpace(trials).space
-    a, b = (space.names.index(name) for name in "ab")
-    assert space.tree.decision_columns == sorted([a, b])
-    # where two trials show it, the cut explains more
-    trials.append(Asked({**trials[-1].values, "a": (kind, 0), "rate": (rate, 0.8)}))
-    space = LearntSpace(trials).space
-    assert space.tree.decision_columns == [space.names.index("rate")]
 
 
 def test_ranges_that_are_explained_stay_apart() -> None:

@@ -2,9 +2,9 @@
 
 A study that is defined by running it does not say its space; the parameters that its
 trials asked for show it. A parameter that all trials asked for is always active.
-Another one depends on a decision: a choice, or a number, that all trials with the
-parameter have, and whose values tell them from the others. Of several such decisions it
-is the one with the fewest values, until a trial has told them apart
+Another one depends on a decision: a choice, or a whole number with few values, that all
+trials with the parameter have, and whose values tell them from the others. Of several
+such decisions it is the one with the fewest values, until a trial has told them apart
 (`LearntSpace.untried`). Where no single decision explains a parameter, a second and a
 third one do within the branches of the first; where these do not either, the parameter
 counts as active in the branch, and trials without it have the middle of its range.
@@ -227,14 +227,6 @@ class LearntSpace:
         splits = self._splits(with_it, without)
         self._rivals[i] = [split for split in splits if not split.cost]
         ways, is_explained = self._grow(with_it, without, _DEPTH)
-        if self._rivals[i] or not without:
-            return ways
-        # a cut through many numbers explains a few trials by chance
-        several = len(self._columns_of[self.parameters[i].name]) > 1
-        cuts = [] if several else self._splits(with_it, without, many=True)
-        is_chance = min(with_it.bit_count(), without.bit_count()) == 1
-        if cuts and not (is_chance and is_explained):
-            return self._follow(cuts[0], with_it, without, 0)[0]
         if not is_explained:
             same = (j for j, other in enumerate(self._asked) if other == with_it)
             self._unexplained.update(same)
@@ -275,29 +267,25 @@ class LearntSpace:
                 ways.append({**way, split.decision: spans})
         return ways, explained
 
-    def _splits(
-        self, with_it: int, without: int, many: bool = False
-    ) -> list[_DecisionSplit]:
+    def _splits(self, with_it: int, without: int) -> list[_DecisionSplit]:
         """Decisions that tell some trials from others, the best ones first.
 
         Args:
             with_it: The trials that have a parameter.
             without: Others, that do not have it.
-            many: Whether they are numbers with many values, of which one cut tells all.
         """
         splits = []
         for i, asked in enumerate(self._asked):
             # one that is asked for together with the parameter explains nothing
             explains = not with_it & ~asked and without & asked
-            if many == self._is_decision(i) or not explains:
+            if not (explains and self._is_decision(i)):
                 continue
             if self.parameters[i].is_choice:
                 branches = [((v, v), trials) for v, trials in self._at[i].items()]
             else:
                 branches = self._runs(i, with_it, without)
             cost = sum(_impurity(with_it & b, without & b) for _, b in branches)
-            if not many or (len(branches) == 2 and not cost):
-                splits.append(_DecisionSplit(i, cost, branches))
+            splits.append(_DecisionSplit(i, cost, branches))
         return sorted(
             splits,
             key=lambda s: (
@@ -319,8 +307,7 @@ class LearntSpace:
         cuts = [-math.inf]
         for below, above in pairwise(runs):
             middle = 0.5 * (below[-1][0] + above[0][0])
-            whole = self.parameters[i].is_whole
-            cuts.append(math.floor(middle) + 0.5 if whole else middle)
+            cuts.append(math.floor(middle) + 0.5)
         ends = [math.nextafter(cut, -math.inf) for cut in cuts[1:]] + [math.inf]
         trials = [reduce(or_, (some for _, some in run)) for run in runs]
         return list(zip(zip(cuts, ends, strict=True), trials, strict=True))
