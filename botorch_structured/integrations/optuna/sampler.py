@@ -244,14 +244,8 @@ class StructuredSampler(BaseSampler):
     def infer_relative_search_space(
         self, study: optuna.Study, trial: FrozenTrial
     ) -> dict[str, BaseDistribution]:
-        """The parameters of the path, as far as Optuna has seen them."""
-        values = self._suggestion(study, trial).values
-        ranges = {name: d for name, (d, _) in values.items() if d is not None}
-        if self._earlier:  # ranges of old studies may not be those of this one
-            trials = study.get_trials(deepcopy=False)
-            names = {name for t in trials for name in t.distributions}
-            ranges = {name: d for name, d in ranges.items() if name in names}
-        return ranges
+        """None: `sample_independent` knows the path, and the ranges of the trial."""
+        return {}
 
     def sample_relative(
         self,
@@ -259,9 +253,8 @@ class StructuredSampler(BaseSampler):
         trial: FrozenTrial,
         search_space: dict[str, BaseDistribution],
     ) -> dict[str, Any]:
-        """Their values."""
-        values = self._suggestion(study, trial).values
-        return {name: values[name][1] for name in search_space if name in values}
+        """None."""
+        return {}
 
     def sample_independent(
         self,
@@ -270,7 +263,7 @@ class StructuredSampler(BaseSampler):
         param_name: str,
         param_distribution: BaseDistribution,
     ) -> Any:
-        """A parameter of the path whose range is another one now, or a random value."""
+        """A parameter of the path, the nearest one in its range; or a random value."""
         suggestion = self._suggestion(study, trial)
         parameter = TrialParameter(param_name, param_distribution)
         if self._declared is not None:
@@ -281,8 +274,12 @@ class StructuredSampler(BaseSampler):
                 return parameter.nearest(value)
         if suggestion.whole and self._warns:
             self._warn(study, trial.number, param_name)
+        return self._draw(trial.number, parameter)
+
+    def _draw(self, number: int, parameter: TrialParameter) -> Any:
+        """A random value of a parameter that is not on the path of a trial."""
         seed = self._seed % (1 << 64)  # NumPy takes no negative ones
-        numbers = (seed, trial.number, zlib.crc32(param_name.encode()))
+        numbers = (seed, number, zlib.crc32(parameter.name.encode()))
         return parameter.draw(int(np.random.SeedSequence(numbers).generate_state(1)[0]))
 
     def _warn(self, study: optuna.Study, number: int, name: str) -> None:
