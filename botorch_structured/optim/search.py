@@ -349,7 +349,8 @@ class Search:
             row = np.arange(len(X))
             worth = evaluator.on(more.lower).values(X, row)
             sample = Sample.join([sample, Sample.spread(X, len(boxes) + row)])
-            boxes = boxes.join(more)
+            pairs = zip(boxes.arrays, more.arrays, strict=True)
+            boxes = Boxes(problem, *map(np.concatenate, pairs))
             values = np.concatenate([values, worth])
         return sample, values, boxes
 
