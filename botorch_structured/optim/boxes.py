@@ -196,7 +196,13 @@ def whole_box(problem: Problem) -> Boxes:
     lower = np.where(problem.empty, some, problem.lower)[None]
     upper = np.where(problem.empty, some, problem.upper)[None]
     active = np.ones_like(lower, dtype=bool)
-    return Boxes(problem, lower, upper, active, np.zeros(1, dtype=np.int64))
+    return Boxes(
+        problem,
+        lower,
+        upper,
+        active,
+        np.zeros(1, dtype=np.int64),
+    )
 
 
 def project(space: Boxes, X: Array) -> Array:
@@ -257,7 +263,13 @@ def boxes_at(problem: Problem, rows: Array) -> tuple[Boxes, Array]:
     ok = np.all(lower <= upper, axis=-1)
     if len(problem.avoid_paths):
         ok &= ~np.isin(keys, problem.avoid_paths)
-    return Boxes(problem, lower, upper, active, keys), ok
+    return Boxes(
+        problem,
+        lower,
+        upper,
+        active,
+        keys,
+    ), ok
 
 
 def path_boxes(problem: Problem, seen: Array, rng: np.random.Generator) -> Boxes:
@@ -376,10 +388,24 @@ def raw_candidates(
     large = (~is_small).nonzero()[0]
     samples = _listed(boxes, is_small.nonzero()[0])
     if len(large):
-        samples.append(_spread(boxes, large, per_box, good, rng))
+        samples.append(
+            _spread(
+                boxes,
+                large,
+                per_box,
+                good,
+                rng,
+            )
+        )
     sample = _admissible(boxes, Sample.join(samples))
     if boxes.problem.is_restricted:
-        sample = _with_replacements(boxes, sample, large, per_box, rng)
+        sample = _with_replacements(
+            boxes,
+            sample,
+            large,
+            per_box,
+            rng,
+        )
     return sample
 
 
@@ -405,7 +431,12 @@ def _spread(
     samples = [(x, box, np.zeros_like(box))]
     place = np.arange(len(box)) % per_box
     if len(good):
-        samples += _perturbed(boxes, max(per_box // 2, 1), good, rng)
+        samples += _perturbed(
+            boxes,
+            max(per_box // 2, 1),
+            good,
+            rng,
+        )
     if len(good) and is_shared.any():
         # The values of the best of all in the shared columns that a path has.
         few = place < max(1, per_box // 4)
@@ -487,11 +518,24 @@ def _with_replacements(
     parts = [sample, more]
     if boxes.problem.constraints:
         thin = missing[~np.isin(missing, more.box)][:8]
-        parts += [_polytope(boxes, int(b), per_box, rng) for b in thin]
+        parts += [
+            _polytope(
+                boxes,
+                int(b),
+                per_box,
+                rng,
+            )
+            for b in thin
+        ]
     return Sample.join(parts)
 
 
-def _polytope(boxes: Boxes, b: int, n: int, rng: np.random.Generator) -> Sample:
+def _polytope(
+    boxes: Boxes,
+    b: int,
+    n: int,
+    rng: np.random.Generator,
+) -> Sample:
     """Points of a box in a thin feasible set, by hit and run."""
     free = boxes.free[b]
     lower = torch.from_numpy(boxes.lower[b])
