@@ -360,7 +360,12 @@ def _quick_lbfgsb(
     """
     memory = options["maxcor"]
     x = np.clip(start, *bounds.T)
-    state = OptimState(bounds.T, _LINE_STEPS, x, len(x), memory)
+    state = OptimState(None, _LINE_STEPS, x, len(x), memory)
+    low, high = np.isfinite(bounds).T
+    # 1 for a lower bound, 3 for an upper one, 2 for both
+    state.nbd[:] = np.where(low & high, 2, low + 3 * high)
+    state.low_bnd[low] = bounds[low, 0]
+    state.upper_bnd[high] = bounds[high, 1]
     while True:
         lbfgsb.setulb(
             memory,

@@ -213,24 +213,23 @@ class Form(_Quantities):
         self.depend(row, places, 1.0)
         return row
 
-    def weights(self, which: Any) -> Indices:
-        """Weights of some paths, ``B x D``; V where unused, waves last."""
-        still, smooth = self.parts(which)
+    def weights(self, which: Any) -> tuple[Indices, Indices, Indices]:
+        """Weights of some paths.
+
+        Returns:
+            Those without a wave, ``B x K'``, and the smooth terms, ``B x T'``, each
+            padded with their count; and all weights, ``B x D``, V where unused, waves
+            last.
+        """
+        masks = self.still[which], self.smooth[which]
+        still, smooth = (positions(mask).numpy() for mask in masks)
         count = self.still.shape[-1]
         width = 2 * len(self.frequencies)
         waves = count + width * smooth[:, :, None] + np.arange(width)
         waves[smooth == self.smooth.shape[-1]] = self.num_weights
-        still = np.where(still == count, self.num_weights, still)
-        return np.concatenate([still, waves.reshape(len(still), -1)], axis=-1)
-
-    def parts(self, which: Any) -> tuple[Indices, Indices]:
-        """Weights without a wave and smooth terms of some paths, padded with the count.
-
-        ``B x K'`` and ``B x T'``.
-        """
-        masks = self.still[which], self.smooth[which]
-        still, smooth = (positions(mask).numpy() for mask in masks)
-        return still, smooth
+        weights = np.where(still == count, self.num_weights, still)
+        waves = waves.reshape(len(weights), -1)
+        return still, smooth, np.concatenate([weights, waves], axis=-1)
 
     def read_correlation(self) -> None:
         """Use the correlation that a tree kernel has now."""

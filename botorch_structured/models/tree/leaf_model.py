@@ -377,7 +377,10 @@ class LeafModel(FastSingleTaskGP):
         Raises:
             ValueError: If ``start_from`` has another class or other options.
         """
-        mll.train()  # in evaluation mode inputs are transformed already
+        if mll.training and self.training and self.likelihood.training:
+            self._clear_cache()
+        else:
+            mll.train()  # in evaluation mode inputs are transformed already
         objectives = self._fit_objectives(mll, kwargs)
         parameters = [] if objectives else [*mll.parameters()]
         failure: ModelFittingError | None = None

@@ -310,7 +310,7 @@ class PathTables:
         constant = np.zeros_like(variance)
         if form.undeclared is not None:
             constant = form.undeclared[which] * q[form.offsets].mean()
-        weights = form.weights(which) if weights is None else weights
+        weights = form.weights(which)[-1] if weights is None else weights
         tables = {
             "variance": variance[:, None],
             "constant": constant[:, None],

@@ -183,7 +183,7 @@ class _Leaves:
         self.undeclared = None
         if form.undeclared is not None:
             self.undeclared = form.undeclared[which]
-        still, smooth = form.parts(which)
+        still, smooth, self.weights = form.weights(which)
         self.still = data.still[rows[:, :, None], still[:, None, :]]
         columns = form.smooth_columns[smooth]
         self.inputs = data.points[rows[:, :, None], columns[:, None, :]][..., None]
@@ -191,7 +191,6 @@ class _Leaves:
         present = (self.real[:, :, None] * on[:, None, :])[..., None]
         self.present = present / math.sqrt(max(len(form.frequencies), 1))
         self.terms = form.terms[smooth]
-        self.weights = form.weights(which)
         self.deviations = form.deviations[self.weights]
         self.weight_pairs = weight_pairs(self.weights, form.num_weights)
         index = [*self.lengths, self.variance, self.deviations, self.terms]
