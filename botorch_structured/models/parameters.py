@@ -7,7 +7,6 @@ NumPy. A log-normal prior is quadratic in u.
 from __future__ import annotations
 
 import math
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -300,56 +299,6 @@ class LogPriors:
             parts = [p.log_prob(read(m)).sum() for m, p, read in self._others]
             value = torch.stack(parts).sum()
         return value.item(), self._parameters.gradient(value)
-
-
-class TorchPriors:
-    """The log priors of a model in torch; (log-)normal ones are computed together.
-
-    An operation on a few numbers takes as long as one on many, on a GPU most of all.
-    With a raw parameter u, the logarithm of x, a log-normal prior of x^p is
-    -((p u - m) / s)^2 / 2 - p u plus a constant, and a normal one of u the same with
-    p = 1 and without p u.
-
-    Args:
-        model: The model, whose priors are those of now.
-    """
-
-    def __init__(self, model: Any) -> None:
-        self._raw: list[tuple[Any, Any]] = []
-        self._others: list[tuple[Any, Any, Any]] = []
-        columns: list[Tensor] = []  # p / s, m / s and the factor of u of each number
-        self._constant = 0.0
-        for _, module, prior, closure, _ in model.named_priors():
-            name, power = _reader_of(closure) or ("", 0.0)
-            constraint = name and module.constraint_for_parameter_name(name)
-            kind = known_kind(prior)
-            logarithm = kind is LogNormalPrior and isinstance(constraint, LogInterval)
-            if not (logarithm or (kind is NormalPrior and constraint is None)):
-                self._others.append((module, prior, closure))
-                continue
-            read = attrgetter(name)
-            raw = read(module).detach()
-            loc = prior.loc.to(raw)
-            scale = prior.scale.to(raw)
-            tilt = torch.full_like(raw, power if logarithm else 0.0)
-            numbers = power / scale, loc / scale, tilt
-            columns.append(torch.stack([n.expand_as(raw).flatten() for n in numbers]))
-            logs = scale.log().expand_as(raw) + 0.5 * math.log(2.0 * math.pi)
-            self._constant -= float(logs.sum())
-            self._raw.append((module, read))
-        if columns:
-            self._rate, self._shift, self._tilt = torch.cat(columns, dim=-1)
-
-    def __call__(self) -> Tensor | float:
-        """The sum of the log priors, at the present parameters."""
-        total: Tensor | float = self._constant
-        if self._raw:
-            u = torch.cat([read(module).flatten() for module, read in self._raw])
-            standard = self._rate * u - self._shift
-            total = total - 0.5 * standard.dot(standard) - self._tilt.dot(u)
-        for module, prior, closure in self._others:
-            total = total + prior.log_prob(closure(module)).sum()
-        return total
 
 
 def _reader_of(closure: Any) -> tuple[str, float] | None:
