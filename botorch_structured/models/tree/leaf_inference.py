@@ -102,6 +102,8 @@ class LeafKernel(BatchKernel):
     is_stationary = False
     tree: ParameterTree
 
+    #: ``values`` where they do not change any more, as in a solver.
+    fixed_values: Any = None
     #: Methods that a class outside of this package defines anew.
     redefined: ClassVar[frozenset[str]] = frozenset()
 
@@ -131,6 +133,10 @@ class LeafKernel(BatchKernel):
     @abstractmethod
     def locate(self, X: Tensor) -> Any:
         """Where rows ``batch_shape x n x d`` are in the tree: a tuple with ``key``."""
+
+    def values(self) -> Any:
+        """All that ``rows`` computes of hyperparameters alone."""
+        return None
 
     @abstractmethod
     def rows(self, X: Tensor, places: Any = None) -> LeafRows:

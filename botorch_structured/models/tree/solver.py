@@ -78,9 +78,10 @@ class LeafSolver:
     ) -> None:
         # a graph may be built after another correlation was chosen for the model's
         self.kernel = copy(kernel)
+        self.kernel.fixed_values = kernel.values()
         self.X = X
         self.structure = structure
-        self.blocks = leaf_blocks(kernel, X, structure)
+        self.blocks = leaf_blocks(self.kernel, X, structure)
         self.factors, self.weight_root, self.weight_mean = factorise(
             [block.noisy(kernel, noise) for block in self.blocks],
             residual,
