@@ -175,11 +175,23 @@ class WeightFeatures(Module):
                 continue
             shape = (1, 1 if tied_variances else len(counts))
             mode = 1.0 if kind == "linear" else 0.5
-            variance = Hyperparameter(shape, mode, 1.0, _VARIANCES, batch_shape)
+            variance = Hyperparameter(
+                shape,
+                mode,
+                1.0,
+                _VARIANCES,
+                batch_shape,
+            )
             self.add_module(f"{kind}_variance", variance)
             if kind == "smooth":
                 shape = (1, len(counts))
-                length = Hyperparameter(shape, 1.0, 0.75, _LENGTHSCALES, batch_shape)
+                length = Hyperparameter(
+                    shape,
+                    1.0,
+                    0.75,
+                    _LENGTHSCALES,
+                    batch_shape,
+                )
                 self.add_module(f"{kind}_lengthscale", length)
 
         sizes = [len(tree.decision_values[c]) for c in tree.decision_columns]
@@ -215,7 +227,11 @@ class WeightFeatures(Module):
         out = torch.zeros(shape, dtype=torch.bool, device=codes.device)
         out[..., 0] = True
         declared = (codes >= 0) & (codes < self.num_outcomes)
-        edge = torch.where(declared, codes + (1 + self.edge_offsets), num_edges + 1)
+        edge = torch.where(
+            declared,
+            codes + (1 + self.edge_offsets),
+            num_edges + 1,
+        )
         out.scatter_(-1, edge, True)
         return out[..., : num_edges + 1]
 
@@ -243,14 +259,23 @@ class WeightFeatures(Module):
         if values.smooth_lengthscale is not None:
             frequency = getattr(self, f"{correlation.name}_frequencies")
             present = active.index_select(-1, self.smooth_index)
-            x = torch.where(present, X.index_select(-1, self.smooth_index), 0.0)
+            x = torch.where(
+                present,
+                X.index_select(-1, self.smooth_index),
+                0.0,
+            )
             phase = (x / values.smooth_lengthscale).unsqueeze(-1) * frequency
             waves = torch.cat([phase.cos(), phase.sin()], dim=-1)
             waves = (waves * present.unsqueeze(-1)).flatten(-2)
             base = torch.cat(_expanded(base, waves), dim=-1)
         return base * values.weight_scale.unsqueeze(-2)
 
-    def still(self, X: Tensor, active: Tensor, nodes: Tensor) -> Tensor:
+    def still(
+        self,
+        X: Tensor,
+        active: Tensor,
+        nodes: Tensor,
+    ) -> Tensor:
         """The first features, those without waves, over their standard deviations.
 
         Args:
@@ -260,13 +285,23 @@ class WeightFeatures(Module):
         """
         parts = [nodes[..., self.node_columns].to(X)]
         present = active.index_select(-1, self.linear_index)
-        parts.append(torch.where(present, X.index_select(-1, self.linear_index), 0.0))
+        parts.append(
+            torch.where(
+                present,
+                X.index_select(-1, self.linear_index),
+                0.0,
+            )
+        )
         for column in self.onehot_columns:
             code = one_hot_code(X[..., column], getattr(self, f"known_{column}"))
             parts.append(code * active[..., column, None])
         return torch.cat(parts, dim=-1)
 
-    def active_weights(self, active: Tensor, nodes: Tensor) -> Tensor:
+    def active_weights(
+        self,
+        active: Tensor,
+        nodes: Tensor,
+    ) -> Tensor:
         """Which weights can differ from zero for each row.
 
         Args:
@@ -297,7 +332,9 @@ class WeightFeatures(Module):
             else:
                 times = getattr(self, f"{kind}_counts")
                 variance = variance.repeat_interleave(
-                    times, dim=-1, output_size=sum(counts)
+                    times,
+                    dim=-1,
+                    output_size=sum(counts),
                 )
             parts.append(variance)
         return torch.cat(parts[1:] or parts, dim=-1).sqrt()
@@ -379,7 +416,11 @@ class LeafHyperparameters(Module):
         seen = torch.zeros(len(paths), len(columns), dtype=torch.bool)
         seen[tuple(pairs.view(-1, 2).mT)] = True
         scale = (seen * seen.sum(-1, keepdim=True)).amax(0).clamp_min(1).double()
-        self.register_buffer("dimension_scale", scale, persistent=False)
+        self.register_buffer(
+            "dimension_scale",
+            scale,
+            persistent=False,
+        )
         if sharing == "independent":
             if columns_of_path is None:
                 raise ValueError(
@@ -392,7 +433,11 @@ class LeafHyperparameters(Module):
             number = seen.flatten().cumsum(0).view_as(seen) - 1
             pair = torch.where(seen, number, count)
             self.register_buffer("pair", pair, persistent=False)
-            self.register_buffer("path_keys", tree.sorted_keys, persistent=False)
+            self.register_buffer(
+                "path_keys",
+                tree.sorted_keys,
+                persistent=False,
+            )
             if count:
                 self.lengthscale = prior((1, count), 0.5, 1.0, _LENGTHSCALES)
             self.outputscale = prior((1, len(columns_of_path)), 1.0, 1.0, _VARIANCES)
@@ -443,7 +488,11 @@ def _path_of_key(path_keys: Tensor, key: Tensor) -> Tensor:
     return torch.where(keys[place] == key, number[place], len(keys))
 
 
-def take_of_path(table: Tensor, path: Tensor, option: str) -> Tensor:
+def take_of_path(
+    table: Tensor,
+    path: Tensor,
+    option: str,
+) -> Tensor:
     """Rows of a table per path, with the batch dimensions of both broadcast.
 
     Args:
@@ -495,8 +544,16 @@ class PathMean(Mean):
             )
         self.tree = tree
         self.batch_shape = batch_shape
-        self.register_buffer("path_keys", tree.sorted_keys, persistent=False)
-        start = torch.zeros(*batch_shape, tree.num_paths, dtype=torch.float64)
+        self.register_buffer(
+            "path_keys",
+            tree.sorted_keys,
+            persistent=False,
+        )
+        start = torch.zeros(
+            *batch_shape,
+            tree.num_paths,
+            dtype=torch.float64,
+        )
         self.register_parameter("raw_offset", torch.nn.Parameter(start))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -629,7 +686,11 @@ class TreeStructuredKernel(LeafKernel):
         for column, values in self.categorical.items():
             tables[f"known_{column}"] = torch.tensor(values, dtype=torch.float64)
         for name, table in tables.items():
-            self.leaf_hyperparameters.register_buffer(name, table, persistent=False)
+            self.leaf_hyperparameters.register_buffer(
+                name,
+                table,
+                persistent=False,
+            )
         # the kernel chosen by evidence is in the state, as a tensor without dimensions
         self.register_buffer("correlation_index", torch.tensor(0))
         self.set_correlation(correlation)
@@ -646,7 +707,11 @@ class TreeStructuredKernel(LeafKernel):
         self.correlation_index.fill_(index)
         self.correlation = CORRELATIONS[index]
 
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+    def _load_from_state_dict(
+        self,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
         super()._load_from_state_dict(*args, **kwargs)
         self.correlation = CORRELATIONS[int(self.correlation_index)]
 
@@ -690,7 +755,11 @@ class TreeStructuredKernel(LeafKernel):
             offset,
         )
 
-    def rows(self, X: Tensor, places: Places | None = None) -> LeafRows:
+    def rows(
+        self,
+        X: Tensor,
+        places: Places | None = None,
+    ) -> LeafRows:
         """See ``LeafKernel.rows``; ``places`` are those of ``locate``."""
         key, codes, active, nodes, seen, path = places or self.locate(X)
         values = self.fixed_values or self.values()
@@ -717,11 +786,21 @@ class TreeStructuredKernel(LeafKernel):
         shape = torch.broadcast_shapes(variance.shape, key.shape)
         undeclared = (codes >= self.weights.num_outcomes).sum(-1)
         constant = (undeclared * values.offset_variance).to(X)
-        features = self.weights(X, active, nodes, self.correlation, values)
+        features = self.weights(
+            X,
+            active,
+            nodes,
+            self.correlation,
+            values,
+        )
         variance = variance.expand(shape)
         return LeafRows(key, scaled, variance, constant, features)
 
-    def leaf_covariance(self, a: LeafRows, b: LeafRows) -> Tensor:
+    def leaf_covariance(
+        self,
+        a: LeafRows,
+        b: LeafRows,
+    ) -> Tensor:
         """K_p, see ``LeafKernel.leaf_covariance``."""
         value = a.variance.unsqueeze(-1)
         points = [(a.points, b.points)]
@@ -765,7 +844,9 @@ def _check_context(
 
 
 def _columns_of_paths(
-    tree: ParameterTree, free: tuple[int, ...], own_columns: tuple[int, ...] | None
+    tree: ParameterTree,
+    free: tuple[int, ...],
+    own_columns: tuple[int, ...] | None,
 ) -> list[list[int]] | None:
     """Columns that K_p sees on each path; None if there are too many paths.
 
