@@ -69,10 +69,9 @@ class StructuredSearchCV(BaseSearchCV):
     sixteen can show them. Then as many at a time as it takes to keep ``n_jobs``
     processes busy with their folds (one, if there are at least as many folds as
     processes), so that results depend on that number too. Of those, every fourth is
-    random, on the path that has the fewest for its number of parameters; with more
-    paths than a quarter of ``n_iter``, on one whose rarest choice has the fewest. A
-    learner whose first settings were bad is not left alone. All candidates are compared
-    on the same folds, also where ``cv`` would shuffle anew each time.
+    random, on the path whose rarest choice has the fewest for its number of parameters:
+    a learner whose first settings were bad is not left alone. All candidates are
+    compared on the same folds, also where ``cv`` would shuffle anew each time.
 
     A candidate whose score is NaN, since it could not be fitted or scored, counts as
     failed: the search goes on and avoids its kind. The mean score is maximised; of
@@ -360,35 +359,21 @@ def _least_tried(study: Study, q: int, begun: int) -> list[Params]:
         configs = space.decode(space.starts(seed=seed))
         starts = space.encode(configs)
         is_new = ~(starts.unsqueeze(1) == points).all(-1).any(-1)
-        rarest = starts.new_full((len(starts),), math.inf)  # evaluations of a choice
-        for starts_with, points_with in _outcomes(space, starts, points):
-            rarest = rarest.where(~starts_with, rarest.clamp_max(points_with.sum()))
-            evaluated = points_with[:n]
-            if evaluated.sum() >= _TRIES and failed[evaluated].all():
-                is_new &= ~starts_with
+        # starts x points x decisions: where both have the same choice
+        codes, active, _ = space.tree.locate(starts)
+        others, _, _ = space.tree.locate(points)
+        same = (codes.unsqueeze(1) == others) & (codes >= 0).unsqueeze(1)
+        tried = same[:, :n].sum(1)
+        worked = same[:, :n][:, ~failed].sum(1)
+        is_new &= ~((tried >= _TRIES) & (worked == 0)).any(-1)
+        rarest = same.sum(1).masked_fill(codes < 0, n + q).amin(-1)
         if not is_new.any():
             continue
-        share = (rarest + 0.5) / space.tree.active_mask(starts).sum(-1)
+        share = (rarest + 0.5) / active.sum(-1)
         share = share.where(is_new, math.inf)
         least = (share == share.min()).nonzero().flatten().tolist()
         chosen.append(configs[least[seed % len(least)]])
     return chosen
-
-
-def _outcomes(
-    space: SearchSpace, X: Tensor, others: Tensor
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """The points that have each outcome of a decision, among two sets of points."""
-    tree = space.tree
-    sets = [(X, tree.active_mask(X)), (others, tree.active_mask(others))]
-    for c, outcomes in tree.decision_values.items():
-        for outcome in outcomes:
-            lo, hi = outcome if isinstance(outcome, tuple) else (outcome, outcome)
-            first, second = (
-                active[:, c] & (points[:, c] >= lo) & (points[:, c] <= hi)
-                for points, active in sets
-            )
-            yield first, second
 
 
 def _read_space(space: Any, same: Any) -> SearchSpace:

@@ -375,12 +375,15 @@ class CategoricalColumn(_Column):
                 f"{name!r}: expected at least one choice and as many ascending codes, "
                 f"got {list(self.choices)} and {list(self.codes)}."
             )
-        for i, choice in enumerate(self.choices):
-            if any(is_same(choice, other) for other in self.choices[:i]):
+        by_text: dict[str, list[Any]] = {}
+        for choice in self.choices:
+            others = by_text.setdefault(repr(choice), [])
+            if any(is_same(choice, other) for other in others):
                 raise ValueError(
                     f"{name!r}: expected distinct choices, got {choice!r} twice in "
                     f"{list(self.choices)}."
                 )
+            others.append(choice)
         equal = [1.0] * len(self.choices)
         self.weights = tuple(map(float, equal if weights is None else weights))
         self.bounds = (self.codes[0], self.codes[-1])
@@ -403,7 +406,10 @@ class CategoricalColumn(_Column):
         rounding.
         """
         value = native(value)
-        for test in (is_same, is_equal, self._is_alike, _is_truth):
+        for i, choice in enumerate(self.choices):
+            if is_same(choice, value):
+                return i
+        for test in (is_equal, self._is_alike, _is_truth):
             places = [i for i, c in enumerate(self.choices) if test(c, value)]
             if len(places) == 1:
                 return places[0]

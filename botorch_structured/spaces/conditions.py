@@ -111,21 +111,6 @@ class Atom(Condition):
 
 
 @dataclass(frozen=True)
-class Equals(Atom):
-    """Column ``col`` takes the value ``value`` (up to rounding)."""
-
-    value: float
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "value", check_number("value", self.value))
-
-    @property
-    def intervals(self) -> list[tuple[float, float]]:
-        return [(self.value, self.value)]
-
-
-@dataclass(frozen=True)
 class In(Atom):
     """Column ``col`` takes one of ``values`` (up to rounding)."""
 
@@ -138,6 +123,13 @@ class In(Atom):
     @property
     def intervals(self) -> list[tuple[float, float]]:
         return [(v, v) for v in self.values]
+
+
+class Equals(In):
+    """Column ``col`` takes the value ``value`` (up to rounding)."""
+
+    def __init__(self, col: int, value: float) -> None:
+        super().__init__(col, [value])
 
 
 @dataclass(frozen=True)
@@ -198,7 +190,8 @@ class _Combination(Condition):
         return frozenset().union(*(part.columns() for part in self.parts))
 
     def replaced(self, replace: Callable[[Any], Condition]) -> Condition:
-        return type(self)(tuple(part.replaced(replace) for part in self.parts))
+        parts = [part.replaced(replace) for part in self.parts]
+        return parts[0] if len(parts) == 1 else type(self)(tuple(parts))
 
     def evaluate(self, truth: Callable[[Any], Any]) -> Any:
         if not self.parts:

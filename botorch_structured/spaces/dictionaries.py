@@ -88,61 +88,39 @@ class DictionaryNames:
         Raises:
             ValueError: No dictionary has it; what is wrong with the nearest one.
         """
-        fits = [_Fit(row, columns) for columns in self.dictionaries]
-        k = min(range(len(fits)), key=lambda k: fits[k].distance)
-        if fits[k].refused or fits[k].others:
-            raise ValueError(self._mismatch(row, fits[k]))
-        inner = {self.inner[k][name]: v for name, v in fits[k].stated.items()}
-        return {**inner, **self.hidden[k]}
+        # First as it is: None may be a choice, and not the lack of one.
+        for is_table in (False, True):
+            for k, columns in enumerate(self.dictionaries):
+                stated = _stated(row, columns) if is_table else row
+                if stated.keys() == columns.keys() and not _refused_by(columns, stated):
+                    inner = {self.inner[k][name]: v for name, v in stated.items()}
+                    return {**inner, **self.hidden[k]}
+        raise ValueError(self._mismatch(row))
 
-    def _mismatch(self, row: Row, nearest: _Fit) -> str:
+    def _mismatch(self, row: Row) -> str:
         """The error of a configuration that no dictionary has."""
-        for name in nearest.refused:
+
+        def distance(columns: Columns) -> tuple[int, int]:
+            stated = _stated(row, columns)
+            others = stated.keys() ^ columns.keys()
+            return len(_refused_by(columns, stated)), len(others)
+
+        nearest = min(self.dictionaries, key=distance)
+        stated = _stated(row, nearest)
+        for name in _refused_by(nearest, stated):
             same = [columns[name] for columns in self.dictionaries if name in columns]
-            if any(takes(c, row[name]) for c in same):
-                same = [nearest.columns[name]]
+            if any(takes(column, row[name]) for column in same):
+                same = [nearest[name]]
             expected = " or ".join(dict.fromkeys(c.expected() for c in same))
             return f"{name!r}: expected {expected}, got {row[name]!r}."
-        absent = [name for name in nearest.columns if name not in nearest.stated]
-        extra = [name for name in nearest.stated if name not in nearest.columns]
+        absent = [name for name in nearest if name not in stated]
+        extra = [name for name in stated if name not in nearest]
         wrong = f"without {absent}" if absent else f"with {extra} in addition"
-        return f"configs: expected {list(nearest.columns)}, got {row} {wrong}."
+        return f"configs: expected {list(nearest)}, got {row} {wrong}."
 
     def decode(self, config: Row) -> dict[str, Any]:
         """A configuration under the names of the dictionaries."""
         return {self.outer[k]: v for k, v in config.items() if k in self.outer}
-
-
-class _Fit:
-    """A configuration beside a dictionary.
-
-    Args:
-        row: The configuration.
-        columns: The dictionary.
-
-    Attributes:
-        stated: The values of the row; blanks are values only where they are choices.
-        refused: The parameters that cannot take their values.
-        others: The parameters that only one of both has.
-        distance: How far they are apart: of the dictionaries that have a configuration
-            the one with most of its blanks is nearest.
-    """
-
-    def __init__(self, row: Row, columns: Columns) -> None:
-        self.columns = columns
-        self.stated = {
-            name: value
-            for name, value in row.items()
-            if not is_blank(value) or (name in columns and columns[name].takes_blank)
-        }
-        both = self.stated.keys() & columns.keys()
-        self.refused = [
-            name
-            for name in columns
-            if name in both and not takes(columns[name], row[name])
-        ]
-        self.others = self.stated.keys() ^ columns.keys()
-        self.distance = (len(self.refused), len(self.others), -len(self.stated))
 
 
 def read_dictionaries(dictionaries: Any) -> tuple[Parts, DictionaryNames]:
@@ -160,15 +138,12 @@ def read_dictionaries(dictionaries: Any) -> tuple[Parts, DictionaryNames]:
         ValueError: Something else, or values that are none of those possible.
     """
     many = [dictionaries] if isinstance(dictionaries, Mapping) else dictionaries
-    if isinstance(many, str) or not isinstance(many, Iterable):
-        raise ValueError(
-            f"dictionaries: expected a dictionary or several, got {dictionaries!r}."
-        )
-    many = list(many)
+    many = list(many) if isinstance(many, Iterable) else [many]
     for d in many:
         if not isinstance(d, Mapping) or not all(isinstance(name, str) for name in d):
             raise ValueError(
-                f"dictionaries: expected dictionaries {{name: values}}, got {d!r}."
+                "dictionaries: expected {name: values}, or a list of dictionaries, "
+                f"got {d!r}."
             )
     columns = [{name: _column(name, v) for name, v in d.items()} for d in many]
     reader = _DictionaryReader(columns)
@@ -309,6 +284,22 @@ def _decision(group: Sequence[Columns]) -> str | None:
     return min(sizes, key=sizes.__getitem__, default=None)
 
 
+def _stated(row: Row, columns: Columns) -> Row:
+    """The values of a row; blanks are values only where they are choices."""
+    return {
+        name: value
+        for name, value in row.items()
+        if not is_blank(value) or (name in columns and columns[name].takes_blank)
+    }
+
+
+def _refused_by(columns: Columns, row: Row) -> list[str]:
+    """The parameters of a dictionary that cannot take their values."""
+    return [
+        name for name, c in columns.items() if name in row and not takes(c, row[name])
+    ]
+
+
 def _column(name: str, values: Any) -> Column:
     """The column that a dictionary's entry describes."""
     if isinstance(values, tuple):
@@ -317,12 +308,10 @@ def _column(name: str, values: Any) -> Column:
         return _distribution(name, values)
     if _is_one(values):
         return CategoricalColumn(name, [values])
-    if not isinstance(values, Sequence) and not hasattr(values, "__array__"):
-        raise _refused(name, values, "a list of choices or a range (low, high)")
-    if getattr(values, "ndim", 1) != 1:
-        raise _refused(name, values, "a list or an array with one axis")
-    if not len(values):
-        raise _refused(name, values, "at least one choice")
+    is_list = isinstance(values, Sequence) or hasattr(values, "__array__")
+    if not is_list or getattr(values, "ndim", 1) != 1 or not len(values):
+        wanted = "a list, or an array with one axis, of at least one choice"
+        raise _refused(name, values, f"{wanted}, or a range (low, high)")
     listed = values.tolist() if isinstance(values, torch.Tensor) else values
     choices = [native(v) for v in listed]
     if len(choices) == 3 and is_same(choices[2], "log") and _are_numbers(choices[:2]):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from itertools import pairwise
@@ -172,14 +172,20 @@ class Lookup:
     Args:
         decisions: The ``D`` decisions, columns ascending.
         conditions: For every column what activates it, over the decisions.
+        parts: The distinct states that these are about.
         order: The decisions, parents first.
         device: Where the tables live.
+
+    Attributes:
+        undeclared: The state of each decision at values that were not declared.
+        strict: Whether these are errors.
     """
 
     def __init__(
         self,
         decisions: Sequence[Decision],
         conditions: Sequence[Condition],
+        parts: Collection[State],
         order: Sequence[int],
         device: torch.device,
     ) -> None:
@@ -188,9 +194,9 @@ class Lookup:
         width = max([1, *sizes])
         index = partial(torch.tensor, dtype=torch.long, device=device)
         self._columns = index([o.col for o in decisions])
-        self._last = index([size + 1 for size in sizes])
+        self.undeclared = index([size + 1 for size in sizes])
         strict = [o.strict for o in decisions]
-        self._strict = torch.tensor(strict, dtype=torch.bool, device=device)
+        self.strict = torch.tensor(strict, dtype=torch.bool, device=device)
 
         # No number is beyond the last outcome or before the first one.
         low = np.full((D, width), np.inf)
@@ -202,9 +208,7 @@ class Lookup:
         self._low = torch.from_numpy(low).to(device)
         self._high = torch.from_numpy(high).to(device)
 
-        # The distinct parts of conditions by state; none holds for values that were not
-        # declared.
-        parts = dict.fromkeys(part for c in conditions for part in c.atoms())
+        # None of the parts holds for values that were not declared.
         self._row = {part: i for i, part in enumerate(parts)}
         truth = np.zeros((len(parts), width + 2), dtype=bool)
         for i, part in enumerate(parts):
@@ -213,8 +217,9 @@ class Lookup:
         self._truth = torch.from_numpy(truth).to(device)
         self._parents = index([part.k for part in parts])
         distinct = dict.fromkeys(conditions)
-        self._combined = [c for c in distinct if c not in parts]
-        place = {c: i for i, c in enumerate([*parts, *self._combined])}
+        # Row of the truth at points: the parts, True, then what combines them.
+        self._combined = [c for c in distinct if c not in parts and c != ALWAYS]
+        place = {c: i for i, c in enumerate([*parts, ALWAYS, *self._combined])}
         self._place = index([place[c] for c in conditions])
         above = [(k, conditions[decisions[k].col]) for k in order]
         self._dependent = [(k, c) for k, c in above if c != ALWAYS]
@@ -231,44 +236,31 @@ class Lookup:
     def find(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """The values and states of all decisions at ``batch_shape x n x d`` points."""
         values = X.detach().index_select(-1, self._columns).double()
-        flat = self._by_decision(values).contiguous()
+        flat = values.unsqueeze(0).flatten(0, -2).t().contiguous()
         states = torch.searchsorted(self._low, flat, right=True)
         # a comparison that is False for NaN, which is no outcome
         is_declared = flat <= self._high.gather(1, states)
-        states = torch.where(is_declared, states, self._last.unsqueeze(-1))
+        states = torch.where(is_declared, states, self.undeclared.unsqueeze(-1))
         for k, condition in self._dependent:
-            states[k] *= condition.evaluate(
-                lambda part: self._truth[self._row[part], states[part.k]]
-            )
+            if isinstance(condition, State):
+                states[k] *= self._truth[self._row[condition], states[condition.k]]
+            else:
+                states[k] *= condition.evaluate(
+                    lambda part: self._truth[self._row[part], states[part.k]]
+                )
         return values, states.t().reshape(values.shape)
-
-    def _by_decision(self, numbers: Tensor) -> Tensor:
-        """``batch_shape x n x D`` numbers as ``D`` rows."""
-        return numbers.unsqueeze(0).flatten(0, -2).t()
-
-    def undeclared(self, states: Tensor) -> Tensor:
-        """Which states are of undeclared values, ``batch_shape x n x D`` booleans."""
-        return states == self._last
-
-    def refused(self, values: Tensor, states: Tensor) -> Tensor:
-        """Which values are an error, ``batch_shape x n x D`` booleans.
-
-        NaN is one wherever the decision is active, an undeclared value only where
-        declared strictly.
-        """
-        return self.undeclared(states) & (self._strict | values.isnan())
 
     def active(self, states: Tensor) -> Tensor:
         """Which columns are active, ``batch_shape x n x d`` booleans."""
-        shape = states.shape[:-1]
-        truth = self._truth.gather(1, self._by_decision(states)[self._parents])
-        rows = [truth]
+        flat = states.unsqueeze(0).flatten(0, -2).t()
+        truth = self._truth.gather(1, flat[self._parents])
+        rows = [truth, truth.new_ones(1, truth.shape[1])]
         for condition in self._combined:
             verdict = condition.evaluate(lambda part: truth[self._row[part]])
             verdict = torch.as_tensor(verdict, device=truth.device)
             rows.append(verdict.expand(1, truth.shape[1]))
-        active = torch.cat(rows)[self._place]
-        return active.t().contiguous().reshape(*shape, len(self._place))
+        active = torch.cat(rows)[self._place].t().contiguous()
+        return active.reshape(*states.shape[:-1], len(self._place))
 
     def keys(self, values: Tensor, states: Tensor) -> Tensor:
         """``batch_shape x n`` integers, equal exactly where the paths are the same.
@@ -277,8 +269,12 @@ class Lookup:
         exact; beyond, and for values that were not declared, it is a hash of 62 bits
         (those of undeclared values lie above 2^62).
         """
-        undeclared = self.undeclared(states)
+        key = (states * self._strides).sum(-1) & (_UNDECLARED - 1)
+        undeclared = states == self.undeclared
+        # on a GPU reading the answer would make the host wait
+        if key.is_cpu and not undeclared.any():
+            return key
         pattern = (values + 0.0).view(torch.long)  # -0.0 becomes 0.0
-        other = torch.where(undeclared, mix(pattern + self._strides), 0)
-        key = (states * self._strides + other).sum(-1) & (_UNDECLARED - 1)
-        return torch.where(undeclared.any(-1), key | _UNDECLARED, key)
+        other = torch.where(undeclared, mix(pattern + self._strides), 0).sum(-1)
+        hashed = (key + other) & (_UNDECLARED - 1)
+        return torch.where(undeclared.any(-1), hashed | _UNDECLARED, key)

@@ -331,25 +331,16 @@ def read_ax(search_space: Any, aligned: Iterable[Iterable[str]] = ()) -> Parts:
 def _ax_column(p: Any) -> Column:
     """The column, or constant, of a parameter of Ax."""
     kind = type(p).__name__
-    if p.is_disabled:
-        raise ValueError(
-            f"Parameter {p.name!r}: expected one that is not disabled. Begin an "
-            "experiment without it, and attach the trials to it."
-        )
-    if kind == "FixedParameter":
+    if kind == "FixedParameter" and not p.is_disabled:
         return Constant(p.name, p.value)
-    if p.is_fidelity or getattr(p, "is_task", False):
+    is_other = p.is_disabled or p.is_fidelity or getattr(p, "is_task", False)
+    if is_other or kind not in ("ChoiceParameter", "RangeParameter"):
         raise ValueError(
-            f"Parameter {p.name!r}: expected one to search over, got a task or a "
-            "fidelity: fix it to its target value."
+            f"Parameter {p.name!r}: expected a range, choice or fixed parameter that "
+            f"is not disabled, and no task or fidelity (fix it), got {p}."
         )
     if kind == "ChoiceParameter":
         return CategoricalColumn(p.name, p.values, ordered=p.is_ordered)
-    if kind != "RangeParameter":
-        raise ValueError(
-            "search_space: expected range, choice and fixed parameters, got "
-            f"{p.name!r}, a {kind}."
-        )
     if p.parameter_type.name == "INT":
         return IntegerColumn(p.name, int(p.lower), int(p.upper), log=p.log_scale)
     if p.digits is not None and not p.log_scale:

@@ -43,7 +43,6 @@ from botorch_structured.spaces.lookup import (
 from botorch_structured.spaces.path_search import MAX_LISTED, PathSearch
 
 # {parent column: {parent value: [child columns]}}, the convention of BoTorch and Ax.
-Branches = dict[int, dict[float, list[int]]]
 HierarchicalDependencies = Mapping[int, Mapping[float, Sequence[int]]]
 
 
@@ -132,9 +131,19 @@ class ParameterTree:
         self.dim = dim = arguments.check_count("dim", dim)
         # The SearchSpace that says what columns hold, or None; see `of_space`.
         self.space: Any = None
-        self._dependencies = _read_dependencies(dim, hierarchical_dependencies)
-        self.conditions = _read_conditions(dim, self._dependencies, conditions)
-        self._values = _read_values(dim, values)
+        parts: dict[int, list[Condition]] = {}
+        # The values that decide, by column.
+        self._named = _read_dependencies(dim, hierarchical_dependencies, parts)
+        _read_conditions(dim, conditions, parts)
+        #: Column -> where it is active, ascending.
+        self.conditions = {
+            c: Or(tuple(parts[c])) if len(parts[c]) > 1 else parts[c][0]
+            for c in sorted(parts)
+        }
+        listed = arguments.check_by_column("values", values, dim)
+        self._values = {
+            c: arguments.check_values(f"values[{c}]", listed[c]) for c in listed
+        }
         self._decisions = self._collect_decisions()
         self._position = {o.col: k for k, o in enumerate(self._decisions)}
         #: The columns that conditions refer to (or whose values are declared).
@@ -143,8 +152,6 @@ class ParameterTree:
         self.numeric_decisions = [o.col for o in self._decisions if o.numeric]
         #: The decision columns whose outcomes are values.
         self.decisions_by_value = [o.col for o in self._decisions if not o.numeric]
-        #: Decision column -> declared values, or ``(lo, hi)`` intervals, ascending.
-        self.decision_values = {o.col: list(o.values) for o in self._decisions}
         above: dict[int, Iterable[int]] = dict.fromkeys(self._position, ())
         above |= {c: sorted(where.columns()) for c, where in self.conditions.items()}
         try:
@@ -155,6 +162,7 @@ class ParameterTree:
                 "columns that wait for each other: "
                 f"{' -> '.join(map(str, error.args[1]))}."
             ) from None
+        self._lookups: dict[torch.device, Lookup] = {}
         # The decisions, parents first.
         self._order = [self._position[c] for c in columns if c in self._position]
         #: The conditions of all columns, over the states of the decisions.
@@ -162,19 +170,13 @@ class ParameterTree:
             self.conditions.get(c, ALWAYS).replaced(self._states) for c in range(dim)
         ]
 
+        atoms = [part for c in self.over_states for part in c.atoms()]
+        self._parts = dict.fromkeys(atoms)
+
     def _states(self, a: Atom) -> State:
         """An atom over the states of its decision."""
         k = self._position[a.col]
         return State(k, self._decisions[k].mask(a))
-
-    @property
-    def hierarchical_dependencies(self) -> Branches:
-        """The dictionary this tree was declared by, with plain integers and floats.
-
-        Without what ``conditions`` declared, so empty for a tree that was declared by
-        these alone.
-        """
-        return copy.deepcopy(self._dependencies)
 
     def of_space(self, space: Any) -> ParameterTree:
         """The same tree, as that of a `SearchSpace`.
@@ -212,7 +214,7 @@ class ParameterTree:
         )
 
     def _collect_decisions(self) -> list[Decision]:
-        atoms: dict[int, list[Atom]] = {c: [] for c in self._dependencies}
+        atoms: dict[int, list[Atom]] = {c: [] for c in self._named}
         for condition in self.conditions.values():
             for a in condition.atoms():
                 atoms.setdefault(a.col, []).append(a)
@@ -224,7 +226,7 @@ class ParameterTree:
         """A column that atoms are about."""
         by_value = [a for a in atoms if not isinstance(a, Between)]
         values = {v for a in by_value for v, _ in a.intervals}
-        values |= self._dependencies.get(col, {}).keys()
+        values |= self._named.get(col, set())
         declared = self._values.get(col)
         numeric = declared is None and len(by_value) < len(atoms)
         if declared and (missing := sorted(values - set(declared))):
@@ -236,6 +238,11 @@ class ParameterTree:
         if numeric:
             spans = cut_intervals([*atoms, *(Equals(col, v) for v in values)])
         return Decision(col, tuple(spans), numeric, strict=declared is not None)
+
+    @cached_property
+    def decision_values(self) -> dict[int, list[Any]]:
+        """Decision column -> declared values, or ``(lo, hi)`` intervals, ascending."""
+        return {o.col: list(o.values) for o in self._decisions}
 
     @cached_property
     def edge_offsets(self) -> list[int]:
@@ -290,7 +297,10 @@ class ParameterTree:
                 f"tree: expected at most {MAX_LISTED} paths to list, got up to "
                 f"{self.num_paths}: use path_key, path_of or random_paths."
             )
-        states = torch.from_numpy(self._search.states).long()
+        return self.points_at(torch.from_numpy(self._search.states).long())
+
+    def points_at(self, states: Tensor) -> Tensor:
+        """``n x D`` states of the decisions -> ``n x d`` points, otherwise 0."""
         X = torch.zeros(len(states), self.dim, dtype=torch.double)
         for k, o in enumerate(self._decisions):
             X[:, o.col] = X.new_tensor([0.0, *o.representatives])[states[:, k]]
@@ -411,8 +421,9 @@ class ParameterTree:
 
     def __getstate__(self) -> dict[str, Any]:
         # Tables (on a device) and the decomposition (large) are computed again.
-        again = ("_lookups", "_search", "paths", "path_points", "sorted_keys")
-        return {name: v for name, v in self.__dict__.items() if name not in again}
+        again = ("_search", "paths", "path_points", "sorted_keys")
+        state = {name: v for name, v in self.__dict__.items() if name not in again}
+        return {**state, "_lookups": {}}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ParameterTree:
         return self  # nothing about it changes
@@ -453,10 +464,6 @@ class ParameterTree:
         lookup, values, states = self._locate(X, strict)
         return states - 1, lookup.active(states), lookup.keys(values, states)
 
-    def active_at(self, states: Tensor) -> Tensor:
-        """Which columns are active, given the states of the decisions."""
-        return self._lookup(states.device).active(states)
-
     def is_declared(self, X: Tensor) -> Tensor:
         """Whether all active decisions of a row have values that were declared.
 
@@ -467,7 +474,7 @@ class ParameterTree:
             ``batch_shape x n`` booleans.
         """
         lookup, _, states = self._locate(X, strict=False)
-        return ~lookup.undeclared(states).any(-1)
+        return (states != lookup.undeclared).all(-1)
 
     def active_mask(self, X: Tensor, strict: bool = True) -> Tensor:
         """Which columns are active.
@@ -497,11 +504,6 @@ class ParameterTree:
         """
         active = self.active_mask(X)
         value = torch.as_tensor(fill, dtype=X.dtype, device=X.device)
-        if value.shape not in ((), (self.dim,)):
-            raise ValueError(
-                f"fill: expected a number or {self.dim} numbers, got shape "
-                f"{tuple(value.shape)}."
-            )
         return torch.where(active, X, value)
 
     def path_key(self, X: Tensor) -> Tensor:
@@ -565,19 +567,9 @@ class ParameterTree:
         Returns:
             ``n x d`` float64 points.
         """
-        X = torch.zeros(n, self.dim, dtype=torch.double)
-        for o in self._decisions:
-            code = torch.randint(len(o), (n,), generator=generator)
-            X[:, o.col] = X.new_tensor(o.representatives)[code]
-        return X
-
-    def _lookup(self, device: torch.device) -> Lookup:
-        lookups: dict[torch.device, Lookup] = self.__dict__.setdefault("_lookups", {})
-        if device not in lookups:
-            lookups[device] = Lookup(
-                self._decisions, self.over_states, self._order, device
-            )
-        return lookups[device]
+        sizes = torch.tensor([len(o) for o in self._decisions])
+        share = torch.rand(n, len(sizes), generator=generator, dtype=torch.double)
+        return self.points_at(1 + (share * sizes).long())
 
     def check_rows(self, X: Any) -> None:
         """Raise a ``ValueError`` unless ``X`` holds rows of ``d`` floats."""
@@ -594,9 +586,16 @@ class ParameterTree:
     def _locate(self, X: Tensor, strict: bool = True) -> tuple[Lookup, Tensor, Tensor]:
         """The tables for a device, and the values and states of all decisions."""
         self.check_rows(X)
-        lookup = self._lookup(X.device)
+        lookup = self._lookups.get(X.device)
+        if lookup is None:
+            lookup = Lookup(
+                self._decisions, self.over_states, self._parts, self._order, X.device
+            )
+            self._lookups[X.device] = lookup
         values, states = lookup.find(X)
-        if strict and (refused := lookup.refused(values, states)).any():
+        # NaN is an error wherever the decision is active
+        refused = (states == lookup.undeclared) & (lookup.strict | values.isnan())
+        if strict and refused.any():
             k = int(refused.flatten(0, -2).any(0).nonzero()[0])
             got = values[..., k][refused[..., k]].unique().tolist()
             decision = self._decisions[k]
@@ -626,41 +625,40 @@ def _mapping(name: str, value: Any, form: str) -> Mapping[Any, Any]:
 
 
 def _read_dependencies(
-    dim: int, dependencies: HierarchicalDependencies | None
-) -> Branches:
-    """The dictionary with plain integers and floats, once it is checked."""
+    dim: int,
+    dependencies: HierarchicalDependencies | None,
+    parts: dict[int, list[Condition]],
+) -> dict[int, set[float]]:
+    """The values of each parent; adds to ``parts`` the conditions of the children."""
     name = "hierarchical_dependencies"
-    plain: Branches = {}
+    named: dict[int, set[float]] = {}
     branches_of = _mapping(name, dependencies, "{parent: {value: [children]}}")
     for parent, branches in branches_of.items():
         parent = arguments.check_column(name, parent, dim)
+        named[parent] = set()
+        by_child: dict[int, set[float]] = {}
         if not _mapping(f"{name}[{parent}]", branches, "{value: [children]}"):
             raise ValueError(
                 f"{name}[{parent}]: expected at least one value (a value without "
                 "children is written {value: []}), got {}."
             )
         for value, children in branches.items():
-            number = arguments.check_number(f"{name}[{parent}]", value)
             where = f"{name}[{parent}][{value}]"
-            columns = arguments.check_columns(where, children, dim)
-            plain.setdefault(parent, {})[number] = list(dict.fromkeys(columns))
-    return plain
+            number = arguments.check_number(where, value)
+            named[parent].add(number)
+            for child in arguments.check_columns(where, children, dim):
+                by_child.setdefault(child, set()).add(number)
+        for child, numbers in by_child.items():
+            parts.setdefault(child, []).append(In(parent, sorted(numbers)))
+    return named
 
 
 def _read_conditions(
     dim: int,
-    dependencies: Branches,
     conditions: Mapping[int, Condition] | None,
-) -> dict[int, Condition]:
-    """``{child: condition}``, children ascending, one condition for each."""
-    parts: dict[int, list[Condition]] = {}
-    for parent, branches in dependencies.items():
-        values: dict[int, list[float]] = {}
-        for value, children in branches.items():
-            for child in children:
-                values.setdefault(child, []).append(value)
-        for child in values:
-            parts.setdefault(child, []).append(In(parent, values[child]))
+    parts: dict[int, list[Condition]],
+) -> None:
+    """Add conditions to ``parts``, once they are checked."""
     conditions = _mapping("conditions", conditions, "{child: condition}")
     for child, condition in conditions.items():
         child = arguments.check_column("conditions", child, dim)
@@ -672,19 +670,3 @@ def _read_conditions(
             )
         arguments.check_columns(name, sorted(condition.columns()), dim)
         parts.setdefault(child, []).append(condition)
-    joined = {}
-    for child in sorted(parts):
-        several = parts[child]
-        joined[child] = several[0] if len(several) == 1 else Or(tuple(several))
-    return joined
-
-
-def _read_values(
-    dim: int, values: Mapping[int, Sequence[float]] | None
-) -> dict[int, tuple[float, ...]]:
-    """``{decision: all its values}``, both ascending."""
-    values = _mapping("values", values, "{decision: [all its values]}")
-    listed = {arguments.check_column("values", c, dim): v for c, v in values.items()}
-    return {
-        c: arguments.check_values(f"values[{c}]", listed[c]) for c in sorted(listed)
-    }

@@ -72,7 +72,8 @@ class PathSearch:
                 return True
             return bits(part.mask, self.sizes[part.k] + 1)[states[:, part.k]]
 
-        return np.full(len(states), True) & goal.evaluate(truth)
+        everywhere = np.full(len(states), True)
+        return everywhere if goal == ALWAYS else everywhere & goal.evaluate(truth)
 
     def where(
         self, goal: Condition, most: int = _BEAM, seed: Sequence[int] = (0,)
@@ -106,8 +107,10 @@ class PathSearch:
         Returns:
             ``n x D`` states, and whether these are all paths.
         """
-        goal = goal.replaced(lambda part: _with_parents(part, self._reached))
-        concerned = goal.columns()
+        concerned: Collection[int] = ()
+        if goal != ALWAYS:
+            goal = goal.replaced(lambda part: _with_parents(part, self._reached))
+            concerned = goal.columns()
         states = np.zeros((1, len(self.sizes)), dtype=np.int32)
         is_complete = True
         undecided = set(self.order)

@@ -139,24 +139,21 @@ class SearchSpace:
             lo, hi = limits[:, c].tolist()
             if c in codes:
                 argument = f"categorical_features[{c}]" if c in listed else "tree"
-                numbers = _codes(argument, codes[c], (lo, hi))
+                numbers = [arguments.check_number(argument, v) for v in codes[c]]
+                allowed = tree._values.get(c, numbers)
+                if odd := [v for v in numbers if not lo <= v <= hi or v not in allowed]:
+                    raise ValueError(
+                        f"{argument}: expected values within the bounds, {lo} to {hi}, "
+                        f"among those that the tree declares, {list(allowed)}, got "
+                        f"{odd}."
+                    )
                 plain = [int(v) if v.is_integer() else v for v in numbers]
                 values = labels.get(c, plain)
                 columns.append(CategoricalColumn(name, values, codes=numbers))
             elif c in integers:
-                argument = "integer_features"
                 columns.append(_integer(c, name, (lo, hi), c in logs))
-                numbers = [float(v) for v in range(int(lo), int(hi) + 1)]
             else:
-                is_log = c in logs
-                columns.append(_real(c, name, (lo, hi), is_log))
-                continue
-            declared = tree._values.get(c, numbers)
-            if odd := sorted({*numbers} - {*declared}):
-                raise ValueError(
-                    f"{argument}: expected for column {c} values that the tree "
-                    f"declares, {list(declared)}, got {odd}."
-                )
+                columns.append(_real(c, name, (lo, hi), c in logs))
         self._setup(columns, tree, feasible=feasible)
         defaults = {} if defaults is None else defaults
         if not isinstance(defaults, Mapping):
@@ -208,8 +205,11 @@ class SearchSpace:
                 f"{argument}: expected at least one parameter with several values, got "
                 f"{only}."
             )
-        where = {c: conditions[name] for name, c in position.items()}
-        where = {c: condition for c, condition in where.items() if condition != ALWAYS}
+        where = {
+            c: condition
+            for name, c in position.items()
+            if (condition := conditions[name]) != ALWAYS
+        }
         decisions = set().union(*(condition.columns() for condition in where.values()))
         values = {}
         for name in by_value:
@@ -371,9 +371,6 @@ class SearchSpace:
         self._order = list(range(len(columns)))
         for i, constant in sorted(enumerate(constants), key=lambda pair: pair[1].place):
             self._order.insert(constant.place, len(columns) + i)
-        #: Under which the parameters are active.
-        self._conditions = [tree.conditions.get(i, ALWAYS) for i in range(tree.dim)]
-        self._conditions += [c.condition for c in constants]
 
     def __copy__(self) -> SearchSpace:
         return self  # nothing about it changes
@@ -616,21 +613,20 @@ class SearchSpace:
         """
         n = arguments.check_count("n", n, least=0)
         generator = random_source(seed)
-        points: list[Tensor] = [self.bounds.new_zeros(0, self.dim)]
-        missing = n
+        points = [self.bounds.new_zeros(0, self.dim)]
+        missing = batch = n
         drawn = 0
-        batch = n
         while missing > 0:
-            X = torch.stack([c.draw(batch, generator) for c in self.columns], -1)
-            X = self.impute(X)
-            drawn += batch
-            points.append(X[self.feasible(X)][:missing])
-            missing -= len(points[-1])
-            if missing and drawn > 1_000_000:
+            if drawn > 1_000_000:
                 raise ValueError(
                     f"space: expected {n} points that are not forbidden, got "
                     f"{n - missing} of {drawn} random draws."
                 )
+            X = torch.stack([c.draw(batch, generator) for c in self.columns], -1)
+            X = self.impute(X)
+            points.append(X[self.feasible(X)][:missing])
+            missing -= len(points[-1])
+            drawn += batch
             batch = max(64, min(2 * batch, 16384))
         return torch.cat(points)
 
@@ -745,7 +741,9 @@ class SearchSpace:
             p: A column or a constant.
             fixed: Column -> its value wherever it is active.
         """
-        return self.tree.can_hold(self._conditions[self._position[p.name]], fixed)
+        if isinstance(p, Constant):
+            return self.tree.can_hold(p.condition, fixed)
+        return self.tree.can_be_active(self._position[p.name], fixed)
 
     def _present(self, X: Tensor, active: Tensor) -> Tensor:
         """``n x (d + num_constants)`` booleans: which parameters points have."""
@@ -804,19 +802,6 @@ def _bounds(bounds: Any, d: int) -> Tensor:
     return limits.detach().cpu()
 
 
-def _codes(name: str, values: Sequence[Any], bounds: Span) -> list[float]:
-    """Numbers of a categorical column, within the bounds."""
-    numbers = [arguments.check_number(name, v) for v in values]
-    lo, hi = bounds
-    ascending = sorted({*numbers})
-    if not numbers or numbers != ascending or not lo <= numbers[0] <= numbers[-1] <= hi:
-        raise ValueError(
-            f"{name}: expected distinct ascending values, at least one, within the "
-            f"bounds, {lo} to {hi}, got {numbers}."
-        )
-    return numbers
-
-
 def _integer(c: int, name: str, span: Span, log: bool) -> IntegerColumn:
     lo, hi = span
     if not (lo.is_integer() and hi.is_integer()):
@@ -843,8 +828,8 @@ def _rows(configs: Any) -> list[Row]:
     """Configurations as dictionaries, whatever they came in."""
     if getattr(configs, "ndim", None) == 2 and hasattr(configs, "to_dict"):
         configs = configs.to_dict("records")  # a DataFrame
-    several = hasattr(configs, "__iter__") and not isinstance(configs, str)
-    many = list(configs) if several and not hasattr(configs, "keys") else [configs]
+    is_one = hasattr(configs, "keys") or not isinstance(configs, Iterable)
+    many = [configs] if is_one or isinstance(configs, str) else list(configs)
     for config in many:
         if not hasattr(config, "keys"):
             raise ValueError(

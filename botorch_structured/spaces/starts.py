@@ -134,20 +134,21 @@ class Starts:
     def _place(self, states: Tensor, kind: str) -> Tensor:
         """``n x D`` states -> ``n x d`` points, feasible or not."""
         X = self.space.fill.repeat(len(states), 1)
-        active = self.tree.active_at(states)
+        active = self.tree.active_mask(self.tree.points_at(states))
         for c in active.any(0).nonzero().flatten().tolist():
             column = self.space.columns[c]
             k = self.tree._position.get(c)
-            # without an outcome, or by outcomes
-            group = active[:, c].long() if k is None else states[:, k]
-            for state in group.unique().tolist():
-                if not state:
-                    continue
-                span = column.bounds if k is None else self._span(k, state - 1)
-                assert span is not None  # it is a path within the bounds
+            spans: list[Span | None] = [column.bounds]
+            group = active[:, c].long()
+            if k is not None:
+                outcomes = range(len(self.tree._decisions[k]))
+                spans = [self._span(k, code) for code in outcomes]
+                group = states[:, k]
+            for state, span in enumerate(spans, 1):
                 rows = group == state
                 n = int(rows.sum())
-                X[rows, c] = _draw(column, n, kind, self.generator, span)
+                if n and span:
+                    X[rows, c] = _draw(column, n, kind, self.generator, span)
         return X
 
 

@@ -160,6 +160,7 @@ def test_scores_are_those_of_cross_validation() -> None:
         assert score == pytest.approx(cross_val_score(model, X, y, cv=folds).mean())
 
 
+@pytest.mark.usefixtures("random_points")
 def test_results_have_the_columns_of_scikit_learn() -> None:
     ours = search(n_iter=4, return_train_score=True).fit(X, y).cv_results_
     lists = {"kind": ["left", "right"], "x": [0.1, 0.2]}
@@ -183,6 +184,7 @@ def test_candidates_are_those_of_a_study() -> None:
     assert study.best == (fitted.best_params_, fitted.best_score_)
 
 
+@pytest.mark.usefixtures("random_points")
 @pytest.mark.parametrize("state", [3, np.random.RandomState(3)])
 def test_the_same_state_gives_the_same_search(state: Any) -> None:
     first = search(n_iter=3, random_state=clone(state, safe=False)).fit(X, y)
@@ -200,6 +202,7 @@ def test_all_candidates_see_the_same_folds() -> None:
     assert all(len(set(column)) == 1 for column in columns)
 
 
+@pytest.mark.usefixtures("random_points")
 def test_folds_may_be_given_as_they_are() -> None:
     folds = list(KFold(3, shuffle=True, random_state=1).split(X, y))
     listed = search(n_iter=4, cv=folds).fit(X, y)
@@ -391,6 +394,7 @@ def test_partial_failures_of_candidates_are_counted() -> None:
     assert [w.category for w in w].count(FitFailedWarning) == 1
 
 
+@pytest.mark.usefixtures("random_points")
 def test_as_randomized_search_is_written() -> None:
     """Its argument, and distributions without a range."""
     space = {"x": norm(0.3, 0.1), "noise": expon(scale=100), "fail": randint(3, 4)}
@@ -407,6 +411,7 @@ def test_as_randomized_search_is_written() -> None:
         StructuredSearchCV(Peak()).fit(X, y)
 
 
+@pytest.mark.usefixtures("random_points")
 @pytest.mark.parametrize("after", [1, 4])
 def test_what_was_found_before_an_interruption_is_kept(after: int) -> None:
     left = [after]
@@ -465,6 +470,7 @@ def test_neither_dead_processes_nor_bad_scores_end_a_search(n_jobs: int) -> None
     assert 2 <= sum(failed) < 6 and np.isnan(scores).tolist() == failed
 
 
+@pytest.mark.usefixtures("random_points")
 def test_a_log_goes_on(tmp_path: Path) -> None:
     """In another process, say: nothing is fitted again but one good candidate."""
     fits: list[int] = []
@@ -518,6 +524,7 @@ def test_dictionaries_without_a_common_name() -> None:
     assert fitted.best_params_ == {"x": 0.3}
 
 
+@pytest.mark.usefixtures("random_points")
 def test_a_space_that_is_smaller_than_the_search() -> None:
     with pytest.warns(
         UserWarning, match="space: expected at least n_iter=9 candidates"
@@ -529,6 +536,7 @@ def test_a_space_that_is_smaller_than_the_search() -> None:
     assert len(fitted.cv_results_["params"]) == 4
 
 
+@pytest.mark.usefixtures("random_points")
 def test_other_spaces() -> None:
     ConfigSpace = pytest.importorskip("ConfigSpace")
     cs = ConfigSpace.ConfigurationSpace(
@@ -539,6 +547,7 @@ def test_other_spaces() -> None:
         assert set(fitted.best_params_) == {"kind", "x"}
 
 
+@pytest.mark.usefixtures("random_points")
 def test_several_metrics_and_the_one_to_refit() -> None:
     metrics = ["accuracy", "neg_log_loss"]
     pipeline = make_pipeline(StandardScaler(), LogisticRegression())
@@ -583,6 +592,7 @@ def test_without_scikit_learn_it_says_what_to_install(
         __import__(name)
 
 
+@pytest.mark.usefixtures("random_points")
 def test_a_clone_has_the_same_space() -> None:
     svc, C = SVC(), (1e-2, 1e2, "log")
     space = [
@@ -636,6 +646,7 @@ def test_a_path_that_begins_badly_is_not_left(jobs: int, n_iter: int) -> None:
     assert [trial.config for trial in fitted.study_.trials] == params
 
 
+@pytest.mark.usefixtures("random_points")
 def test_a_path_that_is_used_up_takes_no_turns() -> None:
     space = [{"kind": ["none"]}, *NEEDLE]
     params = search(Needle(), space, 27).fit(X, y).cv_results_["params"]
@@ -656,6 +667,7 @@ class Wide(Peak):
         return float(self.learn == 3) - 0.01 * self.reduce - 0.01 * self.p0
 
 
+@pytest.mark.usefixtures("random_points")
 def test_random_candidates_of_many_paths_show_all_choices() -> None:
     """Of more than there are random candidates, those of few parameters, too."""
     own = [{f"p{j}": (0.0, 1.0) for j in range(i // 2 + 1)} for i in range(5)]

@@ -66,7 +66,7 @@ def test_expressions_are_values() -> None:
     [
         (lambda: Equals(-1, 0), "col: expected an integer from 0 on"),
         (lambda: Equals(0.5, 0), "col: expected an integer from 0 on"),
-        (lambda: Equals(0, "rbf"), "value: expected a number, got 'rbf'"),
+        (lambda: Equals(0, "rbf"), "values: expected a number, got 'rbf'"),
         (lambda: Equals(0, math.nan), "finite"),
         (lambda: Equals(0, math.inf), "finite"),
         (lambda: In(0, []), "values: expected .*at least one"),

@@ -52,6 +52,7 @@ def test_values_that_a_constant_does_not_have(
     assert not study.pending
 
 
+@pytest.mark.usefixtures("random_points")
 def test_a_constant_is_held_at_its_own_value() -> None:
     x, y = {"a": "x"}, {"a": "y"}
     own: list[dict[str, Any]] = [{"epochs": 20}, {"epochs": 20.0} | y, {"size": 5}]

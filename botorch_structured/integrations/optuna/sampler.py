@@ -5,7 +5,6 @@ from __future__ import annotations
 __all__ = ["StructuredSampler"]
 
 import threading
-import warnings
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -80,9 +79,6 @@ class StructuredSampler(BaseSampler):
             what `SearchSpace.from_dictionaries` takes. The objective has to take all
             values that a declared parameter has. Default: learnt from the trials.
         seed: A study with ``n_jobs=1`` is then the same each time.
-        constraints_func: Numbers of a trial (or one), feasible where none is positive;
-            called when it has ended. Optuna's own samplers have it, and deprecate it:
-            ``Trial.set_constraint`` does the same.
         model: In place of the default model, see `Study`.
         acquisition: In place of the default acquisition function, see `Study`.
         warn_independent_sampling: Whether to log a warning where a parameter was not in
@@ -114,14 +110,12 @@ class StructuredSampler(BaseSampler):
         space: Any = None,
         *,
         seed: int | None = None,
-        constraints_func: Callable[[FrozenTrial], Sequence[float]] | None = None,
         model: Callable[..., Any] | None = None,
         acquisition: Callable[..., Any] | None = None,
         warn_independent_sampling: bool = True,
         earlier: Any = None,
     ) -> None:
         for name, function in (
-            ("constraints_func", constraints_func),
             ("model", model),
             ("acquisition", acquisition),
         ):
@@ -139,9 +133,6 @@ class StructuredSampler(BaseSampler):
         seed = check_seed(seed)
         self._seed = _new_seed() if seed is None else seed
         self._arguments: dict[str, Any] = {"model": model, "acquisition": acquisition}
-        self._constraints_func: Callable[..., Any] | None = None
-        if constraints_func is not None:  # pickles, unlike a closure
-            self._constraints_func = partial(_constraints, constraints_func)
         self._warns = warn_independent_sampling
         self._earlier: list[Any] = [] if earlier is None else [earlier]
         if isinstance(earlier, list):
@@ -253,14 +244,8 @@ class StructuredSampler(BaseSampler):
     def infer_relative_search_space(
         self, study: optuna.Study, trial: FrozenTrial
     ) -> dict[str, BaseDistribution]:
-        """The parameters of the path, as far as Optuna has seen them."""
-        values = self._suggestion(study, trial).values
-        ranges = {name: d for name, (d, _) in values.items() if d is not None}
-        if self._earlier:  # ranges of old studies may not be those of this one
-            trials = study.get_trials(deepcopy=False)
-            names = {name for t in trials for name in t.distributions}
-            ranges = {name: d for name, d in ranges.items() if name in names}
-        return ranges
+        """None: `sample_independent` knows the path, and the ranges of the trial."""
+        return {}
 
     def sample_relative(
         self,
@@ -268,9 +253,8 @@ class StructuredSampler(BaseSampler):
         trial: FrozenTrial,
         search_space: dict[str, BaseDistribution],
     ) -> dict[str, Any]:
-        """Their values."""
-        values = self._suggestion(study, trial).values
-        return {name: values[name][1] for name in search_space if name in values}
+        """None."""
+        return {}
 
     def sample_independent(
         self,
@@ -279,7 +263,7 @@ class StructuredSampler(BaseSampler):
         param_name: str,
         param_distribution: BaseDistribution,
     ) -> Any:
-        """A parameter of the path whose range is another one now, or a random value."""
+        """A parameter of the path, the nearest one in its range; or a random value."""
         suggestion = self._suggestion(study, trial)
         parameter = TrialParameter(param_name, param_distribution)
         if self._declared is not None:
@@ -290,30 +274,28 @@ class StructuredSampler(BaseSampler):
                 return parameter.nearest(value)
         if suggestion.whole and self._warns:
             self._warn(study, trial.number, param_name)
+        return self._draw(trial.number, parameter)
+
+    def _draw(self, number: int, parameter: TrialParameter) -> Any:
+        """A random value of a parameter that is not on the path of a trial."""
         seed = self._seed % (1 << 64)  # NumPy takes no negative ones
-        numbers = (seed, trial.number, zlib.crc32(param_name.encode()))
+        numbers = (seed, number, zlib.crc32(parameter.name.encode()))
         return parameter.draw(int(np.random.SeedSequence(numbers).generate_state(1)[0]))
 
     def _warn(self, study: optuna.Study, number: int, name: str) -> None:
-        """Say that a parameter was not expected, and how it will be."""
-        text = f"Trial {number} asked for {name!r}, which "
-        if self._declared is None:
-            text += (
-                "is not on the path that it was suggested: its value is random. The "
-                "next suggestions know of it. If this happens again and again, declare "
-                "the space: StructuredSampler(space=...)."
-            )
-        elif name in self._declared.names:
-            text += "the declared space has on other paths only: its value is random."
-        elif (key := (study.study_name, name)) in self._unknown:
-            return
-        else:
-            self._unknown.add(key)
-            text += (
-                f"the declared space does not have, only {self._declared.names}: its "
-                "value is random in all trials."
-            )
-        _logger.warning(f"{text} {_SWITCH}")
+        """Say that a parameter was not expected; once if it never will be."""
+        text = (
+            "is not on the path that it was suggested: its value is random. If this "
+            "happens again and again, declare the space: StructuredSampler(space=...)."
+        )
+        if self._declared is not None:
+            text = "the declared space has on other paths only: its value is random."
+            if name not in self._declared.names:
+                if (study.study_name, name) in self._unknown:
+                    return
+                self._unknown.add((study.study_name, name))
+                text = "the declared space does not have: its value is always random."
+        _logger.warning(f"Trial {number} asked for {name!r}, which {text} {_SWITCH}")
 
     def _say_left_out(self, study: optuna.Study, trial: FrozenTrial) -> None:
         """Say once that a trial is not in the declared space."""
@@ -334,7 +316,7 @@ class StructuredSampler(BaseSampler):
         state: TrialState,
         values: Sequence[float] | None,
     ) -> None:
-        """Forget the suggestion, check parameters, and call ``constraints_func``."""
+        """Forget the suggestion, and check parameters."""
         self._suggested.pop((study.study_name, trial.number), None)
         SharedPaths(study, self._declared, self._old_trials).forget(trial.number)
         if self._declared is not None and state != TrialState.FAIL:
@@ -342,14 +324,6 @@ class StructuredSampler(BaseSampler):
             for name, distribution in trial.distributions.items():
                 parameter = TrialParameter(name, distribution)
                 check_declared(self._declared, parameter, self._values(trial))
-        if self._constraints_func is not None:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", FutureWarning)
-                # Optuna's own way to store what the function returns
-                store = optuna.samplers.TPESampler(
-                    constraints_func=self._constraints_func
-                )
-            store.after_trial(study, trial, state, values)
 
     # -- suggestions -------------------------------------------------------------------
 
@@ -503,16 +477,6 @@ def _fixed(study: optuna.Study, trial: FrozenTrial) -> dict[str, Any]:
         sampler = sampler._base_sampler
     # `Study.enqueue_trial` keeps them here; FrozenTrial has no other way to ask
     return fixed | trial.system_attrs.get("fixed_params", {})
-
-
-def _constraints(function: Callable[..., Any], trial: FrozenTrial) -> Any:
-    """The numbers that a ``constraints_func`` returns, as a list."""
-    numbers = function(trial)
-    if isinstance(numbers, (str, type(None))):
-        raise ValueError(
-            f"constraints_func: expected a number, or several, got {numbers!r}."
-        )
-    return [numbers] if np.ndim(numbers) == 0 else numbers
 
 
 def _new_seed() -> int:

@@ -121,22 +121,19 @@ class ToldStudy:
             for trial, config, value in zip(trials, configs, values, strict=True)
             if config is not None and trial.state.is_finished()
         ]
-        if self._study is None or arguments != self._arguments:
+        # in the order in which they ended, so that new ones are the last
+        told.sort(key=lambda row: (row[0].datetime_complete, row[0].number))
+        now = [(trial, value) for trial, _, value in told]
+        n = len(self._told)
+        if self._study is None or (arguments, self._told) != (self._arguments, now[:n]):
             self._arguments = arguments
             self._study = make(**arguments)
-            self._told = []
-        same = 0
-        for (new, _, value), (old, old_value) in zip(told, self._told, strict=False):
-            if new is not old or value != old_value:
-                break
-            same += 1
-        self._study._truncate(same)
-        self._told = self._told[:same]
+            n = 0
+        self._study._pending.clear()  # what is asked here is pending in the other study
+        self._told = now
         self._study.tell_many(
-            [config for _, config, _ in told[same:]],
-            [value for _, _, value in told[same:]],
+            [config for _, config, _ in told[n:]], [value for _, value in now[n:]]
         )
-        self._told = [(trial, value) for trial, _, value in told]
         return self._study
 
 

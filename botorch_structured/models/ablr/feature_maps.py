@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import zip_longest
 
 import torch
@@ -200,7 +201,7 @@ def as_feature_map(
     """The one feature map that a user means by two arguments.
 
     Args:
-        feature_map: A module, a bound method of one, ``published_network``, or None.
+        feature_map: A module, a bound method of one, or None.
         covar_module: A kernel with a method ``features``, or None.
         X: Transformed inputs without the task column, ``n x d``.
         seed: Of a network that is made here.
@@ -216,15 +217,7 @@ def as_feature_map(
                 "covar_module: expected None beside feature_map, which is what "
                 f"determines the covariance; got {type(covar_module).__name__}."
             )
-        if not callable(getattr(covar_module, "features", None)):
-            raise ValueError(
-                "covar_module: expected a kernel with explicit features, such as "
-                f"MondrianKernel, got {type(covar_module).__name__}; for an RBF kernel "
-                "pass feature_map=RandomFourierFeatures()."
-            )
-        return KernelFeatures(covar_module)
-    if feature_map is published_network:
-        return published_network(X.shape[-1], seed)
+        feature_map = getattr(covar_module, "features", covar_module)
     if feature_map is None:
         return default_network(X, seed, processes)
     owner = getattr(feature_map, "__self__", None)
@@ -232,9 +225,10 @@ def as_feature_map(
         feature_map = KernelFeatures(owner, str(feature_map.__name__))
     if isinstance(feature_map, Kernel) or not isinstance(feature_map, nn.Module):
         raise ValueError(
-            "feature_map: expected a torch.nn.Module from ``n x d`` to ``n x D`` (a "
-            "bound method of one, such as MondrianKernel(...).features, will do), got "
-            f"{type(feature_map).__name__}."
+            "feature_map: expected a torch.nn.Module from ``n x d`` to ``n x D``, or "
+            "covar_module: a kernel with explicit features, such as MondrianKernel; "
+            f"got {type(feature_map).__name__}. For an RBF kernel pass "
+            "feature_map=RandomFourierFeatures()."
         )
     for name, part in feature_map.named_modules():
         if isinstance(part, BatchNorm | DropoutNd):
@@ -314,27 +308,20 @@ def weight_level(
     Raises:
         ValueError: If the features are not finite, all zero, or of another shape.
     """
-    count = processes.count(X)
+    X = X if len(X) else X.new_zeros(1, X.shape[-1])
     squares = X.new_zeros((), dtype=torch.float64)
-    some = X if len(X) else X.new_zeros(1, X.shape[-1])
-    for rows in some.split(4_096):
-        try:
+    for rows in X.split(4_096):
+        phi = None
+        with suppress(RuntimeError):
             phi = feature_map(rows)
-        except RuntimeError as error:
+        if phi is None or phi.shape[:-1] != rows.shape[:-1] or not phi.isfinite().all():
             raise ValueError(
-                "feature_map: expected a map of inputs ``n x "
-                f"{rows.shape[-1]}`` (no task column); on {tuple(rows.shape)} it "
-                f"fails with: {error}"
-            ) from error
-        finite = bool(phi.isfinite().all())
-        if phi.ndim != 2 or len(phi) != len(rows) or not phi.shape[-1] or not finite:
-            raise ValueError(
-                "feature_map: expected finite features ``n x D`` of ``n x d``, got "
-                f"shape {tuple(phi.shape)}, finite: {finite}."
+                f"feature_map: expected a map of inputs ``n x {X.shape[-1]}`` (no task "
+                "column) to finite features ``n x D``, got "
+                f"{None if phi is None else tuple(phi.shape)} of {tuple(rows.shape)}."
             )
-        if len(X) or not count:
-            squares += phi.double().square().sum()
-    level = float(processes.total(squares)) / max(count, 1)
+        squares += phi.double().square().sum()
+    level = float(processes.total(squares)) / processes.count(X)
     if not level > 0.0:
         raise ValueError(
             "feature_map: expected features that are not all zero at the training rows."

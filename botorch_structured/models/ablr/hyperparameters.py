@@ -12,7 +12,6 @@ level, of tasks with many rows the evidence outweighs it.
 from __future__ import annotations
 
 import math
-from copy import deepcopy
 from typing import Any
 
 import torch
@@ -142,24 +141,15 @@ class TaskFeatureKernel(BatchKernel):
     ) -> Tensor:
         left = self.feature_map(self.tasks.without(x1))
         right = self.feature_map(self.tasks.without(x2))
-        products = (left * right).sum(-1) if diag else left @ right.mT
+        covariance = left @ right.mT
         beta = self.weight_precision.value
         if self.tasks.column is None:
-            return products / beta.reshape(*self.batch_shape, *[1] * (2 - diag))
-        task = self.tasks.index(x1)
-        other = self.tasks.index(x2)
-        if diag:
-            products = products.unsqueeze(-1) / beta[task]
-            return torch.where(task == other, products, 0.0).squeeze(-1)
-        return torch.where(task == other.mT, products / beta[task], 0.0)
-
-    def _take(self, where: Tensor) -> TaskFeatureKernel:
-        # features, which may be a large network, are those of the whole batch
-        taken = deepcopy(self, {id(self.feature_map): self.feature_map})
-        raw = taken.weight_precision.raw_value
-        raw.data = raw.data.flatten()[where.to(raw.device)]
-        taken._batch_shape = where.shape
-        return taken
+            covariance = covariance / beta.reshape(*self.batch_shape, 1, 1)
+        else:
+            task = self.tasks.index(x1)
+            same = task == self.tasks.index(x2).mT
+            covariance = torch.where(same, covariance / beta[task], 0.0)
+        return covariance.diagonal(dim1=-1, dim2=-2) if diag else covariance
 
 
 class TaskLikelihood(HadamardGaussianLikelihood):
@@ -258,50 +248,30 @@ def noise_model(
         noise = torch.where(targets.isnan(), 1.0, tasks.to_targets(noise))
         return FixedNoiseGaussianLikelihood(noise=noise)
     learnt = isinstance(likelihood, TaskLikelihood)  # of another model
-    if not (learnt or noise_is_known(likelihood, tasks=True)):
-        raise ValueError(
-            "likelihood: expected a GaussianLikelihood, HadamardGaussianLikelihood or "
-            "FixedNoiseGaussianLikelihood, not a subclass, whose noise may be another, "
-            f"got {type(likelihood).__name__}."
-        )
-    if getattr(likelihood, "second_noise_covar", None) is not None:
-        raise ValueError(
-            "likelihood: expected learn_additional_noise=False, since variances that "
-            "are given row by row are not learnt here, got True."
-        )
+    usable = learnt or noise_is_known(likelihood, tasks=True)
+    usable = usable and getattr(likelihood, "second_noise_covar", None) is None
+    shape = likelihood.noise.shape if usable else None
     fixed = isinstance(likelihood, FixedNoiseGaussianLikelihood)
     expected = targets.shape if fixed else torch.Size([len(tasks)])
-    shape = likelihood.noise.shape
     if shape != expected and (fixed or shape != torch.Size([1])):
         raise ValueError(
-            f"likelihood: expected noise variances of shape {tuple(expected)}, one for "
-            f"each {'outcome' if fixed else 'task'}, got {tuple(shape)}."
+            "likelihood: expected a GaussianLikelihood, HadamardGaussianLikelihood or "
+            "FixedNoiseGaussianLikelihood (learn_additional_noise=False), not a "
+            "subclass, whose noise may be another, with noise variances of shape "
+            f"{tuple(expected)}, got {type(likelihood).__name__}, {shape}."
         )
     return likelihood
 
 
+@torch.no_grad()
 def fill_without_rows(
-    module: Any,
-    name: str,
+    raw: Tensor,
     empty: Tensor,
 ) -> None:
-    """Give tasks without rows the value that the other tasks make most probable.
-
-    Without a prior that is the geometric mean.
+    """Give tasks without rows the geometric mean of the others.
 
     Args:
-        module: Has ``raw_name``, logarithms for each task, ``T``, and perhaps
-            ``name_prior``.
-        name: Of the values.
+        raw: Logarithms of the values of each task, ``T``.
         empty: Which tasks have no row, ``T``; not all.
     """
-    raw = getattr(module, f"raw_{name}").detach()
-    prior = getattr(module, f"{name}_prior", None)
-    others = raw[~empty]
-    if prior is None:
-        raw[empty] = others.mean()
-    else:
-        root = prior._unbroadcasted_scale_tril.to(raw)
-        covariance = (root @ root.mT)[:, ~empty]
-        weights = torch.linalg.solve(covariance[~empty], others - prior.loc[~empty])
-        raw[empty] = prior.loc[empty] + covariance[empty] @ weights
+    raw[empty] = raw[~empty].mean()

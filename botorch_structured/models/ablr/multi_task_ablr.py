@@ -79,7 +79,6 @@ from botorch_structured.models.ablr.tasks import (
     TaskColumn,
     find_tasks,
 )
-from botorch_structured.models.contexts import progress_bar
 from botorch_structured.models.fast_inference import (
     FastInference,
     check_own_objective,
@@ -229,8 +228,6 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
                 "train_X: expected one data set, ``n x d``, since a batch of models "
                 f"would not share its features; got shape {tuple(train_X.shape)}."
             )
-        if isinstance(seed, bool) or not isinstance(seed, int):
-            raise ValueError(f"seed: expected an integer, got {seed!r}.")
         with torch.no_grad():
             X = self.transform_inputs(train_X, input_transform=input_transform)
         # on some rows a transform shows what it does to columns
@@ -278,15 +275,7 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         if outcome_transform is not None:
             self.outcome_transform = outcome_transform
         self.to(train_X)
-        several = isinstance(self.mean_module, MultitaskMean)
-        prior = self.mean_module(plain[:1] if several else X[:1])
-        expected = (len(X[:1]), len(tasks)) if several else (len(X[:1]),)
-        if prior.shape != expected:
-            raise ValueError(
-                "mean_module: expected one value for each row, or a MultitaskMean with "
-                f"{len(tasks)} of them, got {type(self.mean_module).__name__} of shape "
-                f"{tuple(prior.shape)}."
-            )
+        self._prior_means(X[:1])  # may raise
         self._training_data()  # made here rather than within the first step of a fit
 
     @classmethod
@@ -326,14 +315,14 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
             >>> model = MultiTaskABLR.as_published(X_and_task, Y, task_feature=-1)
             >>> fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
         """
-        network: Any = published_network  # called by the constructor, which knows d
+        d = train_X.shape[-1] - (task_feature is not None)
         return cls(
             train_X,
             train_Y,
             task_feature,
             train_Yvar,
             outcome_transform=None,
-            feature_map=network,
+            feature_map=published_network(d, seed),
             priors=False,
             seed=seed,
             **kwargs,
@@ -413,9 +402,6 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         Args:
             idcs: Indices of outputs.
         """
-        count = self._num_outputs
-        if not idcs or not all(-count <= i < count for i in idcs):
-            raise ValueError(f"idcs: expected indices of {count} outputs, got {idcs}.")
         new = self._sharing_rows()
         new._output_tasks = [self._output_tasks[i] for i in idcs]
         new._num_outputs = len(idcs)
@@ -463,9 +449,18 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         A ``MultitaskMean`` has one mean per task; of any other, rows with their task
         column have one value.
         """
-        if isinstance(self.mean_module, MultitaskMean):
-            return self.mean_module(self.tasks.without(X))
-        return self.mean_module(X).unsqueeze(-1).expand(*X.shape[:-1], self.num_tasks)
+        several = isinstance(self.mean_module, MultitaskMean)
+        means = self.mean_module(self.tasks.without(X) if several else X)
+        if not several:
+            means = means.unsqueeze(-1)
+        count = self.num_tasks if several else 1
+        if means.shape != (*X.shape[:-1], count):
+            raise ValueError(
+                "mean_module: expected one value for each row, or a MultitaskMean with "
+                f"{self.num_tasks} of them, got {type(self.mean_module).__name__} of "
+                f"shape {tuple(means.shape)}."
+            )
+        return means.expand(*X.shape[:-1], self.num_tasks)
 
     def _regressions(self, Y: Tensor | None = None) -> Regressions:
         """The regressions with the present hyperparameters.
@@ -514,8 +509,7 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
                 "mll(model(X), Y): one process has only some of the rows. Expected "
                 "fit_gpytorch_mll, or model.compute_custom_loss(mll)."
             )
-        observed = ~value.isnan()
-        if not torch.equal(observed, ~self.train_targets.isnan()):
+        if not torch.equal(value.isnan(), self.train_targets.isnan()):
             raise ValueError(
                 f"value: expected shape {tuple(self.train_targets.shape)} and outcomes "
                 "where the training data have them, got shape "
@@ -562,26 +556,22 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         mll: MarginalLogLikelihood,
         optimizer_kwargs: dict[str, Any] | None = None,
         num_starts: int = 3,
-        progress: bool | None = None,
         **kwargs: Any,
     ) -> MarginalLogLikelihood:
         r"""Joint L-BFGS over features, noise and weight precisions.
 
-        ``fit_gpytorch_mll(mll, num_starts=..., progress=...)`` calls this; every
-        argument of it is honoured, retries included. Not for direct use.
+        ``fit_gpytorch_mll(mll, num_starts=...)`` calls this; every argument of it is
+        honoured, retries included. Not for direct use.
 
         A network that is as it was drawn is first fitted in brief from ``num_starts``
         draws (random Fourier features: from as many bandwidths), and the one with the
         largest objective goes on. A model that was fitted before, or has the state of
-        one that was, goes on from there: the warm restart of a search. Interrupted
-        (``KeyboardInterrupt``), the model keeps the parameters of the last step, and is
-        ready to predict.
+        one that was, goes on from there: the warm restart of a search.
 
         Args:
             mll: Of this model.
             optimizer_kwargs: See ``fit_gpytorch_mll``.
             num_starts: How many draws to try.
-            progress: Whether there is a bar; None: when it takes more than 3 seconds.
             kwargs: See ``fit_gpytorch_mll``; with a ``closure`` or an ``optimizer``
                 there is one start.
 
@@ -590,76 +580,36 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         """
         if num_starts < 1:
             raise ValueError(f"num_starts: expected at least 1, got {num_starts}.")
-        if kwargs.get("closure") is not None or "optimizer" in kwargs:
-            fit_map(mll, optimizer_kwargs=optimizer_kwargs, **kwargs)
-        else:
-            # the objective is per outcome: finer tolerances change no prediction. On
-            # exact data the cap ends a fit; a second one goes on from there
-            arguments = dict(optimizer_kwargs or {})
-            options: dict[str, Any] = {"ftol": 1e-6, "gtol": 1e-5, "maxiter": 300}
-            options.update(arguments.pop("options", None) or {})
-            callback = arguments.pop("callback", None)
-            last: dict[str, Any] = {}
-            bar = progress if self._group.rank == 0 else False
-            with progress_bar(None, bar, "ABLR fit", "step") as advance:
-
-                def step(
-                    parameters: dict[str, Any],
-                    result: Any,
-                ) -> None:
-                    advance()
-                    last.update((n, p.detach().clone()) for n, p in parameters.items())
-                    if callback is not None:
-                        callback(parameters, result)
-
-                def fit(maxiter: int) -> None:
-                    maxiter = min(maxiter, options["maxiter"])
-                    arguments["options"] = {**options, "maxiter": maxiter}
-                    arguments["callback"] = step
-                    fit_map(mll, optimizer_kwargs=arguments, **kwargs)
-
-                try:
-                    self._take_best_start(mll, fit, num_starts)
-                    fit(options["maxiter"])
-                except KeyboardInterrupt:
-                    mll.load_state_dict(last, strict=False)
-                    mll.eval()
-                    raise
-        if self.tasks.column is not None:
-            # by maximum likelihood, nothing moves those of tasks without rows
-            empty = self._training_data().counts == 0
-            if empty.any() and not empty.all():
-                fill_without_rows(self.covar_module.weight_precision, "value", empty)
-                if isinstance(self.likelihood, TaskLikelihood):
-                    fill_without_rows(self.likelihood.noise_covar, "noise", empty)
-        return mll.eval()
-
-    def _take_best_start(
-        self,
-        mll: MarginalLogLikelihood,
-        fit: Callable[[int], None],
-        num_starts: int,
-    ) -> None:
-        """Leave the model where the brief fit with the largest objective ends.
-
-        One that was fitted before, or whose features are not drawn, is left as it is.
-        """
+        # the objective is per outcome: finer tolerances change no prediction. On exact
+        # data the cap ends a fit; a second one goes on from there
+        options: dict[str, Any] = {"ftol": 1e-6, "gtol": 1e-5, "maxiter": 300}
         network: Any = self.feature_map
         drawn = isinstance(network, (RandomFourierFeatures, TanhNetwork))
-        if num_starts == 1 or not drawn or network.has_started():
-            return
-        before = deepcopy(mll.state_dict())
-        ends = []
-        for number in range(num_starts):
-            mll.load_state_dict(before)
-            network.restart(number)
-            fit(15)
-            mll.train()
-            with torch.no_grad():
-                loss = float(self.compute_custom_loss(mll))
-            ends.append((loss, number, deepcopy(mll.state_dict())))
-        _, network.number, state = min(ends, key=itemgetter(0))
-        mll.load_state_dict(state)
+        one = kwargs.get("closure") is not None or "optimizer" in kwargs
+        if num_starts > 1 and drawn and not one and not network.has_started():
+            brief = dict(optimizer_kwargs or {})
+            brief["options"] = options | (brief.get("options") or {})
+            brief["options"]["maxiter"] = min(15, brief["options"]["maxiter"])
+            before = deepcopy(mll.state_dict())
+            ends = []
+            for number in range(num_starts):
+                mll.load_state_dict(before)
+                network.restart(number)
+                fit_map(mll, optimizer_kwargs=brief, **kwargs)
+                mll.train()
+                with torch.no_grad():
+                    loss = float(self.compute_custom_loss(mll))
+                ends.append((loss, number, deepcopy(mll.state_dict())))
+            _, network.number, state = min(ends, key=itemgetter(0))
+            mll.load_state_dict(state)
+        fit_map(mll, options, optimizer_kwargs=optimizer_kwargs, **kwargs)
+        # in a large fit, or by maximum likelihood, nothing moves those without rows
+        empty = self._training_data().counts == 0
+        if empty.any() and not empty.all():
+            fill_without_rows(self.covar_module.weight_precision.raw_value, empty)
+            if isinstance(self.likelihood, TaskLikelihood):
+                fill_without_rows(self.likelihood.raw_noise, empty)
+        return mll.eval()
 
     # -- weights ------------------------------------------------------------------
 
@@ -676,7 +626,10 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
     def _weights_of(self, indices: Iterable[int]) -> WeightPosterior:
         """Those of some tasks, ``... x m x D`` and ``... x m x D x D``."""
         weights = self._all_weights()
-        return WeightPosterior.stacked([weights[i] for i in indices])
+        # some may have been conditioned on a batch of outcomes, and others not
+        means, roots = zip(*(weights[i] for i in indices), strict=True)
+        mean = torch.stack(torch.broadcast_tensors(*means), dim=-2)
+        return WeightPosterior(mean, torch.stack(torch.broadcast_tensors(*roots), -3))
 
     def weight_posterior(self) -> MultivariateNormal:
         """Posterior of the weights w_t of each output, on the standardised scale.
@@ -697,29 +650,23 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         Raises:
             ValueError: If they have another shape.
         """
-        if X.ndim < 2:
-            raise ValueError(
-                f"X: expected ``batch_shape x q x d``, got shape {tuple(X.shape)}."
-            )
         # perhaps fewer than training rows have, or others in ``fantasize``
         columns = self._columns[fantasize_flag.on()]
         tasks = self.tasks.column is not None
-        if tasks and X.shape[-1] == columns:
-            return True
-        if X.shape[-1] != columns - tasks:
+        if X.ndim < 2 or not columns - tasks <= X.shape[-1] <= columns:
             raise ValueError(
                 f"X: expected {columns} columns"
                 + (", or one less without tasks" if tasks else "")
-                + f", got {X.shape[-1]}."
+                + f", ``batch_shape x q x d``, got {tuple(X.shape)}."
             )
-        return False
+        return tasks and X.shape[-1] == columns
 
     def _tasks_at(self, X: Tensor) -> Tensor:
-        """The task of each outcome at some inputs, ``batch_shape x q x m`` or ``m``."""
+        """The task of each outcome at some inputs, ``batch_shape x q x m``."""
         if self.tasks.column is not None and self._has_task(X):
             return self.tasks.index(X)
         indices = list(map(self.tasks.index_of, self._output_tasks))
-        return torch.tensor(indices, device=X.device)
+        return torch.tensor(indices, device=X.device).expand(*X.shape[:-1], -1)
 
     # -- posterior ------------------------------------------------------------------
 
@@ -830,22 +777,19 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         self,
         rows: Sequence[Tensor],
         indices: Sequence[int],
-        weights: WeightPosterior | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Means and roots of some tasks, ``... x m x q`` and ``... x m x q x D``.
 
         Args:
             rows: Transformed rows of each, ``... x q x d``.
             indices: Which tasks.
-            weights: Instead of theirs.
         """
         means = zip(map(self._prior_means, rows), indices, strict=True)
         prior = torch.stack([mean[..., i] for mean, i in means], dim=-2)
         if self.tasks.column is None or not hasattr(self, "input_transform"):
             rows = rows[:1]  # they differ in their tasks only
         phi = [self.feature_map(self.tasks.without(x)) for x in rows]
-        weights = self._weights_of(indices) if weights is None else weights
-        mean, root = weights.at(torch.stack(phi, dim=-3))
+        mean, root = self._weights_of(indices).at(torch.stack(phi, dim=-3))
         return prior + mean, root
 
     def _noise_levels(self) -> Tensor:
@@ -940,18 +884,16 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
             Y = Y.mT.flatten(-2).unsqueeze(-1)
             noise = None if noise is None else noise.mT.flatten(-2).unsqueeze(-1)
         rows = self.transform_inputs(X)
-        expected = (*X.shape[:-1], self._num_columns)
-        if X.shape != expected or rows.shape[:-1] != X.shape[:-1]:
+        if X.shape[-1] != self._num_columns or rows.shape[:-1] != X.shape[:-1]:
             raise ValueError(
                 "input_transform: expected one that treats new observations as it does "
-                f"training rows ({self._num_columns} columns), got one that makes "
-                f"{tuple(rows.shape)} of {tuple(X.shape)}; use "
-                "transform_on_train=True, or construct the model anew."
+                f"training rows (transform_on_train=True), got {tuple(rows.shape)} of "
+                f"{tuple(X.shape)}."
             )
         if hasattr(self, "outcome_transform"):
             transform, seen = self._transform_at(rows, None if column else outputs)
             Y, _ = transform(Y=Y, X=seen)
-        task = self._tasks_at(X).expand(*X.shape[:-1], -1)
+        task = self._tasks_at(X)
         noise = self._noise_levels()[task] if noise is None else noise
         weights = self._updated(rows, Y, noise, task)
         batch = torch.broadcast_shapes(self.batch_shape, Y.shape[:-2], X.shape[:-2])
@@ -972,13 +914,10 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         # in the first process only: the sum over processes has them from there
         q = 0 if self._group.rank else len(Y)
         new.train()  # with inputs that are not transformed
-        parts = [new.train_inputs[0], X[:q].detach()]
-        targets = [new.train_targets, self.tasks.to_targets(Y[:q])]
-        given_noise = new._given_noise()
-        if given_noise is not None:
-            both = [given_noise, self.tasks.to_targets(noise[:q])]
-            new.likelihood.noise_covar.noise = torch.cat(both, dim=-1)
-        new.set_train_data(torch.cat(parts), torch.cat(targets, dim=-1), strict=False)
+        new.train_inputs = (torch.cat([new.train_inputs[0], X[:q].detach()]),)
+        old_Y, old_noise = new._extract_targets_and_noise()
+        noise = None if old_noise is None else torch.cat([old_noise, noise[:q]])
+        new._restore_targets_and_noise(torch.cat([old_Y, Y[:q]]), noise, strict=False)
         new.eval()
         new._weights = weights
         return new
@@ -1067,8 +1006,7 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         """
         if observation_noise is None and self._given_noise() is not None:
             with fantasize_flag():
-                levels = self._noise_levels()[self._tasks_at(X)]
-            observation_noise = levels.expand(*X.shape[:-1], levels.shape[-1])
+                observation_noise = self._noise_levels()[self._tasks_at(X)]
         return super().fantasize(
             X, sampler, observation_noise=observation_noise, **kwargs
         )
@@ -1098,8 +1036,7 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         state = super().__getstate__()
         if self._conditioned is not None:  # tensors with a graph cannot be copied
             state["_conditioned"] = [
-                WeightPosterior(w.mean.detach(), w.root.detach())
-                for w in self._conditioned
+                WeightPosterior(*(t.detach() for t in w)) for w in self._conditioned
             ]
         return state
 
@@ -1199,20 +1136,12 @@ class WeightPath(SamplePath):
     against those of the weights, and outputs are the last of these.
 
     Args:
-        model: A ``MultiTaskABLR``; its features are used as they are when called.
-        weights: ``sample_shape x batch_shape x m x D``.
+        model: A ``MultiTaskABLR`` that knows its weights exactly.
     """
 
-    weights: Tensor
-
-    def __init__(
-        self,
-        model: Any,
-        weights: Tensor,
-    ) -> None:
+    def __init__(self, model: MultiTaskABLR) -> None:
         super().__init__()
         self.model = model
-        self.register_buffer("weights", weights)
 
     def set_ensemble_as_batch(self, ensemble_as_batch: bool) -> None:
         """Nothing changes: this model is no ensemble."""
@@ -1221,29 +1150,16 @@ class WeightPath(SamplePath):
         """Function values.
 
         Args:
-            x: ``... x n x d`` inputs, or with a task column, which must then say the
-                task of the output; for several outputs ``n x d`` or
-                ``... x 1 x n x d``.
+            x: ``... x n x d`` inputs, or with a task column; without one, for several
+                outputs, ``n x d`` or ``... x 1 x n x d``.
 
         Returns:
             ``... x n``.
 
         Raises:
-            ValueError: For rows of another task than that of the output, and for
-                several outputs without the dimension that they have.
+            ValueError: For several outputs without the dimension that they have.
         """
-        model = self.model
-        model.eval()
-        outputs = model._output_tasks
-        one = len(outputs) == 1
-        if model._has_task(x):
-            if not one or not (x[..., model.tasks.column] == outputs[0]).all():
-                raise ValueError(
-                    f"x: expected inputs of task {outputs[0]}, which the functions "
-                    f"were drawn for (output_tasks={outputs}), or without a task "
-                    "column, got inputs of others."
-                )
-            x = model.tasks.without(x)
+        one = self.model.num_outputs == 1 or self.model._has_task(x)
         if not one and x.ndim > 2:  # a dimension for the outputs, which share points
             if x.shape[-3] != 1:
                 raise checks.ShapeError(
@@ -1251,15 +1167,13 @@ class WeightPath(SamplePath):
                     f"outputs share, got {tuple(x.shape)}."
                 )
             x = x.squeeze(-3)
-        rows = model._rows_of(x, outputs)
-        indices = list(map(model.tasks.index_of, outputs))
-        none = self.weights.new_zeros(self.weights.shape[-1], 1)
-        drawn = WeightPosterior(self.weights, root=none)
-        values, _ = model._at_outputs(rows, indices, drawn)
-        if hasattr(model, "outcome_transform"):
-            transform, seen = model._transform_at(x, outputs)
-            values = transform.untransform(values.mT, X=seen)[0].mT
-        return values.squeeze(-2) if one else values
+        posterior: Any = self.model.posterior(x)
+        if isinstance(posterior, GPyTorchPosterior):
+            values = posterior.mean
+        else:  # where transformed outcomes may have no mean
+            zeros = x.new_zeros(1, *posterior.base_sample_shape)
+            (values,) = posterior.rsample_from_base_samples(torch.Size([1]), zeros)
+        return values.squeeze(-1) if one else values.mT
 
 
 @DrawMatheronPaths.register(MultiTaskABLR)  # exact, whatever strategies BoTorch has
@@ -1276,9 +1190,12 @@ def draw_path(
         sample_shape: How many.
         strategies: Not used: BoTorch's, for paths that are not exact.
     """
-    model.eval()
-    mean, root = model._weights_of(map(model.tasks.index_of, model._output_tasks))
-    # on the CPU, so that a seed means the same on any device
-    normal = torch.randn(*sample_shape, *mean.shape, dtype=torch.float64)
-    deviation = (root @ normal.to(mean).unsqueeze(-1)).squeeze(-1)
-    return WeightPath(model, mean + deviation)
+    drawn = []
+    for mean, root in model.eval()._all_weights():
+        # on the CPU, so that a seed means the same on any device
+        normal = torch.randn(*sample_shape, *mean.shape, 1, dtype=torch.float64)
+        weights = mean + (root @ normal.to(mean)).squeeze(-1)
+        drawn.append(WeightPosterior(weights, root=torch.zeros_like(root[..., :1])))
+    exact = model._sharing_rows()
+    exact._conditioned = drawn
+    return WeightPath(exact)

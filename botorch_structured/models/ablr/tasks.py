@@ -198,17 +198,11 @@ def find_tasks(
     train_X, X = transformed[0]
     count = train_Y.shape[-1]
     for name, values in (("output_tasks", output_tasks), ("all_tasks", all_tasks)):
-        if values is None:
-            continue
-        if task_feature is None:
+        listed = isinstance(values, Sequence) and all(map(_is_task, values))
+        if values is not None and (task_feature is None or not (listed and values)):
             raise ValueError(
-                f"{name}: expected None without a task_feature, got {values}."
-            )
-        listed = isinstance(values, Sequence) and len(values) > 0
-        if not listed or not all(map(_is_task, values)):
-            raise ValueError(
-                f"{name}: expected a list of integers, at least one task, got "
-                f"{values!r}."
+                f"{name}: expected None or, with a task_feature, a list of integers, "
+                f"at least one, got {values!r}."
             )
     if task_feature is None:
         return Signals(count), list(range(count))
@@ -226,8 +220,6 @@ def find_tasks(
             "several tasks and several signals make one model for each signal "
             "(ModelListGP), or each pair of both a task."
         )
-    if d == 0:
-        raise ValueError("train_X: expected columns beside the task's, got none.")
     column = task_feature % (d + 1)
     if not all(leaves_alone([column], *pair) for pair in transformed):
         raise ValueError(
@@ -272,6 +264,9 @@ class StandardizeTasks(OutcomeTransform):
     Args:
         tasks: Tasks or signals, T of them.
         processes: The processes that share the rows.
+
+    Attributes:
+        is_of_rows: Whether the scale of an outcome depends on its row, by the task.
     """
 
     means: Tensor
@@ -285,15 +280,11 @@ class StandardizeTasks(OutcomeTransform):
     ) -> None:
         super().__init__()
         self.tasks = tasks
+        self.is_of_rows = tasks.column is not None
         self._processes = processes or Processes()
         self.register_buffer("means", torch.zeros(len(tasks), dtype=torch.float64))
         self.register_buffer("stdvs", torch.ones(len(tasks), dtype=torch.float64))
         self.register_buffer("_is_trained", torch.tensor(False))
-
-    @property
-    def is_of_rows(self) -> bool:
-        """Whether the scale of an outcome depends on its row, by the task column."""
-        return self.tasks.column is not None
 
     def _task_of(
         self,

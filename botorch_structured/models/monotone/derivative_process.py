@@ -33,7 +33,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from gpytorch.distributions import MultivariateNormal
@@ -46,7 +46,7 @@ from torch import Tensor
 from botorch_structured.linalg.correlations import Correlation, stationary_form
 
 #: Columns with respect to which a process is differentiated; None is its value.
-Columns = Sequence[int | None]
+Columns = Sequence[Any]
 VALUE: Columns = (None,)
 
 
@@ -109,7 +109,8 @@ class DerivativeCovariance:
             x = x[..., self.active]
             y = y[..., self.active]
         apart = x.mT.unsqueeze(-1) - y.mT.unsqueeze(-2)  # sums over e are faster
-        length = self.lengthscale.mT.unsqueeze(-1)
+        batch = self.lengthscale.shape[:-2]
+        length = self.lengthscale.mT.unsqueeze(-1).expand(*batch, x.shape[-1], 1, 1)
         scaled = apart / length
         squared = scaled.square().sum(-3)
         variance = self.variance[..., None, None]
@@ -117,26 +118,27 @@ class DerivativeCovariance:
             return variance * self.correlation.value(squared)
         slope, curvature = self.correlation.slope_and_curvature(squared)
         a = 2.0 * variance * slope
-        b = 4.0 * variance * curvature
-        D = scaled / length
-        squares = length.square().expand_as(D)
+
+        def tilt(place: int) -> Tensor:
+            return scaled[..., place, :, :] / length[..., place, :, :]
+
         rows = []
         for i in map(self.place, columns):
             row = []
             for j in map(self.place, others):
                 if i is None:
-                    block = a * D[..., j, :, :]
+                    block = a * tilt(j)
                 elif j is None:
-                    block = -a * D[..., i, :, :]
+                    block = -a * tilt(i)
                 else:
-                    block = -b * D[..., i, :, :] * D[..., j, :, :]
+                    block = -4.0 * variance * tilt(i) * tilt(j) * curvature
                     if i == j:
-                        block = block + a / squares[..., i, :, :]
+                        block = block + a / length[..., i, :, :].square()
                 row.append(block)
             rows.append(torch.cat(row, dim=-1))
         return torch.cat(rows, dim=-2)
 
-    def place(self, column: int | None) -> int | None:
+    def place(self, column: Any) -> Any:
         """The index of a column of the inputs among those that the kernel sees."""
         if self.active is None or column is None:
             return column
@@ -168,11 +170,11 @@ class DerivativeProcess:
     r"""A process given values and derivatives, in double precision.
 
     With the factor L of B its values and derivatives at x, whose covariances with what
-    was observed are c (times D), have the covariance
+    is observed are c, have the covariance
 
-        k(x, x') - (c L^-T) (c' L^-T)'
+        k(x, x') - (c D L^-T) (c' D L^-T)'
 
-    and the mean m(x) + c L^-T z, for z = L^-1 (what was observed - its prior mean).
+    and the mean m(x) + c D L^-T z, for z = L^-1 (what was observed - its mean).
 
     Args:
         mean: m, differentiable.
@@ -205,32 +207,34 @@ class DerivativeProcess:
         self._X = X.double()
         self._points = sites.points.double()
         self._columns = sites.columns
-        batch = targets.shape[:-1]
-        self._scale = sites.scale.double().expand(*batch, -1)
+        shape = targets.shape[:-1]
+        scale = sites.scale.double().expand(*shape, -1)
+        target = sites.target.double().expand(*shape, -1)
+        scale = torch.cat([torch.ones_like(noise, dtype=scale.dtype), scale], dim=-1)
         slopes = partial_of_mean(mean, sites.points, sites.columns)
-        expected = torch.cat([mean(X).expand_as(targets), self._scale * slopes], dim=-1)
-        target = sites.target.double().expand(*batch, -1)
-        self._observed = torch.cat([targets.double(), target], dim=-1)
-        rows = self.cross(self._X)
-        others = self.cross(self._points, sites.columns) * self._scale.unsqueeze(-1)
-        shape = *batch, -1, -1
-        joint = torch.cat([rows.expand(shape), others.expand(shape)], dim=-2)
+        parts = [part.expand(*shape, -1) for part in (mean(X), slopes)]
+        self._scale = scale
         self._noise = torch.cat([noise.double(), torch.ones_like(target)], dim=-1)
+        self._observed = torch.cat([targets.double(), target], dim=-1)
+        rows = [self.cross(self._X), self.cross(self._points, sites.columns)]
+        joint = torch.cat([row.expand(*shape, -1, -1) for row in rows], dim=-2)
+        joint = scale.unsqueeze(-1) * joint * scale.unsqueeze(-2)
         L = psd_safe_cholesky(joint + torch.diag_embed(self._noise))
         eye = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device).expand_as(L)
-        self._root = torch.linalg.solve_triangular(L, eye, upper=False).mT
-        self._white = self._root.mT @ (self._observed - expected).unsqueeze(-1)
+        self._inverse = torch.linalg.solve_triangular(L, eye, upper=False)
+        self._root = scale.unsqueeze(-1) * self._inverse.mT
+        error = self._observed - scale * torch.cat(parts, dim=-1)
+        self._white = self._inverse @ error.unsqueeze(-1)
 
     def cross(
         self,
         x: Tensor,
         columns: Columns = VALUE,
     ) -> Tensor:
-        """Covariances with what was observed, ``batch_shape x (k n) x (n' + s)``."""
+        """Covariances with what is observed, ``batch_shape x (k n) x (n' + s)``."""
         values = self.covariance(x, columns, self._X, VALUE)
         slopes = self.covariance(x, columns, self._points, self._columns)
-        slopes = slopes * self._scale.unsqueeze(-2)
-        return torch.cat([values.expand(*slopes.shape[:-1], -1), slopes], dim=-1)
+        return torch.cat([values, slopes.expand(*values.shape[:-1], -1)], dim=-1)
 
     def moments(
         self,
@@ -248,11 +252,10 @@ class DerivativeProcess:
         """
         at = x.double()
         features = self.cross(at, columns) @ self._root
-        prior = (
-            self._mean(x)
-            if columns == VALUE
-            else partial_of_mean(self._mean, x, columns)
-        )
+        if columns == VALUE:
+            prior = self._mean(x)
+        else:
+            prior = partial_of_mean(self._mean, x, columns)
         return prior + (features @ self._white).squeeze(-1), features
 
     def posterior(self, x: Tensor) -> MultivariateNormal:
@@ -279,11 +282,10 @@ class DerivativeProcess:
             along = torch.zeros_like(self._points)
             along[:, column] = 1.0
             parts.append(torch.func.jvp(prior, (self._points,), (along,))[1])
-        scale = torch.cat([torch.ones_like(self._X[..., 0]), self._scale], dim=-1)
-        drawn = torch.cat(parts, dim=-1) * scale
+        drawn = self._scale * torch.cat(parts, dim=-1)
         noise = self._noise.sqrt() * torch.randn_like(drawn)
         error = self._observed - drawn - noise
-        return (self._root @ (self._root.mT @ error.unsqueeze(-1))).squeeze(-1)
+        return (self._root @ (self._inverse @ error.unsqueeze(-1))).squeeze(-1)
 
     def log_probability(self) -> Tensor:
         """Log density of the derivatives given the values, up to a factor, ``batch``.
@@ -292,7 +294,7 @@ class DerivativeProcess:
         ([Riihimaki2010monotonicity]_, after (10)) that signs add.
         """
         n = self._X.shape[-2]
-        diagonal = self._root.diagonal(dim1=-2, dim2=-1)[..., n:]
+        diagonal = self._inverse.diagonal(dim1=-2, dim2=-1)[..., n:]
         white = self._white[..., n:, 0]
         return diagonal.log().sum(-1) - 0.5 * white.square().sum(-1)
 

@@ -10,12 +10,11 @@ Hyperparameters are fitted to the evidence of the data, log p(y), or with
 ``signs_in_fit`` to the approximate evidence of data and signs (log Z_EP, the last
 display of section 3 in [Riihimaki2010monotonicity]_),
 
-    log Z_EP = log p(y | sites) + log p(sites).
+    log Z_EP = log p(y) + log p(sites | y).
 
-``ExactMarginalLogLikelihood`` computes the first term from the prior given the sites;
-the second is an *added loss term* of GPyTorch. Expectation propagation (EP) runs at
-each evaluation. At its fixed point log Z_EP is stationary in the sites, so its gradient
-is taken with the sites held.
+``ExactMarginalLogLikelihood`` computes the first term; the second is an *added loss
+term* of GPyTorch. Expectation propagation (EP) runs at each evaluation. At its fixed
+point log Z_EP is stationary in the sites, so its gradient is taken with the sites held.
 
 References:
 
@@ -54,6 +53,7 @@ from botorch.sampling.pathwise.posterior_samplers import DrawMatheronPaths, Math
 from botorch.sampling.pathwise.utils import get_input_transform, get_output_transform
 from botorch.utils.context_managers import delattr_ctx
 from botorch.utils.datasets import SupervisedDataset
+from botorch.utils.sampling import draw_sobol_samples
 from botorch.utils.types import DEFAULT
 from gpytorch import settings
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
@@ -69,7 +69,6 @@ from linear_operator import to_linear_operator
 from linear_operator.operators import MatmulLinearOperator
 from scipy.special import ndtr
 from torch import Tensor
-from torch.quasirandom import SobolEngine
 
 from botorch_structured._botorch_names import DefaultType
 from botorch_structured.linalg.factor import Array
@@ -134,31 +133,30 @@ class MonotoneGP(FastSingleTaskGP):
     [Riihimaki2010monotonicity]_). EP replaces each such factor by a Gaussian one, a
     *site*. The prior given Gaussian sites is a Gaussian process again, and conditioning
     it on data is exact, so that posteriors, joint covariances, gradients, fantasies and
-    acquisition functions are BoTorch's own. Sites are found when the model is made and
-    when it enters evaluation mode (``eval()``, or the first prediction); also when
-    outcomes are replaced or a state is loaded there. After other changes call
-    ``update_sites``. Fantasies and conditioned models keep the sites, as they keep the
-    hyperparameters.
+    acquisition functions are BoTorch's own. Sites are found when the model enters
+    evaluation mode (``eval()``, or the first prediction); also when outcomes are
+    replaced or a state is loaded there. After other changes call ``update_sites``.
+    Fantasies, conditioned models and leave-one-out keep the sites, as they keep the
+    hyperparameters. A state has none: it is that of a ``SingleTaskGP``.
 
     **Fit.** ``fit_gpytorch_mll`` fits hyperparameters to the data alone; they equal
     those of the ``SingleTaskGP`` without signs up to rounding. Then signs are imposed
     one at a time, each at the point where the posterior gives it the lowest
     probability, until no sign is less probable than ``min_probability`` (at most 50).
     None is imposed where the data already imply it; where data are few, the variance
-    remains large.
-    ``ep_result`` reports whether EP converged; if it did not, there is an
-    ``EPConvergenceWarning``.
+    remains large. ``ep_result`` reports whether EP converged; if it did not, there is
+    an ``EPConvergenceWarning``.
 
     **As published.** The paper imposes signs on a grid and fits hyperparameters to the
-    evidence of data and signs: ``as_published``, or ``virtual_X="grid",
-    signs_in_fit=True``. Predictions are then overconfident. A process whose derivative
-    is positive at a hundred points is steep at most of them, also where the function is
-    flat, and continues this slope to the corners of the box. And a hundred positive
-    derivatives have the highest probability under long lengthscales, which outweighs
-    the evidence of a few rows: on nine random rows of the training error of the paper's
-    elastic net (medians of eight draws) lengthscales grow from 0.6 and 0.2 to 1.5 and
-    0.8, the noise variance from 0.005 to 0.15, and the median error of the sum from 0.5
-    to 1.7 predicted standard deviations (calibrated: 0.67).
+    evidence of data and signs: ``as_published``, or ``signs_in_fit=True``. Predictions
+    are then overconfident. A process whose derivative is positive at a hundred points
+    is steep at most of them, also where the function is flat, and continues this slope
+    to the corners of the box. And a hundred positive derivatives have the highest
+    probability under long lengthscales, which outweighs the evidence of a few rows: on
+    nine random rows of the training error of the paper's elastic net (medians of eight
+    draws) lengthscales grow from 0.6 and 0.2 to 1.5 and 0.8, the noise variance from
+    0.005 to 0.15, and the median error of the sum from 0.5 to 1.7 predicted standard
+    deviations (calibrated: 0.67).
 
     **When signs help.** Signs help if they are certain and data are few. In a search
     that starts from four points they improve the result on a mixture of two monotone
@@ -198,12 +196,12 @@ class MonotoneGP(FastSingleTaskGP):
             rounds smaller variances up. If it reverses the order of outcomes, the signs
             are reversed with it.
         input_transform: Must map each monotone column to one column of its own.
-        virtual_X: Where signs are imposed. Default (None): "adaptive", one point at a
-            time in ``bounds`` where a sign is least probable ([WangBerger2016shape]_),
-            until no sign at 256 candidates is less probable than ``min_probability``,
-            or there are 50 points; again when hyperparameters or data have changed.
-            Each output, and each element of a batch, has points of its own, except with
-            ``signs_in_fit``.
+        virtual_X: Where signs are imposed. Default (None): "grid" with
+            ``signs_in_fit``, else "adaptive": one point at a time in ``bounds`` where a
+            sign is least probable ([WangBerger2016shape]_), until no sign at 256
+            candidates is less probable than ``min_probability``, or there are 50;
+            again when hyperparameters or data have changed. Each output, and each
+            element of a batch, has points of its own.
             "grid": all of the paper's 10, 10 x 10 or 4 x 4 x 4 points, and 64 Sobol
             points beyond three columns. A ``v x d`` tensor in the space of
             ``train_X``: these points.
@@ -216,8 +214,7 @@ class MonotoneGP(FastSingleTaskGP):
         signs_in_fit: Whether hyperparameters are fitted to the approximate evidence of
             data and signs, log Z_EP, as in the paper, instead of that of the data. The
             gradient is exact at the fixed point of EP, which runs at each evaluation: a
-            fit takes four times as long. Adaptive points are then added once, between
-            two rounds of the fit.
+            fit takes four times as long. Not with "adaptive" points.
         min_probability: In (0, 1); "adaptive" imposes a sign only where its probability
             is lower. Default: 0.5 / k for k monotone columns. Below 0.5 the posterior
             mean of the derivative has the wrong sign; the lowest of k probabilities is
@@ -332,7 +329,7 @@ class MonotoneGP(FastSingleTaskGP):
             covariance = DerivativeCovariance.of(self.covar_module)
             for column in self.columns:
                 covariance.place(column)
-        order = self._outcome_slopes().sign()
+        order = torch.where(self._outcome_slopes() < 0.0, -1.0, 1.0).to(points)
         nothing = order.new_zeros(*self._aug_batch_shape, len(directions) * len(points))
         buffers = {
             "virtual_points": points,
@@ -495,7 +492,8 @@ class MonotoneGP(FastSingleTaskGP):
                 kernel without known derivatives.
         """
         mean, covariance = self._derivative(X, column)
-        sign = self.monotone.get(column, 1) * self._outcome_slopes().sign()
+        order = torch.where(self._outcome_slopes() < 0.0, -1.0, 1.0).to(mean)
+        sign = self.monotone.get(column, 1) * order
         variance = covariance.diagonal(dim1=-2, dim2=-1)
         sd = variance.clamp_min(torch.finfo(variance.dtype).tiny).sqrt()
         probability = torch.special.ndtr(sign * mean / sd)
@@ -517,13 +515,11 @@ class MonotoneGP(FastSingleTaskGP):
         checks.check_points(X, raw.shape[-1], self.train_targets.dtype)
         transform = getattr(self, "input_transform", None)
         place, _ = moved_column(column, raw, transform)
-        slope = torch.ones_like(X[..., 0])
         x = self.transform_inputs(X)
-        if transform is not None:
-            with torch.enable_grad():
-                at = X.detach().clone().requires_grad_(True)
-                moved = self.transform_inputs(at)[..., place].sum()
-                slope = torch.autograd.grad(moved, at)[0][..., column]
+        with torch.enable_grad():
+            at = X.detach().clone().requires_grad_(True)
+            moved = self.transform_inputs(at)[..., place].sum()
+            slope = torch.autograd.grad(moved, at)[0][..., column]
         if self._num_outputs > 1:
             x, _ = add_output_dim(x, original_batch_shape=self._input_batch_shape)
             slope = slope.unsqueeze(-2)
@@ -572,16 +568,16 @@ class MonotoneGP(FastSingleTaskGP):
         Under a transform that is not linear that near the first target; its sign says
         whether the order of outcomes is reversed.
         """
-        targets = self.train_targets.detach()[..., :1]
+        several = self._num_outputs > 1
+        first = self.train_targets.detach()[..., :1]
+        first = first.mT if several else first.unsqueeze(-1)  # ``batch x 1 x m``
+        step = 1e-2 * (1.0 + first.abs())
+        ends = torch.cat([first, first + step], dim=-2)
         transform = getattr(self, "outcome_transform", None)
-        if transform is None:
-            return torch.ones_like(targets)
-        step = 1e-2 * (1.0 + targets.abs())
-        ends = torch.stack([targets, targets + step], dim=-2)  # ``aug x 2 x 1``
-        if self._num_outputs > 1:
-            ends = ends.squeeze(-1).mT
-            return transform.untransform(ends)[0].mT.diff(dim=-1) / step
-        return transform.untransform(ends)[0].squeeze(-1).diff(dim=-1) / step
+        if transform is not None:
+            ends, _ = transform.untransform(ends)
+        slopes = ends.diff(dim=-2) / step
+        return slopes.mT if several else slopes.squeeze(-1)
 
     # -- sites ------------------------------------------------------------------------
 
@@ -621,8 +617,8 @@ class MonotoneGP(FastSingleTaskGP):
             points = default_virtual_points(self._box.to(points), _CANDIDATES)
         v = len(points)
         mean, features = process.moments(points, columns)
-        signs = self.signs_at(points).to(mean)
-        shape = self._aug_batch_shape
+        signs = self.signs_at(points).to(mean).expand_as(mean)
+        shape = mean.shape[:-1]
         count = shape.numel()
 
         def array(values: Tensor) -> Array:
@@ -647,27 +643,27 @@ class MonotoneGP(FastSingleTaskGP):
             spread = prior - features @ features.mT
         # in one copy from a device
         moments = array(torch.cat([torch.stack([signs, mean], -2), spread], dim=-2))
-        sites = np.zeros((count, 2, moments.shape[-1]))
+        told = moments[:, 0]
+        sites = np.zeros((count, 2, told.shape[-1]))
         runs = []
         for i, (sign, center, *rows) in enumerate(moments):
+            chosen: Any = slice(None)
             if self._adaptive:
                 probability = self.min_probability
                 chosen, run = choose_signs(
                     sign, center, rows[0], partial(row, i), self.nu, probability
                 )
-                sites[i][:, chosen] = run.sites.reshape(2, -1)
             else:
                 covariance = sign[:, None] * rows * sign
                 run = expectation_propagation(sign * center, covariance, self.nu)
-                sites[i] = run.sites.reshape(2, -1)
+            sites[i][:, chosen] = run.sites.reshape(2, -1)
             runs.append(run)
-        signs = moments[:, 0]
         if self._adaptive:
             places = np.flatnonzero(sites[:, 0].reshape(-1, v).any(axis=0)).tolist()
             points = points[places]
-            kept = [j * v + i for j in range(len(columns)) for i in places]
-            sites = sites[..., kept]
-            signs = signs[..., kept]
+            chosen = [j * v + i for j in range(len(columns)) for i in places]
+            sites = sites[..., chosen]
+            told = told[..., chosen]
         precision, shift = sites.swapaxes(0, 1)
         root = np.sqrt(precision)
         target = np.divide(shift, root, out=np.zeros_like(root), where=root > 0.0)
@@ -676,13 +672,13 @@ class MonotoneGP(FastSingleTaskGP):
             one_each = torch.as_tensor(np.array(values))
             return one_each.reshape((*shape, *one_each.shape[1:]))
 
-        observed = tensor(np.stack([signs * root, target], axis=1)).to(points)
+        observed = tensor(np.stack([told * root, target], axis=1)).to(points)
         self.virtual_points = points
         self._site_scale, self._site_target = observed.unbind(-2)
         residual = tensor([run.residual for run in runs])
         self.ep_result = EPResult(
             tensor(precision),
-            tensor(signs * shift),
+            tensor(told * shift),
             tensor([run.log_scale for run in runs]),
             residual <= TOLERANCE,
             tensor([run.sweeps for run in runs]),
@@ -824,12 +820,10 @@ def default_virtual_points(
     """
     d = box.shape[-1]
     side = {1: 10, 2: 10, 3: 4}.get(d)
-    if count is None and side is not None:
-        line = torch.linspace(0.0, 1.0, side, dtype=torch.float64)
-        unit = torch.cartesian_prod(*[line] * d).reshape(-1, d)
-    else:
-        engine = SobolEngine(d, scramble=True, seed=0)
-        unit = engine.draw(count or 64, dtype=torch.float64)
+    if count is not None or side is None:
+        return draw_sobol_samples(box, count or 64, 1, seed=0).squeeze(-2)
+    line = torch.linspace(0.0, 1.0, side, dtype=torch.float64)
+    unit = torch.cartesian_prod(*[line] * d).reshape(-1, d)
     return box[0] + unit.to(box) * (box[1] - box[0])
 
 

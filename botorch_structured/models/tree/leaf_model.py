@@ -397,6 +397,9 @@ class LeafModel(FastSingleTaskGP):
             for objective in objectives:
                 objective.read_correlation()
 
+        cold = read()
+        best = _Fit(math.inf, self._kernels(chosen=True)[0], cold)
+
         def fit(kernel: str | None) -> None:
             nonlocal best, failure
             try:
@@ -408,9 +411,6 @@ class LeafModel(FastSingleTaskGP):
             if loss < best.loss:
                 best = _Fit(loss, kernel, read())
 
-        cold = read()
-        kernel = self._kernels(chosen=True)[0]
-        best = _Fit(math.inf, kernel, cold)
         record = None
         try:
             if start_from is not None:

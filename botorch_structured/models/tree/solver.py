@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
+from operator import itemgetter, methodcaller
 from typing import Any
 
 import numpy as np
@@ -129,9 +130,9 @@ class LeafSolver:
         """See ``joint``; without a smallest variance."""
         batch = X.shape[:-1]
         flat = self.kernel.rows(X.flatten(0, -2))
-        mean, *parts = (part.unflatten(0, batch) for part in self.predict(flat))
-        leaf, explained, weight = parts
-        rows = LeafRows(*[part.unflatten(0, batch) for part in flat])
+        in_batch = methodcaller("unflatten", 0, batch)
+        mean, leaf, explained, weight = map(in_batch, self.predict(flat))
+        rows = LeafRows(*map(in_batch, flat))
         on_one_path = rows.key.unsqueeze(-1) == rows.key.unsqueeze(-2)
         prior = self.kernel.leaf_covariance(rows, rows)
         covariance = torch.where(on_one_path, prior, 0.0) + weight @ weight.mT
@@ -169,8 +170,8 @@ class LeafSolver:
             for places, index in _groups(self.place_of_leaf[leaf[in_bucket]]):
                 real = index < len(in_bucket)
                 padded = in_bucket[index.clamp_max(len(in_bucket) - 1)]
-                data = LeafRows(*[part[places] for part in block.rows])
-                points = LeafRows(*[part[padded] for part in rows])
+                data = LeafRows(*map(itemgetter(places), block.rows))
+                points = LeafRows(*map(itemgetter(padded), rows))
                 k = self.kernel.leaf_covariance(data, points).mT
                 if block.bucket.real is not None:
                     k = k * block.bucket.real[places].unsqueeze(-2).to(k)
@@ -269,31 +270,20 @@ def _joined(first: Tensor, second: Tensor, event: int) -> Tensor:
 # -- batches ------------------------------------------------------------------------
 
 
-def element(values: Tensor, index: Sequence[int], event: int) -> Tensor:
-    """Values of one element of the last batch dimensions, which broadcast.
+def elements(values: Tensor, batch_shape: torch.Size, event: int) -> Sequence[Tensor]:
+    """Values of each element of a batch, in order: ``lead x event_shape`` each.
 
     Args:
-        values: ``lead x batch_shape x event_shape``, or with fewer batch dimensions.
-        index: The element of ``batch_shape``.
+        values: ``lead x batch_shape x event_shape``, or what broadcasts to that.
+        batch_shape: Of the batch.
         event: Number of dimensions of ``event_shape``.
-
-    Returns:
-        ``lead x event_shape``.
     """
-    for i in reversed(index):
-        if values.ndim == event:
-            break
-        dim = values.ndim - event - 1
-        values = values.select(dim, i if values.shape[dim] > 1 else 0)
-    return values
-
-
-def unexpanded(values: Tensor, event: int) -> Tensor:
-    """Values whose expanded batch dimensions have length one again."""
-    for dim in range(values.ndim - event):
-        if values.stride(dim) == 0:
-            values = values.narrow(dim, 0, 1)
-    return values
+    if not batch_shape:
+        return [values]
+    lead = torch.broadcast_shapes(values.shape[:-event], batch_shape)
+    values = values.expand(*lead, *values.shape[-event:])
+    flat = values.flatten(-event - len(batch_shape), -event - 1)
+    return flat.unbind(-event - 1)
 
 
 @dataclass
@@ -327,14 +317,16 @@ class SolverBatch:
         residual = targets - model.mean_module(X)
         if noise is None:
             noise = model.likelihood.noise[..., -1:]
-        X = unexpanded(X, 2)
-        solvers = []
-        for solver, index in zip(
-            self.solvers, np.ndindex(self.batch_shape), strict=True
-        ):
-            rows = element(X, index, 2)
-            outcomes = element(residual, index, 1)
-            solvers.append(solver.append(rows, outcomes, element(noise, index, 1)))
+        solvers = [
+            solver.append(*rows)
+            for solver, *rows in zip(
+                self.solvers,
+                elements(X, self.batch_shape, 2),
+                elements(residual, self.batch_shape, 1),
+                elements(noise, self.batch_shape, 1),
+                strict=True,
+            )
+        ]
         return SolverBatch(solvers, self.batch_shape)
 
     def posterior(self, mean_module: Any, X: Tensor) -> MultivariateNormal:
@@ -345,35 +337,28 @@ class SolverBatch:
             X: Transformed inputs, ``lead x batch_shape x q x d``; batch shapes
                 broadcast.
         """
-        batch_shape = self.batch_shape
-        shape = torch.broadcast_shapes(X.shape[:-2], batch_shape)
-        if len(self.solvers) == 1:
-            X = X.expand(*shape, *X.shape[-2:])
+        if not self.batch_shape:
             mean, covariance = self.solvers[0].joint(X)
-            # a plain tensor would get no jitter when it is factorised for sampling
-            return MultivariateNormal(
-                mean_module(X) + mean, to_linear_operator(covariance)
-            )
-        lead = shape[: len(shape) - len(batch_shape)]
-        wide = shape[len(lead) :]
-        number = torch.arange(len(self.solvers)).view(batch_shape).expand(wide)
-        prior = mean_module(X.expand(*shape, *X.shape[-2:]))
-        X = unexpanded(X, 2)
-        means = []
-        covariances = []
-        for index in np.ndindex(wide):
-            solver = self.solvers[int(number[index])]
-            mean, covariance = solver.joint(element(X, index, 2))
-            means.append(mean)
-            covariances.append(covariance)
-        batch = torch.broadcast_shapes(lead, *[mean.shape[:-1] for mean in means])
-        q = X.shape[-2]
-        mean = torch.stack([m.expand(*batch, q) for m in means], dim=-2)
-        covariance = torch.stack([c.expand(*batch, q, q) for c in covariances], dim=-3)
-        return MultivariateNormal(
-            prior + mean.unflatten(-2, wide),
-            to_linear_operator(covariance.unflatten(-3, wide)),
-        )
+        else:
+            shape = torch.broadcast_shapes(X.shape[:-2], self.batch_shape)
+            X = X.expand(*shape, *X.shape[-2:])
+            wide = shape[len(shape) - len(self.batch_shape) :]
+            number = torch.arange(len(self.solvers)).view(self.batch_shape)
+            moments = [
+                self.solvers[i].joint(points)
+                for i, points in zip(
+                    number.expand(wide).flatten().tolist(),
+                    elements(X, wide, 2),
+                    strict=True,
+                )
+            ]
+            means, covariances = zip(*moments, strict=True)
+            means = torch.broadcast_tensors(*means)
+            covariances = torch.broadcast_tensors(*covariances)
+            mean = torch.stack(means, dim=-2).unflatten(-2, wide)
+            covariance = torch.stack(covariances, dim=-3).unflatten(-3, wide)
+        # a plain tensor would get no jitter when it is factorised for sampling
+        return MultivariateNormal(mean_module(X) + mean, to_linear_operator(covariance))
 
 
 def fantasy_shapes(
@@ -414,27 +399,30 @@ def make_solver(model: Any, kernel: LeafKernel) -> SolverBatch:
     """
     X = model.train_inputs[0]
     targets = model.train_targets
-    mean = model.mean_module(X)
     noise = model.likelihood.noise
     noise = noise.expand(*noise.shape[:-1], X.shape[-2])
     batch_shape = targets.shape[:-1]
+    kernels = [kernel] * batch_shape.numel()
+    if kernel.batch_shape:
+        # deep copies have no graph with the model's parameters
+        full = kernel.expand_batch(batch_shape)
+        indices = np.ndindex(batch_shape)
+        kernels = [full[index].requires_grad_(False) for index in indices]
     solvers: list[LeafSolver] = []
-    for index in np.ndindex(batch_shape):
-        rows = element(X, index, 2).detach()
-        own_kernel = kernel
-        if kernel.batch_shape:
-            # deep copies have no graph with the model's parameters
-            own_kernel = kernel.expand_batch(batch_shape)[index].requires_grad_(False)
+    for part, rows, *data in zip(
+        kernels,
+        elements(X.detach(), batch_shape, 2),
+        elements(noise, batch_shape, 1),
+        elements(targets - model.mean_module(X), batch_shape, 1),
+        strict=True,
+    ):
         # several outputs have the same inputs, and so the same leaves
         if solvers and torch.equal(rows, solvers[0].X):
             rows = solvers[0].X
             structure = solvers[0].structure
         elif batch_shape:
-            structure = own_kernel.structure(rows)
+            structure = part.structure(rows)
         else:
             structure = model.structure(kernel)
-        residual = element(targets, index, 1) - element(mean, index, 1)
-        solvers.append(
-            LeafSolver(own_kernel, rows, structure, element(noise, index, 1), residual)
-        )
+        solvers.append(LeafSolver(part, rows, structure, *data))
     return SolverBatch(solvers, batch_shape)

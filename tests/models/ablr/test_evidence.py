@@ -137,18 +137,15 @@ def test_no_gradient_where_none_is_wanted() -> None:
     assert not ours(problem).requires_grad
 
 
-@pytest.mark.parametrize(
-    ("what", "message"),
-    [("features", "features or outcomes are not"), ("log_beta", "hyperparameters are")],
-)
+@pytest.mark.parametrize("what", ["features", "log_beta"])
 @pytest.mark.parametrize("counts", [[3, 5], [3, 20]])
-def test_values_that_are_not_finite(what: str, message: str, counts: list[int]) -> None:
+def test_values_that_are_not_finite(what: str, counts: list[int]) -> None:
     problem = make_problem(counts)
     if what == "features":
         problem.X.data[problem.task == 1] = torch.nan
     else:
         problem.log_beta.data[1] = torch.nan
-    with pytest.raises(NanError, match=f"1 of 2 tasks, the first is 1: .*{message}"):
+    with pytest.raises(NanError, match="1 of 2 tasks, the first is 1"):
         ours(problem)
 
 

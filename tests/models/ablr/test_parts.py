@@ -24,7 +24,6 @@ from botorch_structured.models.ablr.feature_maps import TanhNetwork
 from botorch_structured.models.ablr.hyperparameters import (
     TaskLikelihood,
     add_exchangeable_prior,
-    fill_without_rows,
 )
 from botorch_structured.models.ablr.tasks import Signals, StandardizeTasks, TaskColumn
 
@@ -108,18 +107,12 @@ def test_the_prior_is_a_normal_of_the_logarithms(
     module.raw_value.data = torch.randn(count, generator=g)
     add_exchangeable_prior(module, "value", 0.2, spread)
 
-    def density() -> torch.Tensor:
-        ((_, _, prior, read, _),) = module.named_priors()
-        return prior.log_prob(read(module))
-
+    ((_, _, prior, read, _),) = module.named_priors()
     covariance = torch.eye(count) + spread**2
     dense = MultivariateNormal(torch.full((count,), 0.2).log(), covariance)
-    torch.testing.assert_close(density(), dense.log_prob(module.raw_value))
-    # the most probable value of a task without rows
-    empty = torch.arange(count) == count - 1
-    fill_without_rows(module, "value", empty)
-    (slope,) = torch.autograd.grad(density(), module.raw_value)
-    assert abs(slope[-1]) < 1e-9
+    torch.testing.assert_close(
+        prior.log_prob(read(module)), dense.log_prob(module.raw_value)
+    )
 
 
 def test_each_row_has_the_noise_of_its_task() -> None:
