@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, Protocol
 from warnings import WarningMessage
 
@@ -23,7 +22,6 @@ from botorch.optim.batched_lbfgs_b import (
 from botorch.optim.core import OptimizationStatus
 from botorch.optim.utils.model_utils import get_parameters_and_bounds, sample_all_priors
 from botorch.optim.utils.numpy_utils import get_bounds_as_ndarray
-from botorch.optim.utils.timeout import minimize_with_timeout
 from gpytorch.mlls import MarginalLogLikelihood
 from linear_operator.utils.errors import NanError, NotPSDError
 from numpy.typing import NDArray
@@ -208,8 +206,8 @@ def fit_map(
             of the caller.
         objective: The same objective in closed form; a ``DeviceObjective`` of one GP
             on a GPU by default. It is handed to SciPy unless the caller has other
-            arguments than SciPy's options, method and time limit, and of attempts their
-            number and whether the best of all is picked.
+            arguments than SciPy's options and method, and of attempts their number and
+            whether the best of all is picked.
         evaluate: Whether to put the model in evaluation mode after a fit in closed
             form. A caller that goes on to fit it need not.
         kwargs: See ``fit_gpytorch_mll``.
@@ -221,8 +219,8 @@ def fit_map(
     if not kwargs.keys() & {"closure", "optimizer"}:
         arguments = dict(kwargs.pop("optimizer_kwargs", {}))
         arguments["options"] = {**(options or {}), **(arguments.get("options") or {})}
-        names = {"options", "method", "timeout_sec"}
         of_attempts = {"max_attempts", "pick_best_of_all_attempts"}
+        names = {"options", "method"}
         if kwargs.keys() <= of_attempts and arguments.keys() <= names:
             if objective is None and mll.model.train_targets.ndim == 1:
                 kinds = {(p.device.type, p.dtype) for p in mll.parameters()}
@@ -282,7 +280,6 @@ def _minimise(
     objective: ArrayObjective,
     options: Mapping[str, Any],
     method: str = "L-BFGS-B",
-    timeout_sec: float | None = None,
 ) -> tuple[float, NDArray[np.float64]] | None:
     """The least value by SciPy, from the present parameters; None where it failed."""
     units = objective.units
@@ -293,10 +290,9 @@ def _minimise(
         return value, gradient * units
 
     minimize: Any = optimize.minimize
-    if timeout_sec is not None:  # it looks for the libraries of threads, which takes ms
-        minimize = partial(minimize_with_timeout, timeout_sec=timeout_sec)
-    elif method == "L-BFGS-B" and options.keys() == FIT_OPTIONS.keys():
-        minimize = _quick_lbfgsb if uses_c_implementation else minimize
+    is_default = method == "L-BFGS-B" and options.keys() == FIT_OPTIONS.keys()
+    if is_default and uses_c_implementation:
+        minimize = _quick_lbfgsb
     # SciPy's L-BFGS-B and small factorisations are slower on several threads
     with few_threads():
         result = minimize(
@@ -307,7 +303,7 @@ def _minimise(
             bounds=bounds / units[:, None],
             options=dict(options) or None,
         )
-    stopped = "REACHED LIMIT", "EXCEEDS LIMIT", "timed out after", _ROUNDING
+    stopped = "REACHED LIMIT", "EXCEEDS LIMIT", _ROUNDING
     if result.success or any(words in result.message for words in stopped):
         return float(result.fun), np.clip(result.x * units, *bounds.T)
     warnings.warn(

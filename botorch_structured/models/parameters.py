@@ -311,8 +311,9 @@ def known_kind(prior: Any) -> type | None:
     """The class of a prior whose density has a closed form here."""
     if getattr(prior, "_transform", None) is not None:
         return None
-    kinds = LogNormalPrior, NormalPrior, GammaPrior, HorseshoePrior
-    for kind in (*kinds, QuickLogNormalPrior):
-        if isinstance(prior, kind) and type(prior).log_prob is kind.log_prob:
-            return LogNormalPrior if isinstance(prior, LogNormalPrior) else kind
+    density = type(prior).log_prob
+    for kind in (LogNormalPrior, NormalPrior, GammaPrior, HorseshoePrior):
+        densities = kind.log_prob, QuickLogNormalPrior.log_prob
+        if isinstance(prior, kind) and density in densities:
+            return kind
     return None
