@@ -324,8 +324,9 @@ class Regressions:
                 factors = both.new_zeros(len(data.counts), height, width)
             for tasks, index in chunk.batches:
                 rows = both[index]
-                if not few:
+                if chunk.rows.start:  # else it is the first one
                     rows = torch.cat([factors[tasks], rows], dim=-2)
+                if not few:
                     rows = torch.linalg.qr(rows, mode="r").R
                 factors[tasks, : rows.shape[-2]] = rows
         assert factors is not None
