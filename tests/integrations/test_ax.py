@@ -403,20 +403,20 @@ def test_aligned_parameters_are_one() -> None:
         (
             ["rate_adam", "rate_sgd"],
             {"bounds": (1e-4, 1.0)},
-            "the same bounds .*0.0001",
+            "parameters with the same bounds .*0.0001",
         ),
-        (["rate_sgd", "momentum"], {}, "the same bounds or values, got"),
-        (["optimiser", "rate_sgd"], {}, r"parameters without dependents, got \['optim"),
+        (["rate_sgd", "momentum"], {}, "parameters with the same bounds or values"),
+        (["optimiser", "rate_sgd"], {}, "parameters with the same bounds or values"),
         (
             ["momentum", "more"],
             {"sgd": ["more"]},
-            "different values of a ch.*'sgd'.*'sgd",
+            ".*different values of one choice.*'sgd'.*'sgd",
         ),
-        (["momentum", "more"], {"top": ["more"]}, r"different values .*'more': \[\]"),
+        (["momentum", "more"], {"top": ["more"]}, ".*different values of one choice"),
         (
             ["momentum", "more"],
             {"adam": ["more"]},
-            r"parameters without constr.* got \['momentum'\]",
+            r"parameters without .* got \['momentum'\]",
         ),
     ],
 )
@@ -461,22 +461,6 @@ def test_ax_saves_strategies_with_our_models_too() -> None:
     from ax.storage.botorch_modular_registry import MODEL_REGISTRY
 
     assert {ConditionalGP, TreedGP, TreeStructuredGP} <= MODEL_REGISTRY.keys()
-
-
-def test_a_metric_beside_it_does_not_round_one_away() -> None:
-    tracked, constrained = make_client(), make_client(constraints=["leak <= 5e-12"])
-    free, bound = (
-        Study(space_of(tracked), {"error": "maximize"}, limits, seed=0)
-        for limits in ((), ["leak <= 5e-12"])
-    )
-    for config, leak in ((A, 1e-12), (B, 1e-11), (C, 1.0)):
-        tiny = 1e-12 * error(config)
-        attach(tracked, config, error=tiny, seconds=5.0 * error(config))
-        attach(constrained, config, error=error(config), leak=leak)
-        free.tell(config, {"error": -tiny})
-        bound.tell(config, {"error": -error(config), "leak": leak})
-    assert next_of(tracked) == free.ask()[0]
-    assert next_of(constrained) == bound.ask()[0]
 
 
 def test_without_ax_the_extra_is_named() -> None:

@@ -21,10 +21,6 @@ from botorch_structured.kernels import (
     TreeStructuredKernel,
 )
 from botorch_structured.models import TreedGP
-from botorch_structured.models.monotone.site_kernel import (
-    DerivativeSites,
-    SiteConditionedKernel,
-)
 from botorch_structured.spaces import ParameterTree
 
 D = 4
@@ -45,14 +41,6 @@ def stationary(batch: Size) -> Kernel:
     # as many lengthscales as elements: nothing may be told apart by its size
     base = RBFKernel(ard_num_dims=2, active_dims=(1, 3), batch_shape=batch)
     return ScaleKernel(base, batch_shape=batch)
-
-
-def sites(batch: Size) -> Kernel:
-    given = DerivativeSites(points(2), [1], batch)
-    for name in ("precision", "shift"):
-        value = getattr(given, name)
-        value.copy_(torch.rand(value.shape) + 0.5)
-    return SiteConditionedKernel(stationary(batch), given)
 
 
 def treed(batch: Size, **kwargs: Any) -> Kernel:
@@ -85,7 +73,6 @@ KERNELS: dict[str, Callable[[Size], Kernel]] = {
     ),
     "laplace": lambda b: LaplaceKernel(2, active_dims=(1, 3), batch_shape=b),
     "mondrian": mondrian,
-    "sites": sites,
     "treed": treed,
     "treed_copies": lambda b: treed(b, covar_module=stationary(b)),
 }
