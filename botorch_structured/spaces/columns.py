@@ -465,15 +465,11 @@ class Constant(CategoricalColumn):
         name: Its name.
         value: Its value.
         condition: Where it is active. Default: everywhere.
-        place: How many of the space's parameters come before it.
     """
 
-    def __init__(
-        self, name: str, value: Any, condition: Condition = ALWAYS, place: int = 0
-    ) -> None:
+    def __init__(self, name: str, value: Any, condition: Condition = ALWAYS) -> None:
         super().__init__(name, [value])
         self.condition = condition
-        self.place = place
 
     @property
     def value(self) -> Any:

@@ -131,7 +131,7 @@ def _column(hp: chp.Hyperparameter) -> Column:
 
 
 def _kind(statement: object) -> str:
-    """What a simple condition, clause or relation says: "Equals", "In", ..."""
+    """The statement of a condition, clause or relation: "Equals", "In", ..."""
     name = type(statement).__name__
     name = re.sub("^Forbidden|(Condition|Clause|Relation)$", "", name)
     if name not in (*_COMPARISONS, "NotEquals", "In"):

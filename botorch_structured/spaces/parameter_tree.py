@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from graphlib import CycleError, TopologicalSorter
 from itertools import accumulate
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -593,19 +593,21 @@ class ParameterTree:
             )
             self._lookups[X.device] = lookup
         values, states = lookup.find(X)
-        # NaN is an error wherever the decision is active
-        refused = (states == lookup.undeclared) & (lookup.strict | values.isnan())
-        if strict and refused.any():
-            k = int(refused.flatten(0, -2).any(0).nonzero()[0])
-            got = values[..., k][refused[..., k]].unique().tolist()
-            decision = self._decisions[k]
-            expected = "a number, as it decides which columns are active"
-            if decision.strict:
-                expected = f"one of its declared values {list(decision.values)}"
-            raise ValueError(
-                f"X: column {decision.col}: expected {expected}, got {got}."
-            )
+        if strict:
+            # NaN is an error wherever the decision is active
+            refused = (states == lookup.undeclared) & (lookup.strict | values.isnan())
+            if refused.any():
+                self._refuse(values, refused)
         return lookup, values, states
+
+    def _refuse(self, values: Tensor, refused: Tensor) -> NoReturn:
+        k = int(refused.flatten(0, -2).any(0).nonzero()[0])
+        got = values[..., k][refused[..., k]].unique().tolist()
+        decision = self._decisions[k]
+        expected = "a number, as it decides which columns are active"
+        if decision.strict:
+            expected = f"one of its declared values {list(decision.values)}"
+        raise ValueError(f"X: column {decision.col}: expected {expected}, got {got}.")
 
 
 def _overlapping(decision: Decision, spans: Sequence[Span]) -> int:

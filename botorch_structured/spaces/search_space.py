@@ -217,8 +217,8 @@ class SearchSpace:
                 lo, hi = parameters[name].bounds
                 values[position[name]] = [float(x) for x in range(int(lo), int(hi) + 1)]
         constants = [
-            Constant(name, p.value, conditions[name], place)
-            for place, (name, p) in enumerate(parameters.items())
+            Constant(name, p.value, conditions[name])
+            for name, p in parameters.items()
             if isinstance(p, Constant)
         ]
         columns = [parameters[name] for name in position]
@@ -367,10 +367,6 @@ class SearchSpace:
         self._is_decision = torch.zeros(len(columns), dtype=torch.bool)
         self._is_decision[tree.decisions_by_value] = True
         self._position = {p.name: i for i, p in enumerate(self.parameters)}
-        #: The numbers of the parameters in the order they were declared in.
-        self._order = list(range(len(columns)))
-        for i, constant in sorted(enumerate(constants), key=lambda pair: pair[1].place):
-            self._order.insert(constant.place, len(columns) + i)
 
     def __copy__(self) -> SearchSpace:
         return self  # nothing about it changes
@@ -490,9 +486,9 @@ class SearchSpace:
         configs = []
         for x, on in zip(numbers.tolist(), present.tolist(), strict=True):
             config = {}
-            for k in self._order:
+            for k, p in enumerate(self.parameters):
                 if on[k]:
-                    config[self.parameters[k].name] = self._decode(k, x[k])
+                    config[p.name] = self._decode(k, x[k])
             configs.append(config)
         if self._dictionaries is not None:
             return [self._dictionaries.decode(config) for config in configs]
@@ -728,8 +724,7 @@ class SearchSpace:
         There are several of one name where dictionaries give it different values.
         """
         named: dict[str, list[Column]] = {}
-        for k in self._order:
-            p = self.parameters[k]
+        for p in self.parameters:
             if (shown := self._shown(p.name)) is not None:
                 named.setdefault(shown, []).append(p)
         return named
