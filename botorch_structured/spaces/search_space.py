@@ -654,7 +654,7 @@ class SearchSpace:
                 `sample`. ``"spread"``: draws that are spread over the starts in which
                 the parameter is active, a Latin hypercube: of k of them one lies in
                 each k-th of its range, and each choice comes up in proportion to its
-                weight, rounded up or down; about so where forbidden starts are replaced
+                weight, give or take one; about so where forbidden starts are replaced
                 (see below). ``"middle"``: the middle of the bounds, or of the interval
                 of the path, on that scale; rounded for integers, the middle of the list
                 for choices (the former of two). ``"default"``: the declared default,
