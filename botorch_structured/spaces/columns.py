@@ -11,9 +11,10 @@ declared default, None if there is none. All kinds have these methods:
 ``decode(x)``         the value of a number, in its native type and inside the bounds
 ``within(lo, hi)``    the least and largest number from ``lo`` to ``hi``, or None
 ``middle(span)``      the middle of what `within` gave, on the scale of the parameter
-``draw(n, ...)``      ``n`` random numbers, distributed as the parameter is, within a
-                      ``span`` (default: the bounds); ``spread``: one of them in each
-                      n-th of the distribution, in random order
+``draw(n, ...)``      ``n`` numbers within a ``span`` (default: the bounds) of a kind:
+                      ``"random"`` ones, distributed as the parameter is; ``"spread"``:
+                      one of them in each n-th of the distribution, in random order;
+                      ``"middle"``; ``"default"``: the default, or else the middle
 ``expected()``        the values that the parameter takes, in words
 ``takes_blank``       whether None, NaN or empty text is one of them
 ====================  ==================================================================
@@ -144,14 +145,29 @@ class _Column:
     bounds: Span
 
     def draw(
-        self, n: int, generator: Source, span: Span | None = None, spread: bool = False
+        self,
+        n: int,
+        generator: Source,
+        span: Span | None = None,
+        kind: str = "random",
     ) -> Tensor:
-        """``n`` random numbers within ``span``; see the module docstring."""
+        """``n`` numbers within ``span``; see the module docstring."""
+        lo, hi = span or self.bounds
+        if kind in ("middle", "default"):
+            value = self.middle((lo, hi))
+            default = self.default
+            if kind == "default" and default is not None and lo <= default <= hi:
+                value = default
+            return torch.full((n,), value, dtype=torch.double)
         u = torch.rand(n, generator=generator, dtype=torch.double)
-        if spread:
+        if kind == "spread":
             order = torch.randperm(n, generator=generator)
             u = (order + u) / max(n, 1)
-        return self._at(u, span or self.bounds)
+        return self._at(u, (lo, hi))
+
+    def middle(self, span: Span) -> float:
+        """The middle of ``span``."""
+        raise NotImplementedError
 
     def _at(self, u: Tensor, span: Span) -> Tensor:
         """Numbers by the share of the distribution within ``span`` below them."""

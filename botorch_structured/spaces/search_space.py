@@ -151,9 +151,21 @@ class SearchSpace:
                 values = labels.get(c, plain)
                 columns.append(CategoricalColumn(name, values, codes=numbers))
             elif c in integers:
-                columns.append(_integer(c, name, (lo, hi), c in logs))
+                if not (lo.is_integer() and hi.is_integer()):
+                    raise ValueError(
+                        f"bounds: expected whole numbers for the integer column {c} "
+                        f"({name!r}), got {lo} and {hi}."
+                    )
+                columns.append(IntegerColumn(name, int(lo), int(hi), c in logs))
+            elif c in logs:
+                if not -307.0 <= lo <= hi <= 308.0:  # others are no float64
+                    raise ValueError(
+                        "bounds: expected decimal logarithms from -307 to 308 for "
+                        f"column {c} ({name!r}), got {lo} and {hi}."
+                    )
+                columns.append(FloatColumn(name, 10.0**lo, 10.0**hi, log=True))
             else:
-                columns.append(_real(c, name, (lo, hi), c in logs))
+                columns.append(FloatColumn(name, lo, hi))
         self._setup(columns, tree, feasible=feasible)
         defaults = {} if defaults is None else defaults
         if not isinstance(defaults, Mapping):
@@ -257,7 +269,6 @@ class SearchSpace:
                 under each value of a choice. They become one column, with the first.
 
         Raises:
-            ImportError: Ax is not installed.
             ValueError: A parameter of another kind, disabled, a task or a fidelity; or
                 aligned parameters that cannot be one column.
         """
@@ -795,28 +806,6 @@ def _bounds(bounds: Any, d: int) -> Tensor:
             f"{tuple(limits.shape)}."
         )
     return limits.detach().cpu()
-
-
-def _integer(c: int, name: str, span: Span, log: bool) -> IntegerColumn:
-    lo, hi = span
-    if not (lo.is_integer() and hi.is_integer()):
-        raise ValueError(
-            f"bounds: expected whole numbers for the integer column {c} ({name!r}), "
-            f"got {lo} and {hi}."
-        )
-    return IntegerColumn(name, int(lo), int(hi), log=log)
-
-
-def _real(c: int, name: str, span: Span, log: bool) -> FloatColumn:
-    lo, hi = span
-    if not log:
-        return FloatColumn(name, lo, hi)
-    if not -307.0 <= lo <= hi <= 308.0:  # others are no float64
-        raise ValueError(
-            "bounds: expected decimal logarithms from -307 to 308 for column "
-            f"{c} ({name!r}), got {lo} and {hi}."
-        )
-    return FloatColumn(name, 10.0**lo, 10.0**hi, log=True)
 
 
 def _rows(configs: Any) -> list[Row]:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from botorch_structured.spaces.columns import Column, Source, Span, random_source
+from botorch_structured.spaces.columns import Span, random_source
 from botorch_structured.spaces.conditions import NEVER, Atom, Condition, Or
 from botorch_structured.spaces.lookup import State, negated
 
@@ -79,7 +79,7 @@ class Starts:
         first = some[:0]
         columns = self.space.columns
         if self.kind == "default" and any(c.default is not None for c in columns):
-            x = [_draw(c, 1, self.kind, self.generator, c.bounds) for c in columns]
+            x = [c.draw(1, self.generator, kind=self.kind) for c in columns]
             X = torch.stack(x, -1)
             states = 1 + self.tree.decision_codes(X, strict=False).numpy()
             is_path = bool(self.tree.is_declared(X))
@@ -148,16 +148,5 @@ class Starts:
                 rows = group == state
                 n = int(rows.sum())
                 if n and span:
-                    X[rows, c] = _draw(column, n, kind, self.generator, span)
+                    X[rows, c] = column.draw(n, self.generator, span, kind)
         return X
-
-
-def _draw(column: Column, n: int, kind: str, generator: Source, span: Span) -> Tensor:
-    """``n`` numbers of a column within ``span``."""
-    if kind in ("spread", "random"):
-        return column.draw(n, generator, span, spread=kind == "spread")
-    value = column.middle(span)
-    if kind == "default" and column.default is not None:
-        if span[0] <= column.default <= span[1]:
-            value = column.default
-    return torch.full((n,), value, dtype=torch.double)
