@@ -86,3 +86,14 @@ def reference_files(pytestconfig: pytest.Config) -> Callable[[str], list[Path]]:
         return files
 
     return find
+
+
+@pytest.fixture
+def random_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random points in place of those of models, for tests of bookkeeping.
+
+    In all doors: each asks a `Study`.
+    """
+    from botorch_structured import Study
+
+    monkeypatch.setattr(Study, "_choose", Study._draw)

@@ -16,7 +16,7 @@ import json
 import math
 import re
 import warnings
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from io import StringIO
 from typing import Any
 
@@ -68,11 +68,8 @@ except ImportError as error:
 
 Config = Mapping[str, Any]
 Metrics = Mapping[str, float]  # a number for each signature of a metric
-Rows = Mapping[tuple[int, str], Metrics]  # such numbers, by trial and name of the arm
-
-# The decimals of an outcome that Ax saves are enough where outcomes of the same metric
-# differ by more, and a bound on it is 0 or more.
-_SPREAD = 1e-4
+Row = Mapping[str, tuple[float, float]]  # its mean, and the standard error
+Rows = Mapping[tuple[int, str], Row]  # by trial and name of the arm
 
 
 def structured_generation_strategy(
@@ -112,8 +109,7 @@ def structured_generation_strategy(
     stale, or outside of the space        none
     ===================================== ============================================
 
-    Outcomes are used with ten decimals, as Ax saves them, unless they all lie
-    within 1e-4.
+    Outcomes are used with ten decimals, as Ax saves them.
 
     Args:
         seed: The same seed and the same trials give the same suggestions. Default:
@@ -261,13 +257,7 @@ class _SearchState:
         # ranges that Ax rounds, and the space has as choices
         ranges = self._ax_space.range_parameters
         self._rounded = {k for k in ranges if self._first.get(k, k) in choices}
-        small = {
-            metric
-            for constraint in goal.all_constraints
-            if not constraint.relative and 0.0 < abs(constraint.bound) <= _SPREAD
-            for metric, _ in constraint.metric_weights
-        }
-        rows, sems = _rows(data, small)
+        rows = _rows(data)
         sums = {f"objective_{i}": w for i, w in enumerate(_weights(goal.objective))}
         self._objectives = dict.fromkeys(sums, "maximize")
         self._constraints = []
@@ -279,7 +269,7 @@ class _SearchState:
         # configurations, their sums of metrics (None for a failure), standard errors
         self._told: list[tuple[Config, Metrics | None, Metrics | None]] = []
         self._pending: list[Config] = []
-        self._read_trials(rows, sems, sums)
+        self._read_trials(rows, sums)
 
     def learn(self, earlier: Sequence[Any], say: bool) -> OldStudiesMean | None:
         """Old studies, lists of configurations and of values, to be learnt from."""
@@ -400,7 +390,7 @@ class _SearchState:
             return None
         return float(derelativize_bound(constraint.bound, sum(values) / len(values)))
 
-    def _read_trials(self, rows: Rows, sems: Rows, sums: Mapping[str, Metrics]) -> None:
+    def _read_trials(self, rows: Rows, sums: Mapping[str, Metrics]) -> None:
         """Sort trials into those that the study is told of and those it waits for."""
         needed = {metric for weights in sums.values() for metric in weights}
         finished = (TrialStatus.COMPLETED, TrialStatus.EARLY_STOPPED)
@@ -417,9 +407,8 @@ class _SearchState:
                 self._told.append((config, None, None))
             elif trial.status in finished and needed <= row.keys():
                 values = {name: _total(w, row) for name, w in sums.items()}
-                sem = sems[trial.index, arm.name]
                 if all(map(math.isfinite, values.values())):
-                    self._told.append((config, values, self._sem_of_sums(sem, sums)))
+                    self._told.append((config, values, self._sem_of_sums(row, sums)))
                 else:
                     self._told.append((config, None, None))
             else:
@@ -431,13 +420,13 @@ class _SearchState:
                 stacklevel=2,
             )
 
-    def _sem_of_sums(self, sem: Metrics, sums: Mapping[str, Metrics]) -> Metrics | None:
+    def _sem_of_sums(self, row: Row, sums: Mapping[str, Metrics]) -> Metrics | None:
         """Standard errors of objectives, whose metrics count as independent.
 
         None if one is not known.
         """
         errors = {
-            name: math.hypot(*(w * sem.get(k, math.nan) for k, w in sums[name].items()))
+            name: math.hypot(*(w * row[k][1] for k, w in sums[name].items()))
             for name in self._objectives
         }
         are_known = all(0.0 < s * s < math.inf for s in errors.values())
@@ -462,42 +451,25 @@ def _weights(objective: Objective) -> list[Metrics]:
     ]
 
 
-def _total(weights: Metrics, row: Metrics) -> float:
-    return sum(weight * row[metric] for metric, weight in weights.items())
+def _total(weights: Metrics, row: Row) -> float:
+    return sum(weight * row[metric][0] for metric, weight in weights.items())
 
 
-def _rows(data: Data, small: Collection[str]) -> tuple[Rows, Rows]:
+def _rows(data: Data) -> Rows:
     """The last mean of each metric, and its standard error (NaN where none is known).
 
-    Both are as a client that is saved and loaded has them, with ten decimals, unless
-    the values of a metric lie within ``_SPREAD``.
-
-    Args:
-        data: The data.
-        small: Further metrics that keep their digits.
+    Both are as a client that is saved and loaded has them, with ten decimals.
     """
     frame = data.df
     means = frame["mean"].astype(float)
-    sems = frame["sem"].astype(float)
-    saved = means
     if len(frame):
-        saved = pd.read_json(StringIO(frame[["mean"]].to_json()), dtype=False)["mean"]
-    metrics = frame["metric_signature"]
-    finite = means.where(means.abs() < math.inf).groupby(metrics)
-    spread = metrics.map(finite.max() - finite.min())
-    rounded = ~(metrics.isin(small) | (spread <= _SPREAD))
-    means = saved.where(rounded, means)
-    sems = sems.round(10).where(rounded, sems)
-    keys = [*zip(frame["trial_index"], frame["arm_name"], strict=True)]
-    return _by_arm(keys, metrics, means), _by_arm(keys, metrics, sems)
-
-
-def _by_arm(
-    keys: Iterable[tuple[int, str]], metrics: Iterable[str], numbers: Iterable[float]
-) -> Rows:
-    rows: dict[tuple[int, str], dict[str, float]] = {}
-    for key, metric, number in zip(keys, metrics, numbers, strict=True):
-        rows.setdefault(key, {})[metric] = float(number)
+        means = pd.read_json(StringIO(frame[["mean"]].to_json()), dtype=False)["mean"]
+    sems = frame["sem"].astype(float).round(10)
+    rows: dict[tuple[int, str], dict[str, tuple[float, float]]] = {}
+    keys = zip(frame["trial_index"], frame["arm_name"], strict=True)
+    numbers = zip(frame["metric_signature"], means, sems, strict=True)
+    for key, (metric, mean, sem) in zip(keys, numbers, strict=True):
+        rows.setdefault(key, {})[metric] = float(mean), float(sem)
     return rows
 
 

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import torch
 from botorch.exceptions.errors import CandidateGenerationError
-from scipy.sparse import issparse
 from torch import Tensor
 
 from botorch_structured.optim.problem import first_of_each
@@ -32,13 +31,11 @@ try:
     import joblib
     from sklearn.base import clone, is_classifier
     from sklearn.exceptions import FitFailedWarning
-    from sklearn.kernel_approximation import RBFSampler
     from sklearn.model_selection import check_cv
 
     # The base class of scikit-learn's searches is documented ("deriving from the
     # BaseSearchCV abstract base class") but not exported.
     from sklearn.model_selection._search import BaseSearchCV
-    from sklearn.svm import SVC, SVR, NuSVC, NuSVR, OneClassSVM
     from sklearn.utils import check_random_state
 except ImportError as error:
     raise ImportError(
@@ -46,6 +43,7 @@ except ImportError as error:
     ) from error
 
 Results = dict[str, Any]
+Row = dict[str, Any]
 Params = dict[str, Any]
 
 # A path or a choice is given up after so many failures: as many as `suggest` tries.
@@ -71,10 +69,9 @@ class StructuredSearchCV(BaseSearchCV):
     sixteen can show them. Then as many at a time as it takes to keep ``n_jobs``
     processes busy with their folds (one, if there are at least as many folds as
     processes), so that results depend on that number too. Of those, every fourth is
-    random, on the path that has the fewest for its number of parameters; with more
-    paths than a quarter of ``n_iter``, on one whose rarest choice has the fewest. A
-    learner whose first settings were bad is not left alone. All candidates are compared
-    on the same folds, also where ``cv`` would shuffle anew each time.
+    random, on the path whose rarest choice has the fewest for its number of parameters:
+    a learner whose first settings were bad is not left alone. All candidates are
+    compared on the same folds, also where ``cv`` would shuffle anew each time.
 
     A candidate whose score is NaN, since it could not be fitted or scored, counts as
     failed: the search goes on and avoids its kind. The mean score is maximised; of
@@ -97,10 +94,9 @@ class StructuredSearchCV(BaseSearchCV):
         starts: The first candidates. Default: those named above, the first of each path
             with the values that its estimators have themselves (``SVC().C`` is 1.0),
             where the space has these, and spread ones for all else. ``gamma="scale"``
-            of an estimator or a step of the pipeline is the number that it is on the
-            data, for which steps before are fitted. Or ``"random"``, ``"spread"``,
-            ``"middle"`` or ``"default"`` ones, configurations, or a function, see
-            `Study`: paths that have none of these get no start.
+            is 1 / number of features, as on standardised data. Or ``"random"``,
+            ``"spread"``, ``"middle"`` or ``"default"`` ones, configurations, or a
+            function, see `Study`: paths that have none of these get no start.
         verbose: 1 and more: print what is evaluated.
         pre_dispatch: How many jobs are prepared for the processes.
         error_score: The score of a fit that fails (NaN: the candidate has failed), or
@@ -254,11 +250,17 @@ class StructuredSearchCV(BaseSearchCV):
                 if key.partition("__")[0] in _SAME
             ]
             data = joblib.hash((*self._data[:2], same))
-            self._history.begin_with(study.trials, data)
+            for trial in study.trials:
+                if trial.metadata.get("data") != data:
+                    raise ValueError(
+                        "log: expected that of a search with the same data and the "
+                        f"same {', '.join(_SAME)}, got another."
+                    )
+            self._history.go_on(study.trials)
         while (missing := n_iter - len(study.trials)) > 0:
             q = min(q, missing)
             has_begun = len(study.trials) >= begun
-            random = _least_tried(study, q, begun, n_iter) if has_begun else []
+            random = _least_tried(study, q, begun) if has_begun else []
             try:
                 configs = study.ask(q - len(random), random) if q > len(random) else []
             except CandidateGenerationError:
@@ -275,7 +277,7 @@ class StructuredSearchCV(BaseSearchCV):
             q = -(-jobs // self._history.num_folds)
             goals = dict.fromkeys(self._history.metrics, "maximize")
             if self.log is not None:
-                rows = self._history.rows(len(configs))
+                rows = self._history.rows[-len(configs) :]
                 kept = [{"data": data, "folds": folds} for folds in rows]
                 study.tell_many(configs, scores, metadata=kept)
                 continue
@@ -294,34 +296,20 @@ class StructuredSearchCV(BaseSearchCV):
         if 1 < len(starts) <= 3:
             starts = space.starts(2 * len(starts), kind="spread", seed=seed)
         configs = space.decode(starts)
+        d = getattr(self._data[0], "shape", ())[1:]  # the number of features
         for i in first_of_each(space.tree.path_key(starts)).tolist():
             config = configs[i]
             chosen = {k: clone(v) for k, v in config.items() if _is_step(v)}
-            estimator = clone(self.estimator).set_params(**chosen)
-            settings = estimator.get_params()
-            # the search is to find out which step to take
-            names = {
-                k for k in config.keys() & settings.keys() if not _is_step(settings[k])
-            }
-            order = [step for step, _ in getattr(estimator, "steps", ())]
-            place = {step: k for k, step in enumerate(order)}
-            # the number for gamma="scale" depends on the settings of all steps before
-            for name in sorted(
-                names - chosen.keys(),
-                key=lambda k: (
-                    _is_gamma(k, settings[k]),
-                    place.get(k.partition("__")[0], -1),
-                    k,
-                ),
-            ):
+            settings = clone(self.estimator).set_params(**chosen).get_params()
+            for name in sorted(config.keys() & settings.keys() - chosen.keys()):
                 value = settings[name]
-                x = _encoded(space, {**config, name: value})
-                if x is None and _is_gamma(name, value):
-                    set_to = {k: v for k, v in config.items() if k not in chosen}
-                    fitted = estimator.set_params(**clone(set_to, safe=False))
-                    value = _gamma(fitted, name, value, *self._data, seed)
-                    x = _encoded(space, {**config, name: value})
-                if x is None:  # such as max_features="sqrt", where it is a number
+                if _is_step(value):  # the search is to find out which step to take
+                    continue
+                if name.endswith("gamma") and str(value) in ("scale", "auto") and d:
+                    value = 1.0 / d[0]
+                try:
+                    x = space.encode([{**config, name: value}])
+                except ValueError:  # such as max_features="sqrt", where it is a number
                     continue
                 same = space.tree.path_key(x) == space.tree.path_key(starts[i : i + 1])
                 if same.all() and space.feasible(x).all():
@@ -334,112 +322,29 @@ class StructuredSearchCV(BaseSearchCV):
         self, candidate_params: Any, n_splits: int, out: Any, more_results: Any = None
     ) -> Results:
         """The candidates that failed, too, where scikit-learn makes ``cv_results_``."""
-        params, rows = self._history.merge(candidate_params, n_splits, out)
-        return super()._format_results(params, n_splits, rows, more_results)
+        return self._history.format(candidate_params, n_splits, out, more_results)
 
 
 def _first_of(starts: Tensor, space: SearchSpace, seed: int) -> Tensor:
     return starts
 
 
-def _encoded(space: SearchSpace, config: Params) -> Tensor | None:
-    try:
-        return space.encode([config])
-    except ValueError:
-        return None
-
-
 def _is_step(value: Any) -> bool:
     return hasattr(value, "get_params") and not isinstance(value, type)
 
 
-def _is_gamma(name: str, value: Any) -> bool:
-    """Whether a parameter is the scale of a kernel, left to scikit-learn."""
-    is_word = isinstance(value, str) and value in ("scale", "auto")
-    return is_word and name.rpartition("__")[-1] == "gamma"
-
-
-def _gamma(
-    estimator: Any, name: str, word: str, X: Any, y: Any, params: Params, seed: int
-) -> float | str:
-    """The number for ``gamma="scale"`` or ``gamma="auto"`` of scikit-learn's kernels.
-
-    ``1 / (d var X)`` and ``1 / d``, where ``X`` (``n x d``) are the data after the
-    steps of pipelines before it.
-
-    Args:
-        estimator: A support vector machine, or what has one.
-        name: The parameter, such as ``"svc__gamma"`` or ``"ovr__estimator__gamma"``.
-        word: ``"scale"`` or ``"auto"``.
-        X: The data.
-        y: Labels of the data, for the steps before.
-        params: Further arguments of their fits.
-        seed: The random state of steps that have none.
-
-    Returns:
-        The number, or the word if there is none.
-    """
-    owner = estimator
-    try:
-        for part in name.split("__")[:-1]:
-            if not hasattr(owner, "steps"):  # such as OneVsRestClassifier
-                owner = owner.get_params(deep=False)[part]
-                params = {}
-                continue
-            k = [step for step, _ in owner.steps].index(part)
-            if k:
-                X = _transformed(clone(owner[:k]), X, y, params, seed)
-            owner = owner[k]
-            prefix = f"{part}__"
-            params = {
-                key.removeprefix(prefix): value
-                for key, value in params.items()
-                if key.startswith(prefix)
-            }
-        if not isinstance(owner, (SVC, SVR, NuSVC, NuSVR, OneClassSVM, RBFSampler)):
-            return word
-        X = X.astype(float) if issparse(X) else np.asarray(X, dtype=float)
-    except Exception:
-        # A step of the user may raise anything. Nothing is hidden: the candidates are
-        # fitted next, with the same steps, and theirs is the error that the user sees.
-        return word
-    if X.ndim != 2:
-        return word
-    if word == "auto":
-        return 1.0 / X.shape[1]
-    with np.errstate(invalid="ignore"):  # infinite data are the folds' error
-        variance = X.multiply(X).mean() - X.mean() ** 2 if issparse(X) else X.var()
-    return float(1.0 / (X.shape[1] * variance)) if 0.0 < variance < math.inf else word
-
-
-def _transformed(before: Any, X: Any, y: Any, params: Params, seed: int) -> Any:
-    """The data after the first steps of a pipeline."""
-    random = {
-        key: seed
-        for key, state in before.get_params().items()
-        if key.rpartition("__")[-1] == "random_state" and state is None
-    }
-    names = dict(before.steps)
-    of_steps = {k: v for k, v in params.items() if k.split("__")[0] in names}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # fits in the folds say it, too
-        return before.set_params(**random).fit_transform(X, y, **of_steps)
-
-
-def _least_tried(study: Study, q: int, begun: int, n_iter: int) -> list[Params]:
+def _least_tried(study: Study, q: int, begun: int) -> list[Params]:
     """The random ones of the next ``q`` candidates.
 
-    Each is on the path that has the fewest candidates for its number of parameters: one
-    that begins badly would be left alone otherwise. Where paths outnumber the random
-    candidates of the search, the least tried choice of a path counts, and not the path.
-    A value of a decision of which the first three candidates failed, and all since, is
-    left out: by the rule of succession it works in one case of five or less.
+    Each is on the path whose rarest choice has the fewest candidates for the number of
+    its parameters: one that begins badly would be left alone otherwise. A value of a
+    decision of which the first three candidates failed, and all since, is left out: by
+    the rule of succession it works in one case of five or less.
 
     Args:
         study: The study.
         q: How many candidates are next.
         begun: How many were evaluated first.
-        n_iter: How many are evaluated in all.
     """
     space = study.space
     n = len(study.trials)
@@ -447,7 +352,6 @@ def _least_tried(study: Study, q: int, begun: int, n_iter: int) -> list[Params]:
     chosen: list[Params] = []
     if space.tree.num_paths == 1:
         return chosen
-    by_path = space.tree.num_paths <= n_iter // _EXPLORES
     failed = torch.tensor([not t.values for t in study.trials])
     for k in range(count):
         points = space.encode([*(t.config for t in study.trials), *chosen])
@@ -455,38 +359,21 @@ def _least_tried(study: Study, q: int, begun: int, n_iter: int) -> list[Params]:
         configs = space.decode(space.starts(seed=seed))
         starts = space.encode(configs)
         is_new = ~(starts.unsqueeze(1) == points).all(-1).any(-1)
-        rarest = starts.new_full((len(starts),), math.inf)  # evaluations of a choice
-        for starts_with, points_with in _outcomes(space, starts, points):
-            rarest = rarest.where(~starts_with, rarest.clamp_max(points_with.sum()))
-            evaluated = points_with[:n]
-            if evaluated.sum() >= _TRIES and failed[evaluated].all():
-                is_new &= ~starts_with
+        # starts x points x decisions: where both have the same choice
+        codes, active, _ = space.tree.locate(starts)
+        others, _, _ = space.tree.locate(points)
+        same = (codes.unsqueeze(1) == others) & (codes >= 0).unsqueeze(1)
+        tried = same[:, :n].sum(1)
+        worked = same[:, :n][:, ~failed].sum(1)
+        is_new &= ~((tried >= _TRIES) & (worked == 0)).any(-1)
+        rarest = same.sum(1).masked_fill(codes < 0, n + q).amin(-1)
         if not is_new.any():
             continue
-        keys = space.tree.path_key(starts).unsqueeze(-1)
-        on_path = (keys == space.tree.path_key(points)).sum(-1)
-        tried = on_path if by_path else rarest
-        share = (tried + 0.5) / space.tree.active_mask(starts).sum(-1)
+        share = (rarest + 0.5) / active.sum(-1)
         share = share.where(is_new, math.inf)
         least = (share == share.min()).nonzero().flatten().tolist()
         chosen.append(configs[least[seed % len(least)]])
     return chosen
-
-
-def _outcomes(
-    space: SearchSpace, X: Tensor, others: Tensor
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """The points that have each outcome of a decision, among two sets of points."""
-    tree = space.tree
-    sets = [(X, tree.active_mask(X)), (others, tree.active_mask(others))]
-    for c, outcomes in tree.decision_values.items():
-        for outcome in outcomes:
-            lo, hi = outcome if isinstance(outcome, tuple) else (outcome, outcome)
-            first, second = (
-                active[:, c] & (points[:, c] >= lo) & (points[:, c] <= hi)
-                for points, active in sets
-            )
-            yield first, second
 
 
 def _read_space(space: Any, same: Any) -> SearchSpace:
@@ -508,14 +395,6 @@ def _read_space(space: Any, same: Any) -> SearchSpace:
             f"is; the list {[*pair]} has the two. Without this warning: uniform, "
             "loguniform or randint of scipy.stats."
         )
-    parameters: list[Any] = [*read.columns, *read.constants]
-    for column in parameters:
-        for value in getattr(column, "choices", ()):
-            if isinstance(value, type) and hasattr(value, "get_params"):
-                raise ValueError(
-                    f"space: {column.name!r}: expected an estimator, "
-                    f"{value.__name__}(), got the class {value.__name__}."
-                )
     return read
 
 
@@ -535,45 +414,24 @@ class _History:
         # An iterator has been read by now, and its folds are the same anyway.
         once = isinstance(search.cv, Iterator)
         self._folds = None if once else _SameFolds(search.cv, search.estimator)
-        self._results: Results = {}
-        self._last_format: tuple[Any, ...] = ()
-        self._num_evaluated = 0
+        #: The candidates in the order of evaluation.
+        self.params: list[Params] = []
+        #: Of each, the rows of its folds as scikit-learn has them, or why it failed.
+        self.rows: list[list[Row] | str] = []
         self.num_folds = 1
-        # by the position of the candidate, with errors, and with rows of a log
-        self._failed: dict[int, tuple[Params, str]] = {}
-        self._earlier: dict[int, tuple[Params, list[dict[str, Any]]]] = {}
+        self._results: Results = {}
+        self._example: Row = {}  # a row of a candidate that did not fail
         self._error: Exception | None = None  # the last one
 
-    def begin_with(self, trials: list[Trial], data: str) -> None:
-        """Take over the candidates of a log.
-
-        Args:
-            trials: What the log has.
-            data: Tells data and arguments from others.
-        """
-        self._num_evaluated = len(trials)
+    def go_on(self, trials: list[Trial]) -> None:
+        """Take over the candidates of a log."""
         for trial in trials:
-            if trial.metadata.get("data") != data:
-                raise ValueError(
-                    "log: expected that of a search with the same data and the same "
-                    f"{', '.join(_SAME)}, got another."
-                )
-            if folds := trial.metadata["folds"]:
-                self._earlier[trial.number] = trial.config, folds
-            else:
-                self._failed[trial.number] = trial.config, "in an earlier process"
-
-    def rows(self, count: int) -> list[list[dict[str, Any]]]:
-        """The rows of the folds of the last candidates, as scikit-learn has them.
-
-        Args:
-            count: How many. Their rows are empty before one did not fail.
-        """
-        if not self._results:
-            return [[]] * count
-        n = self.num_folds
-        _, rows = self.merge(*self._last_format)
-        return [rows[i : i + n] for i in range(len(rows) - count * n, len(rows), n)]
+            folds = trial.metadata["folds"] or "in an earlier process"
+            self.params.append(trial.config)
+            self.rows.append(folds)
+            if not isinstance(folds, str):
+                self._example = folds[0]
+                self.num_folds = len(folds)
 
     @property
     def metrics(self) -> list[str]:
@@ -584,8 +442,6 @@ class _History:
 
     def evaluate(self, configs: list[Params]) -> list[dict[str, float] | None]:
         """The mean scores of candidates; None where they failed."""
-        first = self._num_evaluated
-        self._num_evaluated += len(configs)
         try:
             with warnings.catch_warnings():
                 # They would come again with each candidate; `finish` has them once.
@@ -593,92 +449,102 @@ class _History:
                 warnings.simplefilter("ignore", FitFailedWarning)
                 self._results = self._evaluate_candidates(configs, cv=self._folds)
         except BaseException as error:
-            self._num_evaluated = first
             failed = re.search(r"All the (\d+) fits failed", str(error))
             # a process that was killed, or no number where there was one before
             is_of_one = isinstance(error, BrokenExecutor)
             if "scoring must return a number" in str(error):
-                is_of_one |= bool(self._results or self._earlier or configs[1:])
+                is_of_one |= bool(self._example or configs[1:])
             if self._search.error_score == "raise" or not (failed or is_of_one):
                 raise
             assert isinstance(error, Exception)  # such words are no signal by hand
             if is_of_one and len(configs) > 1:
                 return [row for config in configs for row in self.evaluate([config])]
-            self._num_evaluated += len(configs)
             if failed:
                 self.num_folds = int(failed[1]) // len(configs)
-            self._failed |= {i: (c, str(error)) for i, c in enumerate(configs, first)}
+            self.params += configs
+            self.rows += [str(error)] * len(configs)
             self._error = error
             return [None] * len(configs)
-        columns = {name: self._results[f"mean_test_{name}"] for name in self.metrics}
+        columns = {k: self._results[f"mean_test_{k}"].tolist() for k in self.metrics}
         rows = [
-            {name: float(column[i]) for name, column in columns.items()}
-            for i in range(first, self._num_evaluated)
+            dict(zip(columns, scores, strict=True))
+            for scores in zip(*columns.values(), strict=True)
         ]
+        rows = rows[len(rows) - len(configs) :]
         return [row if np.isfinite([*row.values()]).all() else None for row in rows]
 
-    def merge(
-        self, params: list[Params], n_splits: int, out: list[dict[str, Any]]
-    ) -> tuple[list[Params], list[dict[str, Any]]]:
-        """All candidates, and ``n_splits`` rows for each.
+    def format(
+        self, params: list[Params], n_splits: int, out: list[Row], more: Any
+    ) -> Results:
+        """``cv_results_`` of the candidates of all calls that did not raise an error.
 
         Args:
-            params: The candidates of the calls that did not raise an error.
+            params: The candidates.
             n_splits: The number of folds.
-            out: Their rows, as scikit-learn makes them.
+            out: Their rows, ``n_splits`` of each.
+            more: Further columns.
         """
-        self._last_format = (params, n_splits, out)
         self.num_folds = n_splits
+        self._example = out[0]
+        # those of earlier calls are there, but for what failed and what a log had
+        chunks = [out[i : i + n_splits] for i in range(0, len(out), n_splits)]
+        known = {id(rows[0]) for rows in self.rows if not isinstance(rows, str)}
+        for config, rows in zip(params, chunks, strict=True):
+            if id(rows[0]) not in known:
+                self.params.append(config)
+                self.rows.append(rows)
+        return self.results(more)
+
+    def results(self, more: Any = None) -> Results:
+        """``cv_results_``, up to date; empty where nothing could be fitted."""
+        if not self._example:
+            return {}
         # a failed candidate has a row like any other, with the score of failures
-        failed = dict(out[0])
+        failed = {**self._example, "fit_time": 0.0, "score_time": 0.0}
         score = self._search.error_score
         for key in failed.keys() & {"test_scores", "train_scores"}:
             several = isinstance(failed[key], dict)
             failed[key] = dict.fromkeys(failed[key], score) if several else score
-        failed |= {"fit_time": 0.0, "score_time": 0.0}
-        chunks = (out[i : i + n_splits] for i in range(0, len(out), n_splits))
-        others = zip(params, chunks, strict=True)
-        both = []
-        for i in range(self._num_evaluated):
-            if i in self._earlier:
-                config, rows = self._earlier[i]
-            elif i in self._failed:
-                config, text = self._failed[i]
-                rows = n_splits * [{**failed, "fit_error": text}]
-            else:
-                config, rows = next(others)
-            both.append((config, rows))
-        return [c for c, _ in both], [row for _, rows in both for row in rows]
-
-    def results(self) -> Results:
-        """``cv_results_``, up to date; empty where nothing could be fitted."""
-        if self._results:
-            self._results.update(self._search._format_results(*self._last_format))
+        out: list[Row] = []
+        for rows in self.rows:
+            if isinstance(rows, str):
+                rows = self.num_folds * [{**failed, "fit_error": rows}]
+            out += rows
+        # the dictionary that scikit-learn has, too
+        self._results |= BaseSearchCV._format_results(
+            self._search, self.params, self.num_folds, out, more
+        )
         return self._results
 
     def finish(self, study: Study) -> None:
         """Bring ``cv_results_`` up to date; one warning for all fits that failed."""
-        if not self._results and self._earlier:
+        if not self._results and self._example:
             # scikit-learn needs one result of its own: a good one is repeated
-            config, _ = [*study.pareto, *self._earlier.values()][0]
-            self._num_evaluated -= 1
+            config, _ = [*study.pareto, (self.params[0], None)][0]
+            params = list(self.params)
+            rows = list(self.rows)
             self.evaluate([config])
+            self.params, self.rows = params, rows
         if not self.results():
             assert self._error is not None
             raise self._error
-        params, rows = self.merge(*self._last_format)
         n = self.num_folds
-        errors = {i: row["fit_error"] for i, row in enumerate(rows) if row["fit_error"]}
-        if bad := [params[k] for k in dict.fromkeys(i // n for i in errors)]:
-            shown = [f"  {brief(config, 200)}" for config in bad[:3]]
+        errors = [
+            (config, row["fit_error"])
+            for config, rows in zip(self.params, self.rows, strict=True)
+            for row in (n * [{"fit_error": rows}] if isinstance(rows, str) else rows)
+            if row["fit_error"]
+        ]
+        if errors:
+            bad = list(dict.fromkeys(brief(config, 200) for config, _ in errors))
+            shown = [f"  {config}" for config in bad[:3]]
             shown += [f"  and {len(bad) - 3} more"] if len(bad) > 3 else []
             settings = "\n".join(shown)
             warn(
-                f"{len(errors)} fits failed out of a total of "
-                f"{self._num_evaluated * self.num_folds}. Their score is "
-                f"{self._search.error_score}. error_score='raise' stops at the first "
-                f"one. They have these settings:\n{settings}\nOne of the errors:\n"
-                f"{next(iter(errors.values()))}",
+                f"{len(errors)} fits failed out of a total of {len(self.params) * n}. "
+                f"Their score is {self._search.error_score}. error_score='raise' stops "
+                f"at the first one. They have these settings:\n{settings}\nOne of the "
+                f"errors:\n{errors[0][1]}",
                 FitFailedWarning,
             )
 

@@ -25,6 +25,7 @@ from botorch_structured.models.tree.old_studies import check_studies
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.spaces.arguments import brief, warn
 from botorch_structured.spaces.columns import Constant, is_blank, takes
+from botorch_structured.study.inputs import read_number, read_rows
 from botorch_structured.study.trials import Goals, Trial
 
 
@@ -65,36 +66,8 @@ def read_earlier(
     """
     if earlier is None or isinstance(earlier, OldStudiesMean):
         return earlier
-    studies, report = _match(space, read_studies(earlier, name, minimize))
-    if not studies and earlier != []:
-        raise ValueError(
-            "earlier: expected an old study with two or more evaluations of this "
-            f"space, got none. {report}".rstrip()
-        )
-    if studies:
-        try:
-            check_studies(studies, space)
-        except ValueError as error:
-            message = str(error).removeprefix("studies: ")
-            raise ValueError(f"earlier: {message}") from None
-    if report:
-        warn(f"Old studies are not all of this space. {report}")
-    return studies or None
-
-
-def _match(
-    space: SearchSpace, studies: Iterable[OldStudy | _Points]
-) -> tuple[list[_Points], str]:
-    """Studies with two or more evaluations of a space, and how they were matched."""
-    matching = _Matching(space)
-    points = [
-        matching(study) if isinstance(study, OldStudy) else study for study in studies
-    ]
-    usable = [(X, Y) for X, Y in points if len(X) > 1]
-    report = matching.report()
-    if short := len(points) - len(usable):
-        report += f" {short} of {len(points)} studies have fewer than two evaluations."
-    return usable, report.strip()
+    studies = read_studies(earlier, name, minimize)
+    return _match(space, studies) if studies else None
 
 
 def learn(
@@ -108,15 +81,43 @@ def learn(
         say: Whether to warn of what does not match; nothing is raised, as evaluations
             were made by then.
     """
-    points, report = _match(space, studies)
-    if not points:
-        report = (
-            "They are not used: expected an old study with two or more evaluations of "
-            f"this space, got none. {report}"
+    try:
+        points = _match(space, studies, say)
+    except ValueError as error:
+        if say:
+            warn(f"Old studies are not used. {error}")
+        return None
+    return OldStudiesMean.from_studies(points, space)
+
+
+def _match(
+    space: SearchSpace, studies: Iterable[OldStudy | _Points], say: bool = True
+) -> list[_Points]:
+    """The studies with two or more evaluations of a space; a warning of the others."""
+    matching = _Matching(space)
+    points = [
+        matching(study) if isinstance(study, OldStudy) else study for study in studies
+    ]
+    usable = [(X, Y) for X, Y in points if len(X) > 1]
+    report = matching.report()
+    if short := len(points) - len(usable):
+        report.append(
+            f"{short} of {len(points)} studies have fewer than two evaluations."
         )
+    text = " ".join(report)
+    if not usable:
+        raise ValueError(
+            "earlier: expected an old study with two or more evaluations of this "
+            f"space, got none. {text}"
+        )
+    try:
+        check_studies(usable, space)
+    except ValueError as error:
+        message = str(error).removeprefix("studies: ")
+        raise ValueError(f"earlier: {message}") from None
     if report and say:
-        warn(f"Old studies are not all of this space. {report}")
-    return OldStudiesMean.from_studies(points, space) if points else None
+        warn(f"Old studies are not all of this space. {text}")
+    return usable
 
 
 def read_studies(
@@ -130,18 +131,24 @@ def read_studies(
         minimize: Likewise; None: it is not known, and tables are refused.
     """
     is_list = isinstance(earlier, list) and not _is_rows(earlier)
-    sign = math.nan if minimize is None else -1.0 if minimize else 1.0
     several = earlier if is_list else [earlier]
-    return [study for one in several for study in _studies(one, name, sign)]
+    return [study for one in several for study in _studies(one, name, minimize)]
 
 
-def _is_rows(several: list[Any]) -> bool:
-    """Whether a list has the rows of a table, and not results of searches."""
-    are_rows = all(isinstance(row, Mapping) for row in several)
-    return bool(several) and are_rows and not any(map(_has_scores, several))
+def _is_rows(one: Any) -> bool:
+    """Whether it is a list of the rows of a table, and not of results of searches."""
+    if not isinstance(one, list) or not one:
+        return False
+    return all(isinstance(row, Mapping) and not _has_scores(row) for row in one)
 
 
-def _studies(one: Any, name: str, sign: float) -> Iterator[OldStudy | _Points]:
+def _has_scores(one: Any) -> bool:
+    return hasattr(one, "keys") and "params" in one.keys()
+
+
+def _studies(
+    one: Any, name: str, minimize: bool | None
+) -> Iterable[OldStudy | _Points]:
     """The studies of one element of ``earlier``."""
     if isinstance(one, (str, os.PathLike)):
         path = Path(one)
@@ -150,81 +157,75 @@ def _studies(one: Any, name: str, sign: float) -> Iterator[OldStudy | _Points]:
         with path.open("rb") as file:
             is_log = file.read(8) == b'{"study"'
         if is_log:
-            yield _from_log(path, name)
-            return
-        import pandas as pd  # an extra
-
-        # choices may be called "None" or "NA"
-        one = pd.read_csv(path, dtype=str, keep_default_na=False)
-    is_points = isinstance(one, tuple) and len(one) == 2 and isinstance(one[0], Tensor)
-    is_table = hasattr(one, "to_dict") or (isinstance(one, list) and _is_rows(one))
+            return [_from_log(path, name)]
+        one = [row for _, row in read_rows(path)[1]]
     if isinstance(one, OldStudy):
-        yield one
-    elif hasattr(one, "trials") and hasattr(one, "_goals"):
-        yield _from_goals(one._goals, one.trials, name)
-    elif hasattr(one, "trials") and hasattr(one, "directions"):
-        yield _from_optuna(one)
-    elif hasattr(one, "lookup_data") or hasattr(one, "_experiment"):
-        yield _from_ax(one)
-    elif hasattr(one, "cv_results_") or _has_scores(one):
-        yield _from_search(one, name)
-    elif (is_points or is_table) and math.isnan(sign):
-        raise ValueError(
-            "earlier: expected studies that say whether smaller outcomes are better, "
-            "got a table, or (X, Y)."
-        )
-    elif is_points:
-        X, Y = one
-        yield X, sign * Y.where(Y.isfinite(), -sign * math.inf)
-    elif is_table:
-        yield from _from_table(one, name, sign)
-    else:
+        return [one]
+    if hasattr(one, "trials") and hasattr(one, "_goals"):
+        return [_from_goals(one._goals, one.trials, name)]
+    if hasattr(one, "trials") and hasattr(one, "directions"):
+        return [_from_optuna(one)]
+    if hasattr(one, "lookup_data") or hasattr(one, "_experiment"):
+        return [_from_ax(one)]
+    if hasattr(one, "cv_results_") or _has_scores(one):
+        return [_from_search(one, name)]
+    is_points = isinstance(one, tuple) and len(one) == 2 and isinstance(one[0], Tensor)
+    if not (is_points or hasattr(one, "to_dict") or _is_rows(one)):
         raise ValueError(
             "earlier: expected a Study, the path of a log or of a CSV table, a data "
             "frame, an Optuna study, an Ax client or experiment, a fitted search of "
             "scikit-learn or its cv_results_, (X, Y), or a list of these, got "
             f"{brief(one)}."
         )
+    if minimize is None:
+        raise ValueError(
+            "earlier: expected studies that say whether smaller outcomes are better, "
+            "got a table, or (X, Y)."
+        )
+    if not is_points:
+        return _from_table(one, name, minimize)
+    X, Y = one
+    failed = ~Y.isfinite()
+    return [(X, (-Y if minimize else Y).masked_fill(failed, -math.inf))]
 
 
 def _from_pairs(
-    pairs: Iterable[tuple[Mapping[str, Any], Any]], sign: float
+    pairs: Iterable[tuple[Mapping[str, Any], Any]], minimize: bool
 ) -> OldStudy:
     """A study of configurations and outcomes, which may be blank or text."""
     study = OldStudy([], [])
+    sign = -1.0 if minimize else 1.0
     for config, value in pairs:
-        number = math.nan
-        if not is_blank(value) and str(value).strip().upper() not in ("NA", "NAN"):
-            try:
-                number = float(value)
-            except (TypeError, ValueError):
-                raise ValueError(
-                    f"earlier: expected numbers as outcomes, got {brief(value)}."
-                ) from None
+        number = read_number(value)
+        if not isinstance(number, float | None):
+            raise ValueError(
+                f"earlier: expected numbers as outcomes, got {brief(value)}."
+            )
         study.configs.append(config)
-        study.values.append(sign * number if math.isfinite(number) else None)
+        if number is not None:
+            number = sign * number if math.isfinite(number) else None
+        study.values.append(number)
     return study
 
 
 def _from_goals(goals: Goals, trials: Sequence[Trial], name: str) -> OldStudy:
     """Trials of a `Study`; those that break its constraints are failures."""
     if name not in goals.objectives:
-        (name,) = _check_one(goals.objectives)
+        name = _only(goals.objectives)
     feasible = {trial.number for trial in goals.feasible(trials)}
-    sign = -1.0 if goals.objectives[name] == "minimize" else 1.0
     pairs = [
         (t.config, t.values.get(name) if t.number in feasible else None) for t in trials
     ]
-    return _from_pairs(pairs, sign)
+    return _from_pairs(pairs, goals.objectives[name] == "minimize")
 
 
-def _check_one(objectives: Iterable[Any]) -> list[Any]:
+def _only(objectives: Iterable[Any]) -> Any:
     names = list(objectives)
     if len(names) != 1:
         raise ValueError(
             f"earlier: expected old studies with one objective, got {names}."
         )
-    return names
+    return names[0]
 
 
 def _from_log(path: Path, name: str) -> OldStudy:
@@ -242,36 +243,27 @@ def _from_log(path: Path, name: str) -> OldStudy:
 
 def _from_optuna(study: Any) -> OldStudy:
     """Complete and failed trials; pruned and running ones are no outcomes."""
-    (direction,) = _check_one(study.directions)
     pairs = []
     for trial in study.trials:
         if trial.state.name in ("COMPLETE", "FAIL"):
             is_broken = any(number > 0.0 for number in trial.constraints.values())
             worked = trial.values and not is_broken
             pairs.append((trial.params, trial.values[0] if worked else None))
-    return _from_pairs(pairs, -1.0 if direction.name == "MINIMIZE" else 1.0)
+    return _from_pairs(pairs, _only(study.directions).name == "MINIMIZE")
 
 
 def _from_ax(one: Any) -> OldStudy:
     experiment = getattr(one, "_experiment", one)
     goal: Any = getattr(experiment, "optimization_config", None)
-    (metric,) = _check_one([] if goal is None else goal.objective.metric_names)
+    metric = _only([] if goal is None else goal.objective.metric_names)
     table = experiment.lookup_data().df
     table = table[table["metric_name"] == metric]
-    values = {
-        arm.name: None
-        for trial in experiment.trials.values()
-        if trial.status.is_failed
-        for arm in trial.arms
-    } | dict(zip(table["arm_name"], table["mean"], strict=True))
+    failed = [t for t in experiment.trials.values() if t.status.is_failed]
+    values = {arm.name: None for trial in failed for arm in trial.arms}
+    values |= dict(zip(table["arm_name"], table["mean"], strict=True))
     arms = experiment.arms_by_name
     pairs = [(arms[name].parameters, value) for name, value in values.items()]
-    return _from_pairs(pairs, -1.0 if goal.objective.minimize else 1.0)
-
-
-def _has_scores(one: Any) -> bool:
-    keys = set(one) if hasattr(one, "keys") else set()
-    return "params" in keys and any(str(k).startswith("mean_test_") for k in keys)
+    return _from_pairs(pairs, goal.objective.minimize)
 
 
 def _from_search(one: Any, name: str) -> OldStudy:
@@ -284,10 +276,10 @@ def _from_search(one: Any, name: str) -> OldStudy:
             f"earlier: expected cv_results_ with dictionaries as params and "
             f"mean_test_{name}, got {list(table)}."
         )
-    return _from_pairs(zip(table["params"], scores[0], strict=True), 1.0)
+    return _from_pairs(zip(table["params"], scores[0], strict=True), minimize=False)
 
 
-def _from_table(table: Any, name: str, sign: float) -> Iterator[OldStudy]:
+def _from_table(table: Any, name: str, minimize: bool) -> Iterator[OldStudy]:
     """The studies of a table, which a column may tell apart."""
     rows = table if isinstance(table, list) else table.to_dict("records")
     if not any(name in row for row in rows):
@@ -298,7 +290,7 @@ def _from_table(table: Any, name: str, sign: float) -> Iterator[OldStudy]:
         config = {k: v for k, v in row.items() if k not in (name, "study")}
         studies.setdefault(row.get("study"), []).append((config, row.get(name)))
     for pairs in studies.values():
-        yield _from_pairs(pairs, sign)
+        yield _from_pairs(pairs, minimize)
 
 
 class _Matching:
@@ -318,32 +310,30 @@ class _Matching:
 
     def __call__(self, study: OldStudy) -> _Points:
         """``n x d`` points and ``n x 1`` outcomes, ``-inf`` where one failed."""
-        points = []
+        points = [self.space.fill.new_empty(0, self.space.dim)]
         values = []
         for config, value in zip(*study, strict=True):
             self._seen += 1
             self._unknown |= config.keys() - self._named.keys()
-            point = self._point({k: v for k, v in config.items() if k in self._named})
-            if point is None:
+            X = self._point({k: v for k, v in config.items() if k in self._named})
+            if X is None or not bool(self.space.feasible(X)):
                 self._left_out.append(config)
                 continue
-            points.append(point)
-            values.append(-math.inf if value is None else value)
-        X = torch.stack(points) if points else self.space.fill[None][:0]
-        return X, torch.tensor(values, dtype=torch.double).unsqueeze(-1)
+            points.append(X)
+            values.append([-math.inf if value is None else value])
+        Y = torch.tensor(values, dtype=torch.double).reshape(-1, 1)
+        return torch.cat(points), Y
 
     def _point(self, config: Mapping[str, Any]) -> Tensor | None:
-        """The point of a configuration, inactive parameters apart; None if it is none.
+        """``1 x d``, inactive parameters apart; None if the configuration is none.
 
         Parameters that it lacks count as their middle.
         """
         space = self.space
         try:
-            X = space.encode([config])
+            return space.encode([config])
         except ValueError:
             X = space.fill[None].clone()
-        else:
-            return X[0] if bool(space.feasible(X)) else None
         taken = set()
         refused = set()
         for name, several in self._named.items():
@@ -355,26 +345,17 @@ class _Matching:
                 taken.add(p.name)
                 if not isinstance(p, Constant):
                     X[0, space._position[p.name]] = p.encode(value)
-        active = space.tree.active_mask(X)
-        constants = [c.name for c in space.constants]
-        names = [*space.names, *constants]
-        present = space._present(X, active)[0].tolist()
-        used = {name for name, on in zip(names, present, strict=True) if on}
-        missing = used - taken - {*constants}
+        present = space._present(X, space.tree.active_mask(X))[0].tolist()
+        used = {p.name for p, on in zip(space.parameters, present, strict=True) if on}
+        missing = used - taken - {c.name for c in space.constants}
         decisions = {space.names[c] for c in space.tree.decision_columns}
         numbers = {*space.names} - decisions
-        X = space.impute(X)
-        if (
-            used & refused
-            or missing & decisions  # the path is not known
-            or not taken & used & numbers  # no number of it is
-            or not bool(space.feasible(X))
-        ):
-            return None
+        if used & refused or missing & decisions or not taken & used & numbers:
+            return None  # another value, no path that is known, or no number of it
         self._missing.update(space._shown(name) or name for name in missing)
-        return X[0]
+        return space.impute(X)
 
-    def report(self) -> str:
+    def report(self) -> list[str]:
         """How evaluations were matched; empty where all were of this space."""
         parts = []
         if self._left_out:
@@ -386,4 +367,4 @@ class _Matching:
             parts.append(f"Not parameters of this space: {sorted(self._unknown)}.")
         for name, times in self._missing.items():
             parts.append(f"{name!r} counts as its middle in {times}, which lack it.")
-        return " ".join(parts)
+        return parts

@@ -9,7 +9,7 @@ from typing import Any
 
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.spaces.arguments import brief
-from botorch_structured.spaces.columns import Constant, takes
+from botorch_structured.spaces.columns import Constant, is_blank, takes
 
 
 def read_space(space: Any, told_apart: bool = True) -> SearchSpace:
@@ -34,7 +34,7 @@ def read_space(space: Any, told_apart: bool = True) -> SearchSpace:
             raise ValueError(f"space: {message}") from None
         # the first decision may be one of our own
         if told_apart and read.shown_names[0] is None:
-            _check_alternatives([*space])
+            _check_common_name([*space])
         return read
     raise ValueError(
         "space: expected a SearchSpace, a ConfigurationSpace, or dictionaries, got "
@@ -42,15 +42,9 @@ def read_space(space: Any, told_apart: bool = True) -> SearchSpace:
     )
 
 
-def _check_alternatives(dictionaries: Sequence[Mapping[str, Any]]) -> None:
-    """Raise where a misspelt name is why no parameter tells dictionaries apart.
-
-    That is so where they have no name in common, or where each has one text or
-    estimator under a name that not all have: it is there to tell them apart.
-    """
-    common = set.intersection(*map(set, dictionaries))
-    single = [{k for k, v in d.items() if _is_label(v)} for d in dictionaries]
-    if not common or all(names - common for names in single):
+def _check_common_name(dictionaries: Sequence[Mapping[str, Any]]) -> None:
+    """Raise for dictionaries without a name in common: one may be misspelt."""
+    if not set.intersection(*map(set, dictionaries)):
         names = " and ".join(str(list(d)) for d in dictionaries)
         raise ValueError(
             "space: expected a parameter that all dictionaries have, with other "
@@ -58,11 +52,6 @@ def _check_alternatives(dictionaries: Sequence[Mapping[str, Any]]) -> None:
             f"got {names}. If the names are to tell them apart, give "
             "SearchSpace.from_dictionaries(space)."
         )
-
-
-def _is_label(values: Any) -> bool:
-    one = values[0] if isinstance(values, list) and len(values) == 1 else values
-    return isinstance(one, str) or hasattr(one, "get_params")
 
 
 def read_fixed(space: SearchSpace, fixed: Any) -> dict[int, float]:
@@ -88,34 +77,57 @@ def read_fixed(space: SearchSpace, fixed: Any) -> dict[int, float]:
         for p in named[name]:
             if not isinstance(p, Constant) and takes(p, value):
                 columns[space._position[p.name]] = p.encode(value)
-    # the parameters of these names that some configuration has with these values
-    left = {
-        name: [p for p in named[name] if space.can_have(p, columns)] for name in fixed
-    }
     for name, value in fixed.items():
-        wrong = [p for p in left[name] if not takes(p, value)]
-        good = [p for p in named[name] if takes(p, value)]
-        if good and not wrong:
-            continue
-        hint = ""
-        if any(takes(p, value) for p in left[name]):
-            hint = " Others take it: hold what tells them apart, too."
-            if None in space.shown_names:
-                hint = " Others take it, but no parameter tells them apart."
-        expected = " or ".join(
-            dict.fromkeys(p.expected() for p in wrong or named[name])
-        )
-        raise ValueError(
-            f"fixed: {name!r}: expected {expected}, got {brief(value)}.{hint}"
-        )
-    for name, parameters in left.items():
-        if not parameters:
+        # the parameters of this name that some configuration has with these values
+        left = [p for p in named[name] if space.can_have(p, columns)]
+        wrong = [p for p in left if not takes(p, value)]
+        if not left:
             others = {k: v for k, v in fixed.items() if k != name}
             raise ValueError(
                 f"fixed: expected parameters of one configuration, got {name!r}, which "
                 f"none has with {others}."
             )
+        if wrong:
+            hint = ""
+            if len(wrong) < len(left):
+                hint = " Others take it: hold what tells them apart, too."
+            expected = " or ".join(dict.fromkeys(p.expected() for p in wrong))
+            raise ValueError(
+                f"fixed: {name!r}: expected {expected}, got {brief(value)}.{hint}"
+            )
     return columns
+
+
+def read_rows(
+    path: str | os.PathLike[str],
+) -> tuple[list[str], list[tuple[str, dict[str, str]]]]:
+    """A table in a CSV file whose first line has the names of the columns.
+
+    Columns without a name, such as the index of pandas, are left out.
+
+    Returns:
+        The names, and of each row where it is, for messages, and its cells.
+
+    Raises:
+        ValueError: A name is there twice, or a row has too many cells or too few.
+    """
+    rows = []
+    with open(path, newline="", encoding="utf-8-sig") as file:  # Excel begins with BOM
+        table = csv.DictReader(file)
+        names = [name for name in table.fieldnames or () if name.strip()]
+        if repeated := {name for name in names if names.count(name) > 1}:
+            raise ValueError(
+                f"{path} line 1: expected each column once, got {sorted(repeated)} "
+                "more than once."
+            )
+        for row in table:
+            where = f"{path} line {table.line_num}"
+            if None in row or None in row.values():
+                raise ValueError(
+                    f"{where}: expected as many cells as in line 1, got more or fewer."
+                )
+            rows.append((where, {name: row[name].strip() for name in names}))
+    return names, rows
 
 
 def read_csv(
@@ -127,7 +139,7 @@ def read_csv(
     """Configurations, values and costs of the rows of a CSV file.
 
     Args:
-        path: The file; its first line has the names of the columns.
+        path: The file, see `read_rows`.
         space: The space.
         outcomes: Names of outcomes, all of which are columns. A row without any of them
             (empty, NaN or NA) is an evaluation that failed. Cells of inactive
@@ -136,80 +148,56 @@ def read_csv(
             a ``ValueError`` for what is wrong, which is raised with the line.
 
     Raises:
-        ValueError: A name is both a parameter and an outcome, a column is missing or
-            there twice, a row has too many cells or too few, or ``check`` says so.
+        ValueError: A name is both a parameter and an outcome, a column is missing, or
+            ``check`` says so.
     """
-    choices = {
-        name: [c for p in several for c in getattr(p, "choices", ())]
-        for name, several in space.named().items()
-    }
-    if clash := choices.keys() & {*outcomes, "cost"}:
+    named = space.named()
+    if clash := named.keys() & {*outcomes, "cost"}:
         raise ValueError(
             "space: expected no parameter called 'cost', or as an outcome, for a "
             f"table, got {sorted(clash)}: tell the evaluations instead."
         )
-    configs: list[dict[str, str]] = []
-    values: list[Any] = []
-    costs: list[Any] = []
-    with open(path, newline="", encoding="utf-8-sig") as file:  # Excel begins with BOM
-        table = csv.DictReader(file)
-        columns = list(table.fieldnames or ())
-        repeated = {c for c in columns if c.strip() and columns.count(c) > 1}
-        if repeated:
-            raise ValueError(
-                f"{path} line 1: expected each column once, got {sorted(repeated)} "
-                "more than once."
-            )
-        if missing := [name for name in outcomes if name not in columns]:
-            hint = " Cells are separated by commas." if len(columns) < 2 else ""
-            raise ValueError(
-                f"{path} line 1: expected columns {list(outcomes)}, got none for "
-                f"{missing} among {columns}.{hint}"
-            )
-        for row in table:
-            where = f"{path} line {table.line_num}"
-            if None in row or None in row.values():
-                raise ValueError(
-                    f"{where}: expected {len(columns)} cells as in line 1, got more or "
-                    "fewer."
-                )
-            if cell := row.get("", "").strip():
-                raise ValueError(
-                    f"{where}: expected a name in line 1 for each column, got none for "
-                    f"that of {cell!r}. Pandas writes its index so: use "
-                    "to_csv(..., index=False)."
-                )
-            cells = [_cell(row.pop(name)) for name in outcomes]
-            numbers = dict(zip(outcomes, map(_number_or_text, cells), strict=True))
-            value = numbers if any(cells) else None
-            cost = _number_or_text(_cell(row.pop("cost", ""))) or None
-            blank = {name: _cell(cell) for name, cell in row.items()}
-            config = {
-                name: cell if cell.strip() in choices.get(name, ()) else blank[name]
-                for name, cell in row.items()
-            }
+    names, rows = read_rows(path)
+    if missing := [name for name in outcomes if name not in names]:
+        raise ValueError(
+            f"{path} line 1: expected columns {list(outcomes)}, separated by commas, "
+            f"got none for {missing} among {names}."
+        )
+    told = []
+    for where, row in rows:
+        numbers = {name: read_number(row.pop(name)) for name in outcomes}
+        value = None if set(numbers.values()) == {None} else numbers
+        cost = read_number(row.pop("cost", ""))
+        blank = {k: "" if is_missing(cell) else cell for k, cell in row.items()}
+        choices = {
+            k: cell
+            for k, cell in row.items()
+            if any(cell in getattr(p, "choices", ()) for p in named.get(k, ()))
+        }
+        # the text "NA" may be a choice on another path
+        for config in (blank, blank | choices):
             try:
                 check(config, value, cost)
+                break
             except ValueError as error:
-                config = blank  # the text "NA" may be a choice on another path
-                try:
-                    check(config, value, cost)
-                except ValueError:
-                    raise ValueError(f"{where}: {error}") from None
-            configs.append(config)
-            values.append(value)
-            costs.append(cost)
-    return configs, values, costs
+                problem = error
+        else:
+            raise ValueError(f"{where}: {problem}") from None
+        told.append((config, value, cost))
+    configs, values, costs = zip(*told, strict=True) if told else ((), (), ())
+    return list(configs), list(values), list(costs)
 
 
-def _cell(text: str) -> str:
-    """A cell without spaces around it; empty where pandas, R or NumPy had nothing."""
-    text = text.strip()
-    return "" if text.lower() in ("nan", "na") else text
+def is_missing(cell: Any) -> bool:
+    """Whether tables of pandas, R or NumPy have this where there is nothing."""
+    return is_blank(cell) or str(cell).strip().lower() in ("nan", "na")
 
 
-def _number_or_text(cell: str) -> float | str:
+def read_number(cell: Any) -> Any:
+    """The number in a cell; None where nothing is, and text as it is."""
+    if is_missing(cell):
+        return None
     try:
         return float(cell)
-    except ValueError:
+    except (TypeError, ValueError):
         return cell

@@ -76,34 +76,30 @@ def used_up(
     )
 
 
-def answered(
-    space: SearchSpace, x: Point, pending: Sequence[Point], changed: bool = False
-) -> Point:
+def answered(space: SearchSpace, x: Point, pending: Sequence[Point]) -> Point:
     """The pending point that this is, apart from rounded numbers.
 
     Args:
         space: The space.
         x: The point that was evaluated.
         pending: Those that are pending.
-        changed: Whether numbers, integers too, may have been changed on the way.
 
     Returns:
         ``x`` if it is pending itself or near none of them; else the nearest one with
-        the same path, choices and integers. Near is within 1 % of the range of each
-        number on its scale, such as 0.0021 for 0.0021346; within 10 % if ``changed``.
+        the same path and choices. Near is within 10 % of the range of each number on
+        its scale.
     """
     if not pending or x in pending:
         return x
     X = torch.tensor([x, *pending], dtype=torch.double)
     path = space.tree.path_key(X)
-    whole = [] if changed else space.integer_features
-    discrete = [*space.categorical_features, *whole]
-    same = (path == path[0]) & (X[:, discrete] == X[0, discrete]).all(-1)
+    choices = list(space.categorical_features)
+    same = (path == path[0]) & (X[:, choices] == X[0, choices]).all(-1)
     low, high = space.bounds
     width = (high - low).clamp_min(torch.finfo(X.dtype).tiny)
     off = ((X - X[0]).abs() / width).amax(-1).masked_fill(~same, torch.inf)[1:]
     nearest = int(off.argmin())
-    return pending[nearest] if off[nearest] <= (0.1 if changed else 0.01) else x
+    return pending[nearest] if off[nearest] <= 0.1 else x
 
 
 def suggest_with(

@@ -10,8 +10,9 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from botorch.exceptions.errors import CandidateGenerationError
@@ -73,16 +74,19 @@ _LOCK = threading.RLock()
 MOST_STARTS = 16
 
 
-class _Pending(NamedTuple):
+@dataclass
+class _Pending:
     """A configuration that was asked for and not told yet.
 
-    Attributes:
+    Args:
         config: The configuration.
         since: How many trials there were when it was asked for.
+        overtaken: How many were told that were asked for later.
     """
 
     config: dict[str, Any]
     since: int
+    overtaken: int = 0
 
 
 class Study:
@@ -196,8 +200,7 @@ class Study:
         self.models: list[Model] = []
         self._trials: list[Trial] = []
         self._points: list[Point] = []  # of the trials
-        self._asked_at: list[int] = []  # how many trials there were when each was asked
-        self._told: dict[Point, int] = {}  # the last trial that told, or answered, each
+        self._known: set[Point] = set()  # those, and what they answered
         self._pending: dict[Point, _Pending] = {}
         self._again: list[Point] = []  # those of them that are to be asked for again
         self._latest_request = 0  # how many trials there were then
@@ -214,7 +217,6 @@ class Study:
         self._starts: Any = "random" if starts is None else starts
         if not isinstance(self._starts, str) and not callable(starts):
             self._starts = self._encode(starts, "starts")
-        self._made_starts: tuple[int, list[Point]] | None = None  # with their seed
         if earlier is not None and (has_functions or len(self.objectives) > 1):
             got = "one" if has_functions else list(self.objectives)
             raise ValueError(
@@ -368,11 +370,10 @@ class Study:
         Args:
             config: The active parameters. They need not come from `ask`: this is the
                 way to begin with evaluations that exist. Told twice, both are kept:
-                outcomes may be noisy. Rounded numbers, up to 1 % of their ranges off,
-                answer a pending one, too; what is told is kept. One that answers
-                nothing takes the nearest one with its choices from the pending ones, if
-                no number of it is more than 10 % off. So do 50 trials that were asked
-                for after one. The first time there is a warning.
+                outcomes may be noisy. Rounded numbers answer a pending one, too: the
+                nearest one with the same choices, if no number is more than 10 % of its
+                range off; what is told is kept. After 50 trials that were asked for
+                later one is pending no more; the first time there is a warning.
             value: A number, ``{name: number}`` of all objectives and constrained
                 outcomes, or None if the evaluation failed.
             cost: What it cost, such as seconds.
@@ -418,27 +419,29 @@ class Study:
         """
         if isinstance(configs, (str, Mapping)) or not isinstance(configs, Sequence):
             raise ValueError(f"configs: expected a list, got {brief(configs)}.")
-        nothing = [None] * len(configs)
-        columns = {
+        n = len(configs)
+        columns = []
+        for name, column in {
             "values": values,
-            "costs": nothing if costs is None else costs,
-            "errors": nothing if errors is None else errors,
-            "sems": nothing if sems is None else sems,
-            "metadata": nothing if metadata is None else metadata,
-        }
-        for name, column in columns.items():
+            "costs": costs,
+            "errors": errors,
+            "sems": sems,
+            "metadata": metadata,
+        }.items():
+            column = [None] * n if column is None and name != "values" else column
             try:
-                got = str(len(column))
+                size = len(column)
             except TypeError:
-                got = brief(column)
-            if got != str(len(configs)):
+                size = None
+            if size != n:
                 raise ValueError(
-                    f"{name}: expected {len(configs)}, one for each configuration, "
-                    f"got {got}."
+                    f"{name}: expected {n}, one for each configuration, got "
+                    f"{brief(column)}."
                 )
+            columns.append(column)
         with _LOCK:
             points = self._encode(configs, "config")
-            rows = [self._read(*row) for row in zip(*columns.values(), strict=True)]
+            rows = [self._read(*row) for row in zip(*columns, strict=True)]
             native = [
                 self._pending[x].config if x in self._pending else config
                 for x, config in zip(points, self._decode(points), strict=True)
@@ -639,9 +642,11 @@ class Study:
             names = list(self.objectives)
             return draw_front(names, self._trials, good, self._front(good))
         ((name, direction),) = self.objectives.items()
+        values = torch.full((len(self._trials),), math.nan, dtype=torch.double)
+        for trial in good:
+            values[trial.number] = trial.values[name]
         X = self._tensor(self._points)
-        minimize = direction == "minimize"
-        return draw_study(self.space, X, self._trials, good, name, minimize)
+        return draw_study(self.space, X, values, name, direction == "minimize")
 
     def explain(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Why this configuration, or why not: what the models of `suggest` believe.
@@ -709,49 +714,26 @@ class Study:
             self._pending.setdefault(x, _Pending(config, n))
 
     def _record(self, x: Point, config: dict[str, Any], row: dict[str, Any]) -> None:
-        n = len(self._trials)
-        # told before: it can only answer requests made after that
-        told = self._told.get(x, -1)
-        later = [p for p, request in self._pending.items() if request.since > told]
-        answer = answered(self.space, x, later)
+        answer = answered(self.space, x, list(self._pending))
         request = self._pending.pop(answer, None)
         # a configuration nobody asked for is dated like the latest request
         asked_at = self._latest_request if request is None else request.since
-        self._told |= {x: n, answer: n}
+        self._known |= {x, answer}
         self._points.append(x)
-        self._asked_at.append(asked_at)
-        self._trials.append(Trial(n, config, **row))
-        # the answer does not come if that of 50 later requests did
-        dropped = [
-            p
-            for p, request in self._pending.items()
-            if sum(at > request.since for at in self._asked_at) >= 50
-        ]
-        if request is None:
-            dropped.append(answered(self.space, x, later, changed=True))
-        lost = [self._pending.pop(p).config for p in dropped if p in self._pending]
+        self._trials.append(Trial(len(self._trials), config, **row))
+        for other in self._pending.values():
+            other.overtaken += other.since < asked_at
+        # its answer does not come if that of 50 later requests did
+        lost = [p for p, other in self._pending.items() if other.overtaken >= 50]
+        configs = [self._pending.pop(p).config for p in lost]
         self._again = [p for p in self._again if p in self._pending]
-        if lost and not self._has_dropped:
+        if configs and not self._has_dropped:
             self._has_dropped = True
             warn(
-                f"Of what was asked for, {lost[0]} is pending no more: near ones were "
-                "told in its place, or many that were asked for after it. Tell "
-                "configurations as ask returns them, and failures with None. This is "
-                "said once."
+                f"Of what was asked for, {configs[0]} is pending no more: many that "
+                "were asked for after it were told. Tell configurations as ask returns "
+                "them, and failures with None. This is said once."
             )
-
-    def _truncate(self, n: int) -> None:
-        """Forget all trials but the first ``n``, and which configurations are pending.
-
-        For trials of others that are told in another order than before.
-        """
-        self._pending.clear()
-        if n < len(self._trials):
-            del self._trials[n:], self._points[n:], self._asked_at[n:]
-            self._told = {x: k for k, x in enumerate(self._points)}
-            self._fitted = None
-            if self._first_fit is not None and self._first_fit[0] > n:
-                self._first_fit = None
 
     def _replay(self, log: StudyLog) -> None:
         """Bring the study to where its log ends."""
@@ -886,7 +868,7 @@ class Study:
         """
         configs = self._decode(points)
         pairs = zip(self._encode(configs, "config"), configs, strict=True)
-        taken = {*self._told, *self._pending, *elsewhere}
+        taken = {*self._known, *self._pending, *elsewhere}
         return {x: config for x, config in pairs if x not in taken}
 
     def _with_fixed(
@@ -920,19 +902,16 @@ class Study:
         """The starts as if there were no earlier studies."""
         if isinstance(self._starts, list):
             return self._starts
-        if self._made_starts is None or self._made_starts[0] != self.seed:
-            if callable(self._starts):
-                X = self._starts(self.space, self.seed)
-            else:
-                X = self.space.starts(
-                    kind=self._starts, seed=self.seed, at_most=MOST_STARTS
-                )
-            try:
-                points = self._encode(self.space.decode(X), "starts")
-            except ValueError as error:
-                raise ValueError(f"starts: {error}") from None
-            self._made_starts = self.seed, points
-        return self._made_starts[1]
+        if callable(self._starts):
+            X = self._starts(self.space, self.seed)
+        else:
+            X = self.space.starts(
+                kind=self._starts, seed=self.seed, at_most=MOST_STARTS
+            )
+        try:
+            return self._encode(self.space.decode(X), "starts")
+        except ValueError as error:
+            raise ValueError(f"starts: {error}") from None
 
     @property
     def earlier(self) -> OldStudiesMean | None:

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from itertools import product
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -147,13 +146,6 @@ class Goals:
             raise ValueError(f"constraints: expected a list, got {constraints!r}.")
         self.objectives: dict[str, str] = dict(named)
         self.constraints = [Constraint.parse(text) for text in texts]
-        for low, high in product(self.constraints, repeat=2):
-            both = low.name == high.name and low.sign < high.sign
-            if both and low.bound > high.bound:
-                raise ValueError(
-                    "constraints: expected bounds that a number can keep, got "
-                    f"{str(low)!r} and {str(high)!r}."
-                )
         #: The names of the outcomes that an evaluation has to give.
         self.names = list(
             dict.fromkeys([*self.objectives, *(c.name for c in self.constraints)])

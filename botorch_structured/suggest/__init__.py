@@ -23,8 +23,7 @@ What else is known changes the criterion (3):
   of the hypervolume that they dominate
   (``AveragedLogExpectedHypervolumeImprovement``);
 * constraints: times the probability that they hold (``FeasibilityPrior``), which stands
-  alone while no feasible point is known (``AveragedLogProbabilityOfFeasibility``). A
-  path that decisions alone make infeasible is left after two violations, or five;
+  alone while no feasible point is known (``AveragedLogProbabilityOfFeasibility``);
 * costs: per expected cost (``CostPrior``).
 
 Each is public, so a loop of one's own starts from these lines.

@@ -30,12 +30,10 @@ from botorch_structured.acquisition.mixtures import Mixtures
 from botorch_structured.models import OldStudiesMean, TransferGP
 from botorch_structured.models.contexts import quiet
 from botorch_structured.models.fast_inference import FastSingleTaskGP
-from botorch_structured.models.outcome_scale import AnyScaleStandardize
 from botorch_structured.models.tree.leaf_model import LeafModel
 from botorch_structured.models.tree.noise import has_steps
 from botorch_structured.optim import optimize_acqf_paths
-from botorch_structured.optim.boxes import best_of_paths
-from botorch_structured.optim.problem import read_fixed
+from botorch_structured.optim.problem import best_of_paths, read_fixed
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.spaces.arguments import check_count
 from botorch_structured.suggest.surrogates import (
@@ -110,10 +108,7 @@ def suggest(
 
     With one objective, one decision by value at the top, and no column held, five
     evaluations in a row on one branch (value of that decision) of which none was the
-    best are followed by one on another branch, that with the fewest points. Where an
-    outcome of a constraint has one value on each path, paths with two violations that
-    have no value of another column in common are not suggested while there are others;
-    with five where the outcome has no more than two values.
+    best are followed by one on another branch, that with the fewest points.
 
     Args:
         space: The space.
@@ -219,7 +214,6 @@ def propose(
     # to tell. Smooth objectives change at any distance.
     targets = [mixture.models[0].train_targets for mixture in surrogates.objectives]
     distances = [0.01, 0.001, 0.0] if all(map(has_steps, targets)) else [0.0]
-    closed = _closed_paths(space, data.X, data.C)
     points = torch.cat([data.X, X_pending])
     for k in range(q):
         retried = _path_to_retry(space, points, failed, fixed)
@@ -231,9 +225,8 @@ def propose(
             criterion, X_start = make_criterion(
                 space, surrogates, points, evaluated, ref_point, data.C, branch
             )
-            attempts = product(closed, wanted, distances)
-            if branch is not fixed:
-                attempts = product(closed[:1], [branch], distances)
+            columns = wanted if branch is fixed else [branch]
+            attempts = product(columns, distances)
             x = _maximise(criterion, space, points, X_start, attempts)
             if isinstance(x, Tensor):
                 break
@@ -367,45 +360,12 @@ def _other_branches(
     return [{column: value} for _, _, value in sorted(others)]
 
 
-def _closed_paths(
-    space: SearchSpace, train_X: Tensor, train_C: Tensor | None
-) -> list[Tensor | None]:
-    """Keys of paths that constraints rule out as a whole, and None, for all others.
-
-    An outcome such as a number of layers is decided by decisions: no path has two
-    values of it. Two violations then rule a path out, unless they share a value of
-    another column, which may be the reason. Of an outcome that has two values only it
-    takes five: it may be told as a flag.
-    """
-    if train_C is None:
-        return [None]
-    keys = space.tree.path_key(train_X)
-    finite = train_C.isfinite().all(-1)
-    decided = torch.ones_like(train_C[0], dtype=torch.bool)
-    needed = [2 if len(c.unique()) > 2 else 5 for c in train_C[finite].mT]
-    closed = []
-    for key in keys.unique():
-        rows = (keys == key) & finite
-        X = train_X[rows]
-        C = train_C[rows]
-        if len(C) < 2:
-            continue
-        decided &= (C == C[0]).all(0)
-        others = space.tree.active_mask(X[:1])[0]
-        others[list(space.tree.decisions_by_value)] = False
-        if (X != X[0]).any(0)[others].all():
-            enough = C.new_tensor([len(C) >= k for k in needed], dtype=torch.bool)
-            closed.append((key, (C[0] > 0.0) & enough))
-    ruled_out = [key for key, violated in closed if (violated & decided).any()]
-    return [torch.stack(ruled_out), None] if ruled_out else [None]
-
-
 def _maximise(
     criterion: AcquisitionFunction,
     space: SearchSpace,
     points: Tensor,
     X_start: Tensor | None,
-    attempts: Iterable[tuple[Tensor | None, Mapping[int, float], float]],
+    attempts: Iterable[tuple[Mapping[int, float], float]],
 ) -> Tensor | CandidateGenerationError:
     """The best point where there is a new one, or why there is none.
 
@@ -414,10 +374,10 @@ def _maximise(
         space: The space.
         points: ``n x d`` points that are not suggested again.
         X_start: ``k x d`` points near which to search, or None.
-        attempts: Keys of paths to stay away from, columns that are fixed, and how far
-            from ``points`` to stay; the most wanted ones first.
+        attempts: Columns that are fixed, and how far from ``points`` to stay; the most
+            wanted ones first.
     """
-    for avoid_paths, fixed_features, min_distance in attempts:
+    for fixed_features, min_distance in attempts:
         try:
             return optimize_acqf_paths(
                 criterion,
@@ -426,7 +386,6 @@ def _maximise(
                 X_avoid=points,
                 X_start=X_start,
                 min_distance=min_distance,
-                avoid_paths=avoid_paths,
             )[0]
         except CandidateGenerationError as error:
             nothing = error
@@ -637,20 +596,17 @@ def _hypervolume(
         means = mixtures.means(X.unsqueeze(-2))
         others = mixtures.means(referred.unsqueeze(-2))
     # BoTorch's smallest ranges are for outcomes of about unit scale
-    unit = AnyScaleStandardize(m=means.shape[-1])
-    unit(others)
-    unit.eval()
-    scaled = unit(means)[0]
+    width = others.amax(0) - others.amin(0)
+    scale = torch.where(width > 0.0, width, 1.0)
     if ref_point is None:
         # All points count: made of the front alone, or of the feasible ones, it is next
         # to a small front, as fronts are at first, and points that extend it to either
         # side do not count.
-        inferred = infer_reference_point(unit(others)[0])
-        ref_point = unit.untransform(inferred.unsqueeze(0))[0].squeeze(0)
+        ref_point = infer_reference_point(others / scale) * scale
     else:
         pairs = zip(models, ref_point.to(means), strict=True)
         ref_point = torch.stack([_as_predicted(some[0], f) for some, f in pairs])
     boxes = FastNondominatedPartitioning(ref_point, means)
     acqf = AveragedLogExpectedHypervolumeImprovement(models, boxes, weights)
-    best = best_of_paths(space.tree, X, scaled.sum(-1))
+    best = best_of_paths(space.tree, X, (means / scale).sum(-1))
     return acqf, torch.cat([X[is_non_dominated(means)], best])

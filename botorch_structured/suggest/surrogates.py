@@ -122,20 +122,7 @@ def fit_models(
     check_space(space)
     check_table("train_X", train_X, space.dim)
     check_table("train_Y", train_Y, 1)
-    start = read_models(start_from or ())
-    return _fit_models(space, train_X, train_Y, start, averaged, **kwargs)
-
-
-def _fit_models(
-    space: SearchSpace,
-    train_X: Tensor,
-    train_Y: Tensor,
-    start_from: Iterable[LeafModel],
-    averaged: bool,
-    refits: bool = True,
-    **kwargs: Any,
-) -> list[LeafModel]:
-    starts = {type(model): model for model in start_from}
+    starts = {type(model): model for model in read_models(start_from or ())}
     classes: list[type[LeafModel]] = [TreeStructuredGP]
     # averaging is for few data
     if averaged and space.tree.decision_columns and len(train_X) <= 200:
@@ -146,9 +133,7 @@ def _fit_models(
         options = {name: deepcopy(value) for name, value in kwargs.items()}
         options.setdefault("outcome_transform", _compressed_tail())
         start = starts.get(kind)
-        models.append(
-            _fit_model(kind, space, train_X, train_Y, start, refits, **options)
-        )
+        models.append(_fit_model(kind, space, train_X, train_Y, start, **options))
     return models
 
 
@@ -312,7 +297,7 @@ def _fit_mixture(
     models: list[FastSingleTaskGP] = []
     if not alone:
         start = [model for model in start_from if isinstance(model, LeafModel)]
-        models += _fit_models(space, X, Y, start, averaged, **kwargs)
+        models += fit_models(space, X, Y, start, averaged, **kwargs)
     odds = [1.0] * len(models)
     if old is not None:
         tail = deepcopy(kwargs.get("outcome_transform", _compressed_tail()))

@@ -463,22 +463,6 @@ def test_ax_saves_strategies_with_our_models_too() -> None:
     assert {ConditionalGP, TreedGP, TreeStructuredGP} <= MODEL_REGISTRY.keys()
 
 
-def test_a_metric_beside_it_does_not_round_one_away() -> None:
-    tracked, constrained = make_client(), make_client(constraints=["leak <= 5e-12"])
-    free, bound = (
-        Study(space_of(tracked), {"error": "maximize"}, limits, seed=0)
-        for limits in ((), ["leak <= 5e-12"])
-    )
-    for config, leak in ((A, 1e-12), (B, 1e-11), (C, 1.0)):
-        tiny = 1e-12 * error(config)
-        attach(tracked, config, error=tiny, seconds=5.0 * error(config))
-        attach(constrained, config, error=error(config), leak=leak)
-        free.tell(config, {"error": -tiny})
-        bound.tell(config, {"error": -error(config), "leak": leak})
-    assert next_of(tracked) == free.ask()[0]
-    assert next_of(constrained) == bound.ask()[0]
-
-
 def test_without_ax_the_extra_is_named() -> None:
     code = (
         "import sys\n"

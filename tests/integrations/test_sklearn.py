@@ -29,11 +29,9 @@ from sklearn.model_selection import (
     ShuffleSplit,
     cross_val_score,
 )
-from sklearn.multiclass import OneVsRestClassifier
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import (
-    FunctionTransformer,
     MaxAbsScaler,
     MinMaxScaler,
     StandardScaler,
@@ -162,6 +160,7 @@ def test_scores_are_those_of_cross_validation() -> None:
         assert score == pytest.approx(cross_val_score(model, X, y, cv=folds).mean())
 
 
+@pytest.mark.usefixtures("random_points")
 def test_results_have_the_columns_of_scikit_learn() -> None:
     ours = search(n_iter=4, return_train_score=True).fit(X, y).cv_results_
     lists = {"kind": ["left", "right"], "x": [0.1, 0.2]}
@@ -185,6 +184,7 @@ def test_candidates_are_those_of_a_study() -> None:
     assert study.best == (fitted.best_params_, fitted.best_score_)
 
 
+@pytest.mark.usefixtures("random_points")
 @pytest.mark.parametrize("state", [3, np.random.RandomState(3)])
 def test_the_same_state_gives_the_same_search(state: Any) -> None:
     first = search(n_iter=3, random_state=clone(state, safe=False)).fit(X, y)
@@ -202,6 +202,7 @@ def test_all_candidates_see_the_same_folds() -> None:
     assert all(len(set(column)) == 1 for column in columns)
 
 
+@pytest.mark.usefixtures("random_points")
 def test_folds_may_be_given_as_they_are() -> None:
     folds = list(KFold(3, shuffle=True, random_state=1).split(X, y))
     listed = search(n_iter=4, cv=folds).fit(X, y)
@@ -255,96 +256,27 @@ def test_where_to_begin() -> None:
 GAMMA = {"model__gamma": (1e-4, 1e1, "log")}
 
 
-@pytest.mark.parametrize("kind", [np.asarray, csr_array, np.ndarray.tolist])
-@pytest.mark.parametrize(
-    ("word", "scaler", "expected"),
-    [
-        ("scale", None, 1.0 / (4 * X.var())),
-        ("scale", MaxAbsScaler(), 1.0 / (4 * (X / X.max(0)).var())),
-        ("scale", SelectKBest(k=3), 1.0 / (3 * X[:, [0, 2, 3]].var())),
-        ("auto", MaxAbsScaler(), 0.25),
-    ],
-)
-def test_the_scale_of_a_kernel_is_what_it_is_on_the_data(
-    kind: Any, word: str, scaler: Any, expected: float
+@pytest.mark.parametrize("kind", [np.asarray, csr_array])
+@pytest.mark.parametrize("word", ["scale", "auto"])
+def test_the_scale_of_a_kernel_is_that_of_standardised_data(
+    kind: Any, word: str
 ) -> None:
     svc = SVC(gamma=word)
-    model = Pipeline([("scale", scaler or "passthrough"), ("model", svc)])
-    spaces: list[tuple[Any, Any]] = [(model, GAMMA), (model, {"model": svc} | GAMMA)]
-    if scaler is None:
-        spaces += [(svc, {"gamma": GAMMA["model__gamma"]})]
-        spaces += [(Pipeline([("model", svc)]), GAMMA)]
-    for estimator, space in spaces:
-        fitted = search(estimator, space, 1).fit(kind(X), y)
+    model = Pipeline([("scale", MaxAbsScaler()), ("model", svc)])
+    for space in (GAMMA, {"model": svc} | GAMMA):
+        fitted = search(model, space, 1).fit(kind(X), y)
         (first,) = fitted.cv_results_["params"]
-        gamma = first.get("model__gamma", first.get("gamma"))
-        assert gamma == pytest.approx(expected, rel=1e-12)
-        words = clone(estimator).fit(kind(X), y).decision_function(kind(X))
-        same = fitted.best_estimator_.decision_function(kind(X))
-        np.testing.assert_allclose(same, words, rtol=1e-6, atol=1e-8)
+        assert first["model__gamma"] == pytest.approx(0.25)
 
 
-def test_the_scale_of_a_nested_kernel() -> None:
-    inner = Pipeline([("scale", MaxAbsScaler()), ("ovr", OneVsRestClassifier(SVC()))])
-    outer = Pipeline([("shift", FunctionTransformer(np.log1p)), ("model", inner)])
-    name = "model__ovr__estimator__gamma"
-    fitted = search(outer, {name: (1e-4, 1e1, "log")}, 1).fit(X, y)
-    Z = np.log1p(X) / np.log1p(X).max(0)
-    (first,) = fitted.cv_results_["params"]
-    assert first[name] == pytest.approx(1.0 / (4 * Z.var()), rel=1e-12)
-
-
-def test_the_scale_of_a_kernel_depends_on_the_steps_of_the_candidate() -> None:
-    scalers = [StandardScaler(), "passthrough"]
-    svc = SVC()
-    space = [{"scale": [s], "model": [svc]} | GAMMA for s in scalers]
-    fitted = search(PIPELINE, space, 2).fit(X, y)
-    gammas = {str(p["scale"]): p["model__gamma"] for p in fitted.cv_results_["params"]}
-    assert gammas["StandardScaler()"] == pytest.approx(0.25)
-    assert gammas["passthrough"] == pytest.approx(1.0 / (4 * X.var()))
-    # of a selection the number that it is set to, which is found out first
-    chosen = Pipeline([("select", SelectKBest(k=2)), ("model", SVC(gamma="auto"))])
-    space = [GAMMA | {"select__k": (1, 4)}]
-    fitted = search(chosen, space, 1).fit(X, y)
-    (first,) = fitted.cv_results_["params"]
-    assert first == {"select__k": 2, "model__gamma": pytest.approx(0.5)}
-
-
-class Unscaled(ClassifierMixin, BaseEstimator):
-    """Its kernel is none of scikit-learn's."""
-
-    def __init__(self, inner: Any = None) -> None:
-        self.inner = OtherKernel() if inner is None else inner
-
-    def fit(self, X: Any, y: Any) -> Unscaled:
-        self.classes_ = np.unique(y)
-        return self
-
-    def predict(self, X: Any) -> Any:
-        return np.zeros(len(X))
-
-
-class OtherKernel(BaseEstimator):
-    def __init__(self, gamma: Any = "scale") -> None:
-        self.gamma = gamma
-
-
-@pytest.mark.parametrize(
-    ("estimator", "space"),
-    [
-        (SVC(), {"gamma": (1.0, 10.0, "log")}),  # it is 0.06
-        (Unscaled(), {"inner__gamma": (1e-4, 1e1, "log")}),
-    ],
-)
-def test_where_the_scale_of_a_kernel_is_not_found_it_is_drawn(
-    estimator: Any, space: Any
-) -> None:
-    (low, high, _) = next(iter(space.values()))
+def test_where_the_scale_of_a_kernel_is_out_of_range_it_is_drawn() -> None:
     found = set()
     for seed in range(3):
-        fitted = search(estimator, space, 1, random_state=seed).fit(X, y)
-        found |= set(fitted.best_params_.values())
-    assert len(found) == 3 and low < min(found) and max(found) < high
+        space = {"gamma": (1.0, 10.0, "log")}  # it is 0.25
+        found |= {
+            *search(SVC(), space, 1, random_state=seed).fit(X, y).best_params_.values()
+        }
+    assert len(found) == 3 and 1.0 < min(found) and max(found) < 10.0
 
 
 def test_a_step_that_cannot_be_fitted_is_the_error_of_the_fits() -> None:
@@ -438,8 +370,6 @@ def test_errors_are_raised_where_that_is_asked_for() -> None:
         ({"param_distributions": PEAKS}, "or param_distributions, got both"),
         ({"space": {"x": {1, 2}}}, "'x': expected a list of choices"),
         ({"space": 3}, "space: expected"),
-        ({"space": {"x": Peak, "kind": ["a", "b"]}}, r"'x': .*Peak\(\), got the class"),
-        ({"space": {"x": [Peak(), Peak]}}, r"space: 'x': expected an estimator, Peak"),
         ({"random_state": "seed"}, "random_state|seed"),
     ],
 )
@@ -464,6 +394,7 @@ def test_partial_failures_of_candidates_are_counted() -> None:
     assert [w.category for w in w].count(FitFailedWarning) == 1
 
 
+@pytest.mark.usefixtures("random_points")
 def test_as_randomized_search_is_written() -> None:
     """Its argument, and distributions without a range."""
     space = {"x": norm(0.3, 0.1), "noise": expon(scale=100), "fail": randint(3, 4)}
@@ -480,6 +411,7 @@ def test_as_randomized_search_is_written() -> None:
         StructuredSearchCV(Peak()).fit(X, y)
 
 
+@pytest.mark.usefixtures("random_points")
 @pytest.mark.parametrize("after", [1, 4])
 def test_what_was_found_before_an_interruption_is_kept(after: int) -> None:
     left = [after]
@@ -538,6 +470,7 @@ def test_neither_dead_processes_nor_bad_scores_end_a_search(n_jobs: int) -> None
     assert 2 <= sum(failed) < 6 and np.isnan(scores).tolist() == failed
 
 
+@pytest.mark.usefixtures("random_points")
 def test_a_log_goes_on(tmp_path: Path) -> None:
     """In another process, say: nothing is fitted again but one good candidate."""
     fits: list[int] = []
@@ -584,24 +517,6 @@ def test_a_log_goes_on(tmp_path: Path) -> None:
             search(**given | other).fit(data, y)
 
 
-def test_fit_parameters_reach_the_steps_before_a_kernel() -> None:
-    weights = np.where(y == 0, 100.0, 1e-6)
-
-    class Weighted(StandardScaler):
-        def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
-            assert sample_weight is not None
-            return super().fit(X, y, sample_weight)
-
-    pipeline = Pipeline([("scale", Weighted()), ("model", SVC())])
-    given = {"scale__sample_weight": weights, "model__sample_weight": weights}
-    fitted = search(pipeline, {"model__gamma": (1e-9, 1e9, "log")}, 2)
-    fitted.fit(X, y, **given)
-    scaled = Weighted().fit_transform(X, y, sample_weight=weights)
-    first = fitted.cv_results_["params"][0]["model__gamma"]
-    assert first == pytest.approx(1.0 / (4 * scaled.var()))
-    assert np.isfinite(fitted.cv_results_["mean_test_score"]).all()
-
-
 def test_dictionaries_without_a_common_name() -> None:
     fitted = search(space=[{"x": [0.2, 0.3]}, {"noise": [1.0, 2.0]}], n_iter=4).fit(
         X, y
@@ -609,6 +524,7 @@ def test_dictionaries_without_a_common_name() -> None:
     assert fitted.best_params_ == {"x": 0.3}
 
 
+@pytest.mark.usefixtures("random_points")
 def test_a_space_that_is_smaller_than_the_search() -> None:
     with pytest.warns(
         UserWarning, match="space: expected at least n_iter=9 candidates"
@@ -620,6 +536,7 @@ def test_a_space_that_is_smaller_than_the_search() -> None:
     assert len(fitted.cv_results_["params"]) == 4
 
 
+@pytest.mark.usefixtures("random_points")
 def test_other_spaces() -> None:
     ConfigSpace = pytest.importorskip("ConfigSpace")
     cs = ConfigSpace.ConfigurationSpace(
@@ -630,6 +547,7 @@ def test_other_spaces() -> None:
         assert set(fitted.best_params_) == {"kind", "x"}
 
 
+@pytest.mark.usefixtures("random_points")
 def test_several_metrics_and_the_one_to_refit() -> None:
     metrics = ["accuracy", "neg_log_loss"]
     pipeline = make_pipeline(StandardScaler(), LogisticRegression())
@@ -674,6 +592,7 @@ def test_without_scikit_learn_it_says_what_to_install(
         __import__(name)
 
 
+@pytest.mark.usefixtures("random_points")
 def test_a_clone_has_the_same_space() -> None:
     svc, C = SVC(), (1e-2, 1e2, "log")
     space = [
@@ -727,6 +646,7 @@ def test_a_path_that_begins_badly_is_not_left(jobs: int, n_iter: int) -> None:
     assert [trial.config for trial in fitted.study_.trials] == params
 
 
+@pytest.mark.usefixtures("random_points")
 def test_a_path_that_is_used_up_takes_no_turns() -> None:
     space = [{"kind": ["none"]}, *NEEDLE]
     params = search(Needle(), space, 27).fit(X, y).cv_results_["params"]
@@ -747,6 +667,7 @@ class Wide(Peak):
         return float(self.learn == 3) - 0.01 * self.reduce - 0.01 * self.p0
 
 
+@pytest.mark.usefixtures("random_points")
 def test_random_candidates_of_many_paths_show_all_choices() -> None:
     """Of more than there are random candidates, those of few parameters, too."""
     own = [{f"p{j}": (0.0, 1.0) for j in range(i // 2 + 1)} for i in range(5)]

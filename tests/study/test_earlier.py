@@ -514,7 +514,7 @@ def test_optuna_where_choices_and_goals_are_others(
     # nothing in common: the search goes on without
     sampler = StructuredSampler(seed=0, earlier=[optuna.create_study()])
     study = optuna.create_study(direction="maximize", sampler=sampler)
-    with pytest.warns(UserWarning, match="They are not used"):
+    with pytest.warns(UserWarning, match="Old studies are not used"):
         study.optimize(lambda trial: objective(trial, ["a", "b"]), 4)
 
 

@@ -52,6 +52,7 @@ def test_values_that_a_constant_does_not_have(
     assert not study.pending
 
 
+@pytest.mark.usefixtures("random_points")
 def test_a_constant_is_held_at_its_own_value() -> None:
     x, y = {"a": "x"}, {"a": "y"}
     own: list[dict[str, Any]] = [{"epochs": 20}, {"epochs": 20.0} | y, {"size": 5}]
@@ -89,7 +90,7 @@ def test_constants_below_parameters_that_decide_nothing_else() -> None:
 
 def test_dictionaries_that_no_parameter_tells_apart() -> None:
     study = Study([{"k": ["b"], "y": [6]}, {"k": ["a", "b"]}], seed=0)
-    with pytest.raises(ValueError, match="got 'a'. .* but no parameter tells them apa"):
+    with pytest.raises(ValueError, match="got 'a'. Others take it"):
         study.ask(fixed={"k": "a"})
 
 
@@ -100,7 +101,6 @@ RATIO = {"ratio": (0.0, 1.0)}
     "dictionaries",
     [
         [{"learner": ["svm"], "C": (1, 9)}, {"lerner": ["neighbours"], "k": (1, 9)}],
-        [{"learner": ["svm"], **RATIO}, {"lerner": "neighbours", "k": (1, 9), **RATIO}],
         [{"a": ["x"], "b": (1, 9)}, {"a": ["y"], "b": (1, 9)}, {"A": ["z"]}],
         [{"C": (1, 9)}, {"k": (1, 9)}],
     ],
@@ -166,14 +166,13 @@ def test_a_table_is_told_row_by_row(missing: str, tmp_path: Path) -> None:
         ("a,loss\n0.5,1\n0.6,\n0.7,x\n", "line 4: value.*a finite number.*'x'"),
         ("a,loss\n0.5,1\n7,1\n", r"line 3: .*'a': expected a number in \[0.0, 1.0\]"),
         ("a,b,loss\n0.5,0.5,1\n", r"line 2: .*unknown ones \['b'\]"),
-        ("a,loss\n0.5\n", "line 2: expected 2 cells as in line 1"),
-        ("a,loss\n0.5,1,2\n", "line 2: expected 2 cells as in line 1"),
+        ("a,loss\n0.5\n", "line 2: expected as many cells as in line 1"),
+        ("a,loss\n0.5,1,2\n", "line 2: expected as many cells as in line 1"),
         ("a,Loss\n0.5,1\n", r"line 1: expected columns \['loss'\]"),
         ("", "line 1: expected columns"),
-        ("a;loss\n0.5;1\n", r"line 1: .*\['a;loss'\]. Cells are separated by commas"),
+        ("a;loss\n0.5;1\n", r"line 1: .*separated by commas, .*\['a;loss'\]"),
         ("a,a,loss\n0.5,0.6,1\n", r"line 1: expected each column once, got \['a'\]"),
         ("a,loss,loss\n0.5,1,2\n", r"line 1: expected each .* got \['loss'\]"),
-        (",a,loss\n0,0.5,1\n", r"line 2: .*got none for that of '0'.*index=False"),
         ("a,loss,cost\n0.5,1,-3\n", "line 2: cost: expected a positive number"),
     ],
 )
@@ -187,9 +186,11 @@ def test_tables_that_do_not_fit(tmp_path: Path, text: str, message: str) -> None
         Study(space, {"a": "minimize"}).read_csv(table(tmp_path, text))
 
 
-def test_columns_without_a_name_are_left_out(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", ["a,value,,\n0.5,1,,\n", ",a,value\n7,0.5,1\n"])
+def test_columns_without_a_name_are_left_out(tmp_path: Path, text: str) -> None:
+    """Such as the index of pandas."""
     study = Study({"a": (0.0, 1.0)})
-    study.read_csv(table(tmp_path, "a,value,,\n0.5,1,,\n"))
+    study.read_csv(table(tmp_path, text))
     assert study.best == ({"a": 0.5}, 1.0)
 
 

@@ -62,14 +62,6 @@ def test_constraints_that_are_none(text: Any) -> None:
         Goals("minimize", text)
 
 
-def test_constraints_that_no_number_keeps() -> None:
-    Goals("minimize", ["m <= 1", "m >= 1", "n >= 2"])
-    with pytest.raises(
-        ValueError, match="constraints: .* got 'm >= 2.0' and 'm <= 1.0'"
-    ):
-        Goals("minimize", ["m <= 1", "n <= 3", "m >= 2"])
-
-
 @pytest.mark.parametrize(
     ("value", "message"),
     [

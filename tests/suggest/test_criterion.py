@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -13,12 +12,11 @@ from botorch.utils.multi_objective.box_decompositions import (
 from torch import Tensor
 
 from botorch_structured import Study
-from botorch_structured.spaces import Between, ParameterTree, SearchSpace
+from botorch_structured.spaces import ParameterTree, SearchSpace
 from botorch_structured.suggest import (
     Suggestion,
     fit_surrogates,
     suggest,
-    suggestion,
 )
 from botorch_structured.suggest.suggestion import make_criterion
 from botorch_structured.test_functions import JenattonTree
@@ -85,58 +83,17 @@ def test_a_constraint_that_the_best_points_break() -> None:
     assert float(data["train_Y"].max()) > best  # where unconstrained search goes
 
 
-def test_a_path_that_a_constraint_rules_out_is_tried_twice() -> None:
-    """Where decisions decide the outcome, and nothing else may be the reason."""
+def test_a_path_that_a_constraint_rules_out_is_left() -> None:
+    """Where decisions decide the outcome."""
     tree = ParameterTree(4, {0: {0.0: [1], 1.0: [2], 2.0: [3]}})
     bounds = torch.tensor([[0.0] * 4, [2.0, 1.0, 1.0, 1.0]]).double()
     space = SearchSpace(["layers", "a", "b", "c"], bounds, tree)
-    X = space.starts(6, seed=0)
+    X = space.starts(9, seed=0)
     Y = X[:, :1] - 0.1 * X[:, 1:].square().sum(-1, keepdim=True)
-    on_last = X[:, :1] == 2.0
     layers = X[:, :1] - 1.0
     for q in (1, 4):
         found = suggest(space, X, Y, q, train_C=layers, seed=0).X
         assert (found[:, 0] < 2.0).all()
-    # one violation alone; several that differ; a path with two values of the outcome;
-    # violations that have the value of another column in common; flags
-    few = (~on_last | (on_last.cumsum(0) == 1)).flatten()
-    alike = torch.where(on_last & (torch.arange(4) == 3), 0.25, X)
-    differ, mixed = layers + 1e-3 * X[:, 3:] * on_last, layers.clone()
-    mixed[(X[:, 0] == 0.0).nonzero()[0, 0]] = 1.0
-    flags = (layers > 0.0).double()
-
-    def avoided(X: Tensor, Y: Tensor, C: Tensor) -> Any:
-        with mock.patch.object(
-            suggestion, "optimize_acqf_paths", wraps=suggestion.optimize_acqf_paths
-        ) as spy:
-            suggest(space, X, Y, train_C=C, seed=0)
-        return spy.call_args.kwargs["avoid_paths"]
-
-    assert torch.equal(avoided(X, Y, layers), tree.path_key(X[on_last.flatten()])[:1])
-    for x, y, c in (
-        (X[few], Y[few], layers[few]),
-        (X, Y, differ),
-        (X, Y, mixed),
-        (alike, Y, layers),
-        (X, Y, flags),
-    ):
-        assert avoided(x, y, c) is None
-    more = space.starts(15, seed=1)
-    assert avoided(more, more[:, :1], (more[:, :1] > 1.0).double()) is not None
-    # where nothing else is left, the path is asked
-    held = suggest(space, X, Y, train_C=layers, fixed_features={0: 2.0}, seed=0).X
-    assert float(held[0, 0]) == 2.0
-
-
-def test_an_interval_of_a_decision_is_not_ruled_out_by_one_of_its_values() -> None:
-    tree = ParameterTree(2, conditions={1: Between(0, 3.0, math.inf)})
-    space = SearchSpace(["n", "x"], [[1.0, 0.0], [8.0, 1.0]], tree, [0])
-    X = torch.tensor([[8.0, 0.2 * i] for i in range(5)] + [[1.0, 0.0]]).double()
-    C = torch.tensor([[1.0]] * 5 + [[-1.0]]).double()
-    assert suggestion._closed_paths(space, X, C) == [None]
-    X[0, 0] = 7.0
-    (closed, _) = suggestion._closed_paths(space, X, C)
-    assert torch.equal(closed, tree.path_key(X[:1]))
 
 
 def test_while_nothing_is_feasible_the_constraint_leads() -> None:

@@ -2,10 +2,10 @@
 
 A study that is defined by running it does not say its space; the parameters that its
 trials asked for show it. A parameter that all trials asked for is always active.
-Another one depends on a decision: a choice, or a number, that all trials with the
-parameter have, and whose values tell them from the others. Of several such decisions it
-is the one with the fewest values, until a trial has told them apart
-(`LearntSpace.untried`). Where no single decision explains a parameter, a second and a
+Another one depends on a decision: a choice, or a whole number with few values, that all
+trials with the parameter have, and whose values tell them from the others. Of several
+such decisions it is the one with the fewest values, until a trial tells them apart.
+Where no single decision explains a parameter, a second and a
 third one do within the branches of the first; where these do not either, the parameter
 counts as active in the branch, and trials without it have the middle of its range.
 """
@@ -13,10 +13,10 @@ counts as active in the branch, and trials without it have the middle of its ran
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from graphlib import CycleError, TopologicalSorter
-from itertools import chain, pairwise
+from itertools import chain, groupby, pairwise
 from operator import and_, or_
 from typing import Any, NamedTuple
 
@@ -24,12 +24,15 @@ from botorch_structured.integrations.optuna.trial_space import (
     Asked,
     TrialParameter,
     Values,
+    united,
 )
 from botorch_structured.spaces import Between, In, ParameterTree, SearchSpace
 from botorch_structured.spaces.conditions import Condition
 
 # So many decisions together may explain a parameter.
 _DEPTH = 3
+# The ends of a range of so many whole numbers are tried though nothing depends on it.
+_SHORT = 5
 
 _Span = tuple[float, float]
 _Where = dict[int, list[_Span]]  # decision -> where its number is
@@ -58,27 +61,22 @@ class LearntSpace:
     """
 
     def __init__(self, trials: Sequence[Asked]) -> None:
-        self._united: dict[str, TrialParameter] = {}
-        self._read(trials)
-        several = self._many_ranges()
+        self._united: set[str] = set()  # names with one column for all their ranges
         while True:
-            # one parameter with all the ranges
-            for name in several:
-                first, *others = (self.parameters[i] for i in self._columns_of[name])
-                self._united[name] = first.united(others)
-            if several:
-                self._read(trials)
-            self._unexplained: set[int] = set()
-            self._rivals: dict[int, list[_DecisionSplit]] = {}
-            self._ways = self._learn()
-            names = [self.parameters[i].name for i in self._unexplained]
-            several = {n for n in names if len(self._columns_of[n]) > 1}
+            self._read(trials)
+            several = self._many_ranges()
+            if not several:
+                self._learn()
+                names = {self.parameters[i].name for i in self._unexplained}
+                several = {n for n in names if len(self._columns_of[n]) > 1}
             if not several:
                 break
+            self._united |= several
         self.names = [parameter.name for parameter in self.parameters]
         for name, columns in self._columns_of.items():
-            for k, i in enumerate(columns if len(columns) > 1 else (), 1):
-                self.names[i] = f"{name}#{k}"
+            if len(columns) > 1:
+                for k, i in enumerate(columns, 1):
+                    self.names[i] = f"{name}#{k}"
         self.space = self._build_space()
 
     def is_like(self, other: LearntSpace) -> bool:
@@ -119,12 +117,10 @@ class LearntSpace:
         row = {}
         for name, (distribution, value) in trial.values.items():
             if (i := self._column(name, distribution)) is not None:
-                is_united = name in self._united
-                row[i] = (
-                    self.parameters[i].number(value)
-                    if is_united
-                    else trial.numbers[name]
-                )
+                number = trial.numbers[name]
+                if name in self._united:
+                    number = self.parameters[i].number(value)
+                row[i] = number
         return row
 
     def fixed_entries(self, fixed: Mapping[str, Any]) -> dict[str, Any]:
@@ -163,14 +159,15 @@ class LearntSpace:
             for trial in seen
             for name, (distribution, _) in trial.values.items()
         }
-        parameters: dict[tuple[str, Any], TrialParameter] = {}
+        ranges: dict[tuple[str, Any], list[Any]] = {}
         for (name, _), distribution in self._distributions.items():
-            if (key := self._key(name, distribution)) not in parameters:
-                united = self._united.get(name)
-                parameters[key] = united or TrialParameter(name, distribution)
-        keys = sorted(parameters, key=lambda key: (key[0], repr(key[1])))
+            ranges.setdefault(self._key(name, distribution), []).append(distribution)
+        keys = sorted(ranges, key=lambda key: (key[0], repr(key[1])))
         self._keys = keys
-        self.parameters = [parameters[key] for key in keys]
+        self.parameters = [
+            TrialParameter(name, distribution or united(ranges[name, distribution]))
+            for name, distribution in keys
+        ]
         self._position = {key: i for i, key in enumerate(keys)}
         self._column_of_object = {
             (name, number): self._position[self._key(name, distribution)]
@@ -214,37 +211,18 @@ class LearntSpace:
 
     # -- what depends on what ----------------------------------------------------------
 
-    def _learn(self) -> list[list[_Where]]:
-        """For each parameter the settings of decisions under which it is active."""
-        explained: dict[int, list[_Where]] = {}
-        for i, with_it in enumerate(self._asked):
+    def _learn(self) -> None:
+        """Find the settings of decisions under which each parameter is active."""
+        explained: dict[int, tuple[list[_Where], bool]] = {}
+        for with_it in self._asked:
             # the rest of a trial that ended early is not known
             without = self._complete & ~with_it
             if with_it not in explained:
-                explained[with_it] = self._explain(i, with_it, without)
-        return [explained[with_it] for with_it in self._asked]
-
-    def _explain(self, i: int, with_it: int, without: int) -> list[_Where]:
-        if not without:
-            return [{}]
-        pure = [s for s in self._splits(with_it, without) if not s.cost]
-        if pure:
-            self._rivals[i] = pure
-            return self._follow(pure[0], with_it, without, _DEPTH)[0]
-        # a cut through many numbers explains a few trials by chance
-        several = len(self._columns_of[self.parameters[i].name]) > 1
-        many = [] if several else self._splits(with_it, without, many=True)
-        pure = [split for split in many if not split.cost]
-        if pure and min(with_it.bit_count(), without.bit_count()) > 1:
-            return self._follow(pure[0], with_it, without, 0)[0]
-        ways, explained = self._grow(with_it, without, _DEPTH)
-        if explained:
-            return ways
-        if pure:
-            return self._follow(pure[0], with_it, without, 0)[0]
-        same = (j for j, other in enumerate(self._asked) if other == with_it)
-        self._unexplained.update(same)
-        return ways
+                explained[with_it] = self._grow(with_it, without, _DEPTH)
+        self._unexplained = {
+            i for i, with_it in enumerate(self._asked) if not explained[with_it][1]
+        }
+        self._ways = [explained[with_it][0] for with_it in self._asked]
 
     def _is_decision(self, i: int) -> bool:
         return self.parameters[i].is_choice or self._is_few(i)
@@ -281,30 +259,25 @@ class LearntSpace:
                 ways.append({**way, split.decision: spans})
         return ways, explained
 
-    def _splits(
-        self, with_it: int, without: int, many: bool = False
-    ) -> list[_DecisionSplit]:
+    def _splits(self, with_it: int, without: int) -> list[_DecisionSplit]:
         """Decisions that tell some trials from others, the best ones first.
 
         Args:
             with_it: The trials that have a parameter.
             without: Others, that do not have it.
-            many: Whether numbers with many values count, too, if one cut tells all.
         """
         splits = []
         for i, asked in enumerate(self._asked):
             # one that is asked for together with the parameter explains nothing
-            if with_it & ~asked or not without & asked:
-                continue
-            if not (many or self._is_decision(i)):
+            explains = not with_it & ~asked and without & asked
+            if not (explains and self._is_decision(i)):
                 continue
             if self.parameters[i].is_choice:
                 branches = [((v, v), trials) for v, trials in self._at[i].items()]
             else:
                 branches = self._runs(i, with_it, without)
-            if self._is_decision(i) or (many and len(branches) == 2):
-                cost = sum(_impurity(with_it & b, without & b) for _, b in branches)
-                splits.append(_DecisionSplit(i, cost, branches))
+            cost = sum(_impurity(with_it & b, without & b) for _, b in branches)
+            splits.append(_DecisionSplit(i, cost, branches))
         return sorted(
             splits,
             key=lambda s: (
@@ -317,28 +290,19 @@ class LearntSpace:
 
     def _runs(self, i: int, with_it: int, without: int) -> list[tuple[_Span, int]]:
         """Neighbouring numbers with which trials ask for the same; cuts half-way."""
-        runs: list[tuple[list[float], int, tuple[bool, bool]]] = []
-        for number, trials in sorted(self._at[i].items()):
-            if not trials & (with_it | without):
-                continue
-            kind = (bool(trials & with_it), bool(trials & without))
-            if runs and runs[-1][2] == kind:
-                numbers, others, _ = runs.pop()
-                runs.append(([*numbers, number], others | trials, kind))
-            else:
-                runs.append(([number], trials, kind))
+
+        def kind(place: tuple[float, int]) -> tuple[bool, bool]:
+            return bool(place[1] & with_it), bool(place[1] & without)
+
+        places = [place for place in sorted(self._at[i].items()) if any(kind(place))]
+        runs = [list(run) for _, run in groupby(places, kind)]
         cuts = [-math.inf]
-        for (below, *_), (above, *_) in pairwise(runs):
-            middle = 0.5 * (below[-1] + above[0])
-            whole = self.parameters[i].is_whole
-            cuts.append(math.floor(middle) + 0.5 if whole else middle)
+        for below, above in pairwise(runs):
+            middle = 0.5 * (below[-1][0] + above[0][0])
+            cuts.append(math.floor(middle) + 0.5)
         ends = [math.nextafter(cut, -math.inf) for cut in cuts[1:]] + [math.inf]
-        return [
-            (span, trials)
-            for span, (_, trials, _) in zip(
-                zip(cuts, ends, strict=True), runs, strict=True
-            )
-        ]
+        trials = [reduce(or_, (some for _, some in run)) for run in runs]
+        return list(zip(zip(cuts, ends, strict=True), trials, strict=True))
 
     # -- the space ---------------------------------------------------------------------
 
@@ -369,7 +333,7 @@ class LearntSpace:
         tree = ParameterTree(len(columns), conditions=conditions, values=values)
         return SearchSpace.from_columns(columns, tree)
 
-    def _condition(self, ways: Sequence[_Where]) -> Condition:
+    def _condition(self, ways: list[_Where]) -> Condition:
         """One of several settings of decisions."""
         settings = [
             reduce(and_, (self._atom(i, spans) for i, spans in sorted(way.items())))
@@ -388,9 +352,9 @@ class LearntSpace:
         """Decisions of a trial that sees something new; None if nothing is left.
 
         A value that no trial has is tried, as something may depend on it: each value of
-        a choice with at most 10, or on which something depends; the ends of a short
-        range of whole numbers, then the middle between two that differ. One trial tries
-        as many as go together. Then decisions are told apart that explain the same.
+        a choice with at most 10, or on which something depends; the ends of a range of
+        at most 5 whole numbers, then the middle between two that differ. One trial
+        tries as many as go together.
 
         Args:
             fixed_entries: Entries that the trial has in any case.
@@ -403,23 +367,14 @@ class LearntSpace:
             parameter = self.parameters[i := self.names.index(name)]
             fixed[i] = parameter.number(parameter.value(entry))
         chosen: dict[int, float] = {}
-        new = sorted(self._new_numbers(), key=lambda one: len(self._above(one[0])))
-        worth_it = any(one[2] for one in new)
-        for i, number, _ in new if worth_it else ():
-            if i in chosen or i in fixed:
-                continue
-            for row in (row for row in self._rows if i in row):
-                way = {j: row[j] for j in self._above(i) if j in row}
-                both = chosen | fixed
-                if all(both.get(j, v) == v for j, v in way.items()):
-                    chosen |= {**way, i: number}
-                    break
-        if not chosen:
-            chosen = self._separating()
-            if any(fixed.get(i, v) != v for i, v in chosen.items()):
-                return None
-            if any(chosen.items() <= row.items() for row in self._expected):
-                return None
+        new = self._new_numbers()
+        for i in sorted(new, key=lambda i: len(self._above(i))):
+            both = chosen | fixed
+            rows = (row for row in self._rows if i in row and i not in both)
+            ways = ({j: row[j] for j in self._above(i) if j in row} for row in rows)
+            fitting = (way for way in ways if (both | way).items() >= both.items())
+            if (way := next(fitting, None)) is not None:
+                chosen |= {**way, i: new[i]}
         parameters = ((self.parameters[i], number) for i, number in chosen.items())
         values = {p.name: (p.distribution, p.value_at(v)) for p, v in parameters}
         return values or None
@@ -435,69 +390,32 @@ class LearntSpace:
                 stack += self._parents.get(j, ())
         return above
 
-    def _new_numbers(self) -> Iterator[tuple[int, float, bool]]:
-        """Numbers of decisions that no trial has, at most one for each, and whether
-        they are worth a trial."""
+    def _new_numbers(self) -> dict[int, float]:
+        """Numbers of decisions that no trial has, at most one for each."""
         matter = {c for above in self._parents.values() for c in above}
+        new = {}
         for i, parameter in enumerate(self.parameters):
-            expected = {row[i] for row in self._expected if i in row}
-            tried = self._at[i].keys() | expected
-            worth_it = True
-            untried: Iterable[float]
+            tried = {*self._at[i], *(row[i] for row in self._expected if i in row)}
+            numbers: Sequence[float] = ()
             if parameter.is_choice and (i in matter or self._is_few(i)):
                 numbers = range(int(parameter.size))
-                untried = (float(v) for v in numbers if v not in tried)
-            elif i in matter and parameter.is_whole:
-                untried = (v for v in self._between_unlike(i) if v not in expected)
-            elif self._is_few(i) and parameter.is_whole:
-                untried = (v for v in parameter.ends if v not in tried)
-                worth_it = parameter.size <= 5  # else only beside another one
-            else:
-                continue
-            if (number := next(iter(untried), None)) is not None:
-                yield i, number, worth_it
+            elif parameter.is_whole and (i in matter or parameter.size <= _SHORT):
+                ends = parameter.ends if self._is_few(i) else ()
+                numbers = [*ends, *self._between_unlike(i)]
+            untried = [float(v) for v in numbers if v not in tried]
+            if untried:
+                new[i] = untried[0]
+        return new
 
-    def _between_unlike(self, i: int) -> Iterator[float]:
-        """The middle of neighbours of which one has a parameter that the other lacks,
-        the ends of the range first."""
-        parameter = self.parameters[i]
-        tried = sorted(self._at[i])
-        if self._is_few(i):
-            yield from (v for v in parameter.ends if v not in self._at[i])
+    def _between_unlike(self, i: int) -> list[float]:
+        """The middle of neighbours with which trials ask for other parameters."""
         spans = [s for ways in self._ways for way in ways for s in way.get(i, ())]
         cuts = set(chain(*spans))
-        for a, b in pairwise(tried):
-            if b - a > 1 and any(a < cut < b for cut in cuts):
-                yield float(math.floor(0.5 * (a + b)))
-
-    def _separating(self) -> dict[int, float]:
-        """Values that tell which of two decisions explains a parameter."""
-        for i, (best, *rivals) in self._rivals.items():
-            for rival in rivals:
-                if not self._is_few(rival.decision) or not self._is_few(best.decision):
-                    continue
-                for one, other in ((best, rival), (rival, best)):
-                    if values := self._disagreement(i, one, other):
-                        return values
-        return {}
-
-    def _disagreement(
-        self, i: int, one: _DecisionSplit, other: _DecisionSplit
-    ) -> dict[int, float]:
-        """A trial for which one decision has the parameter, and another one has not."""
-        p = one.decision
-        q = other.decision
-        lacking = [
-            number
-            for number, trials in self._at[q].items()
-            if trials & self._complete and not trials & self._asked[i]
+        return [
+            float(math.floor(0.5 * (a + b)))
+            for a, b in pairwise(sorted(self._at[i]))
+            if b - a > 1 and any(a < cut < b for cut in cuts)
         ]
-        above = self._above(p) | self._above(q)
-        for row in self._rows if lacking and q not in self._above(p) else ():
-            if i in row and q in row and p in row:
-                way = {j: row[j] for j in above if j in row}
-                return {**way, p: row[p], q: lacking[0]}
-        return {}
 
 
 def _impurity(with_it: int, without: int) -> float:
@@ -507,17 +425,16 @@ def _impurity(with_it: int, without: int) -> float:
     return 2 * a * b / (a + b) if a and b else 0.0
 
 
-def _joined(ways: Iterable[_Where]) -> list[_Where]:
+def _joined(ways: list[_Where]) -> list[_Where]:
     """Settings that differ in one decision only are one."""
-    joined = [{i: list(spans) for i, spans in way.items()} for way in ways]
-    for i in sorted({i for way in joined for i in way}):
+    for i in sorted({i for way in ways for i in way}):
         groups: dict[Any, _Where] = {}
-        for way in joined:
+        for way in ways:
             others = tuple((j, tuple(s)) for j, s in sorted(way.items()) if j != i)
-            if (others, i in way) in groups and i in way:
-                same = groups[others, True][i]
+            if i in way:
+                same = groups.setdefault((others, True), {**way, i: []})[i]
                 same += [span for span in way[i] if span not in same]
             else:
-                groups[others, i in way] = way
-        joined = list(groups.values())
-    return joined
+                groups[others, False] = way
+        ways = list(groups.values())
+    return ways

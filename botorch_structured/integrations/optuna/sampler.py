@@ -5,29 +5,20 @@ from __future__ import annotations
 __all__ = ["StructuredSampler"]
 
 import threading
-import time
-import warnings
 import zlib
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import combinations
 from typing import Any
 
 import numpy as np
 import optuna
 from botorch.exceptions.errors import CandidateGenerationError
-from optuna.distributions import (
-    BaseDistribution,
-    CategoricalDistribution,
-    FloatDistribution,
-)
+from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler, PartialFixedSampler
 from optuna.trial import FrozenTrial, TrialState
 
 from botorch_structured.integrations.optuna.learning import LearntSpace
 from botorch_structured.integrations.optuna.shared_paths import (
-    SharedPath,
     SharedPaths,
     SuggestedPath,
 )
@@ -44,7 +35,7 @@ from botorch_structured.integrations.optuna.trial_space import (
 from botorch_structured.models import OldStudiesMean
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.spaces.arguments import check_seed, later_seed
-from botorch_structured.spaces.columns import CategoricalColumn, Column, is_equal
+from botorch_structured.spaces.columns import is_equal
 from botorch_structured.study import Study
 from botorch_structured.study.earlier import OldStudy, learn, read_studies
 
@@ -52,6 +43,8 @@ _logger = optuna.logging.get_logger("optuna.structured")
 
 # torch's seed and GPyTorch's settings are global: one suggestion at a time.
 _ONE_AT_A_TIME = threading.Lock()
+# A trial that meets others looks so often for a point of its own.
+_ROUNDS = 20
 _SWITCH = "This warning can be switched off with warn_independent_sampling=False."
 
 
@@ -65,7 +58,7 @@ class StructuredSampler(BaseSampler):
     Which parameters belong to which values is learnt from the trials, unless ``space``
     says it. Trials try first what nobody has tried: each value of a choice (of up to 10
     values, or on which something depends), the ends of a range of at most 5 integers,
-    or of at most 10 where a trial tries something else anyway.
+    or of at most 10 on which something depends.
     When a study has seen its branches, each trial gets a complete path from
     `botorch_structured.suggest`. A branch that shows up later is explored, too.
 
@@ -86,9 +79,6 @@ class StructuredSampler(BaseSampler):
             what `SearchSpace.from_dictionaries` takes. The objective has to take all
             values that a declared parameter has. Default: learnt from the trials.
         seed: A study with ``n_jobs=1`` is then the same each time.
-        constraints_func: Numbers of a trial (or one), feasible where none is positive;
-            called when it has ended. Optuna's own samplers have it, and deprecate it:
-            ``Trial.set_constraint`` does the same.
         model: In place of the default model, see `Study`.
         acquisition: In place of the default acquisition function, see `Study`.
         warn_independent_sampling: Whether to log a warning where a parameter was not in
@@ -120,14 +110,12 @@ class StructuredSampler(BaseSampler):
         space: Any = None,
         *,
         seed: int | None = None,
-        constraints_func: Callable[[FrozenTrial], Sequence[float]] | None = None,
         model: Callable[..., Any] | None = None,
         acquisition: Callable[..., Any] | None = None,
         warn_independent_sampling: bool = True,
         earlier: Any = None,
     ) -> None:
         for name, function in (
-            ("constraints_func", constraints_func),
             ("model", model),
             ("acquisition", acquisition),
         ):
@@ -141,21 +129,10 @@ class StructuredSampler(BaseSampler):
                 "name that tells them apart, got parameters that would be "
                 f"{declared.names}. Without a space, trials show which there are."
             )
-        for column in () if declared is None else declared.columns:
-            for a, b in combinations(getattr(column, "choices", ()), 2):
-                if is_equal(a, b):
-                    raise ValueError(
-                        f"space: expected choices that Optuna tells apart, got {a!r} "
-                        f"and {b!r} for {column.name!r}: leave one out, or write them "
-                        "as texts."
-                    )
         self._declared = declared
         seed = check_seed(seed)
         self._seed = _new_seed() if seed is None else seed
         self._arguments: dict[str, Any] = {"model": model, "acquisition": acquisition}
-        self._constraints_func: Callable[..., Any] | None = None
-        if constraints_func is not None:  # pickles, unlike a closure
-            self._constraints_func = partial(_constraints, constraints_func)
         self._warns = warn_independent_sampling
         self._earlier: list[Any] = [] if earlier is None else [earlier]
         if isinstance(earlier, list):
@@ -213,46 +190,62 @@ class StructuredSampler(BaseSampler):
 
     def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
         """Choose the whole path of a trial as soon as it exists."""
-        key = (study.study_name, trial.number)
-        for _ in range(20):
+        for _ in range(_ROUNDS):
             with _ONE_AT_A_TIME:
                 shared = SharedPaths(study, self._declared, self._old_trials)
-                trials = shared.trials
+                key = study.study_name, trial.number
                 if key not in self._suggested and (path := shared.read(trial.number)):
                     # the trial is taken up in another process
-                    self._suggested[key] = path.suggestion
+                    self._suggested[key] = path
                     return
-                settled = {t.number for t in trials if t.state.is_finished()}
-                settled.add(trial.number)
-                others = shared.others(settled)
-                # one that has parameters and keeps no suggestion is seen as it is
-                settled |= {t.number for t in trials if t.params} - others.keys()
-                fixed = self._fixed(study, trial, trials)
-                suggestion = self._choose(study, trial, trials, others, fixed)
+                suggestion = self._choose(study, trial, shared)
             self._suggested[key] = suggestion
             if not shared.exist:
                 return
-            knows = {number: path.version for number, path in others.items()}
-            shared.keep(trial.number, suggestion, knows, final=False)
-            version = shared.version(suggestion)
-            clashes = self._clashes(
-                study, trial.number, suggestion, version, others, settled
+            shared.keep(trial.number, suggestion)
+            now = SharedPaths(study, self._declared, self._old_trials)
+            if not self._has_news(study, trial.number, suggestion, shared, now):
+                return
+
+    def _has_news(
+        self,
+        study: optuna.Study,
+        number: int,
+        suggestion: SuggestedPath,
+        before: SharedPaths,
+        now: SharedPaths,
+    ) -> bool:
+        """Whether another trial on the branch has shown what was not seen before."""
+        seen = {t.number: t for t in before.trials}
+        for trial in now.trials:
+            last = seen.get(trial.number)
+            if trial.number == number or (last and last.state.is_finished()):
+                continue
+            path = self._path(study, trial, now)
+            known = self._path(study, last, before) if last else {}
+            is_known = path.keys() <= known.keys() and all(
+                is_equal(known[name][1], value) for name, (_, value) in path.items()
             )
-            if not clashes:
-                break
-        shared.keep(trial.number, suggestion, knows, final=True)
+            if not is_known and suggestion.shares_branch(path):
+                return True
+        return False
+
+    def _path(
+        self, study: optuna.Study, trial: FrozenTrial, shared: SharedPaths
+    ) -> Values:
+        """What a trial has asked for, and is expected to ask for while it runs."""
+        values = self._values(trial)
+        if trial.state == TrialState.RUNNING:
+            path = shared.read(trial.number) or self._suggestion(study, trial)
+            if path.agrees(values):
+                return path.values | values
+        return values
 
     def infer_relative_search_space(
         self, study: optuna.Study, trial: FrozenTrial
     ) -> dict[str, BaseDistribution]:
-        """The parameters of the path, as far as Optuna has seen them."""
-        values = self._suggestion(study, trial).values
-        ranges = {name: d for name, (d, _) in values.items() if d is not None}
-        if self._earlier:  # ranges of old studies may not be those of this one
-            trials = study.get_trials(deepcopy=False)
-            names = {name for t in trials for name in t.distributions}
-            ranges = {name: d for name, d in ranges.items() if name in names}
-        return ranges
+        """None: `sample_independent` knows the path, and the ranges of the trial."""
+        return {}
 
     def sample_relative(
         self,
@@ -260,9 +253,8 @@ class StructuredSampler(BaseSampler):
         trial: FrozenTrial,
         search_space: dict[str, BaseDistribution],
     ) -> dict[str, Any]:
-        """Their values."""
-        values = self._suggestion(study, trial).values
-        return {name: values[name][1] for name in search_space if name in values}
+        """None."""
+        return {}
 
     def sample_independent(
         self,
@@ -271,7 +263,7 @@ class StructuredSampler(BaseSampler):
         param_name: str,
         param_distribution: BaseDistribution,
     ) -> Any:
-        """A parameter of the path whose range is another one now, or a random value."""
+        """A parameter of the path, the nearest one in its range; or a random value."""
         suggestion = self._suggestion(study, trial)
         parameter = TrialParameter(param_name, param_distribution)
         if self._declared is not None:
@@ -282,30 +274,28 @@ class StructuredSampler(BaseSampler):
                 return parameter.nearest(value)
         if suggestion.whole and self._warns:
             self._warn(study, trial.number, param_name)
+        return self._draw(trial.number, parameter)
+
+    def _draw(self, number: int, parameter: TrialParameter) -> Any:
+        """A random value of a parameter that is not on the path of a trial."""
         seed = self._seed % (1 << 64)  # NumPy takes no negative ones
-        numbers = (seed, trial.number, zlib.crc32(param_name.encode()))
+        numbers = (seed, number, zlib.crc32(parameter.name.encode()))
         return parameter.draw(int(np.random.SeedSequence(numbers).generate_state(1)[0]))
 
     def _warn(self, study: optuna.Study, number: int, name: str) -> None:
-        """Say that a parameter was not expected, and how it will be."""
-        text = f"Trial {number} asked for {name!r}, which "
-        if self._declared is None:
-            text += (
-                "is not on the path that it was suggested: its value is random. The "
-                "next suggestions know of it. If this happens again and again, declare "
-                "the space: StructuredSampler(space=...)."
-            )
-        elif name in self._declared.names:
-            text += "the declared space has on other paths only: its value is random."
-        elif (key := (study.study_name, name)) in self._unknown:
-            return
-        else:
-            self._unknown.add(key)
-            text += (
-                f"the declared space does not have, only {self._declared.names}: its "
-                "value is random in all trials."
-            )
-        _logger.warning(f"{text} {_SWITCH}")
+        """Say that a parameter was not expected; once if it never will be."""
+        text = (
+            "is not on the path that it was suggested: its value is random. If this "
+            "happens again and again, declare the space: StructuredSampler(space=...)."
+        )
+        if self._declared is not None:
+            text = "the declared space has on other paths only: its value is random."
+            if name not in self._declared.names:
+                if (study.study_name, name) in self._unknown:
+                    return
+                self._unknown.add((study.study_name, name))
+                text = "the declared space does not have: its value is always random."
+        _logger.warning(f"Trial {number} asked for {name!r}, which {text} {_SWITCH}")
 
     def _say_left_out(self, study: optuna.Study, trial: FrozenTrial) -> None:
         """Say once that a trial is not in the declared space."""
@@ -326,7 +316,7 @@ class StructuredSampler(BaseSampler):
         state: TrialState,
         values: Sequence[float] | None,
     ) -> None:
-        """Forget the suggestion, check parameters, and call ``constraints_func``."""
+        """Forget the suggestion, and check parameters."""
         self._suggested.pop((study.study_name, trial.number), None)
         SharedPaths(study, self._declared, self._old_trials).forget(trial.number)
         if self._declared is not None and state != TrialState.FAIL:
@@ -334,14 +324,6 @@ class StructuredSampler(BaseSampler):
             for name, distribution in trial.distributions.items():
                 parameter = TrialParameter(name, distribution)
                 check_declared(self._declared, parameter, self._values(trial))
-        if self._constraints_func is not None:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", FutureWarning)
-                # Optuna's own way to store what the function returns
-                store = optuna.samplers.TPESampler(
-                    constraints_func=self._constraints_func
-                )
-            store.after_trial(study, trial, state, values)
 
     # -- suggestions -------------------------------------------------------------------
 
@@ -365,103 +347,29 @@ class StructuredSampler(BaseSampler):
         key = (study.study_name, trial.number)
         return self._suggested.get(key, SuggestedPath())
 
-    def _fixed(
-        self, study: optuna.Study, trial: FrozenTrial, trials: Sequence[FrozenTrial]
-    ) -> dict[str, Any]:
-        """``{name: value}`` of the parameters that are fixed, see the class."""
-        fixed: dict[str, Any] = {}
-        wrapper = getattr(study, "sampler", None)
-        if isinstance(wrapper, PartialFixedSampler):
-            # it does not say which it holds, but hands on all others
-            seen = {k: v for other in trials for k, v in self._values(other).items()}
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # said again when the trial asks for it
-                if self._declared is not None:
-                    for column in self._declared.columns:
-                        seen.setdefault(column.name, _as_declared(column))
-                self._suggested[study.study_name, trial.number] = SuggestedPath(seen)
-                free = wrapper.infer_relative_search_space(study, trial)
-                for name in seen.keys() - free.keys():
-                    distribution, _ = seen[name]
-                    assert distribution is not None  # known of trials, made of columns
-                    with suppress(ValueError):  # none of the choices
-                        fixed[name] = wrapper.sample_independent(
-                            study, trial, name, distribution
-                        )
-            del self._suggested[study.study_name, trial.number]
-        # `Study.enqueue_trial` keeps them here; FrozenTrial has no other way to ask
-        return fixed | trial.system_attrs.get("fixed_params", {})
-
-    def _clashes(
-        self,
-        study: optuna.Study,
-        number: int,
-        suggestion: SuggestedPath,
-        version: int,
-        considered: Mapping[int, SharedPath],
-        settled: Collection[int],
-    ) -> bool:
-        """Whether another trial has to be taken into account, see `SharedPaths`; those
-        that ended in the meantime, too."""
-        began = time.monotonic()
-        while True:
-            shared = SharedPaths(study, self._declared, self._old_trials)
-            ended = {t.number for t in shared.trials if t.state.is_finished()}
-            others = shared.others({number, *ended})
-            waits = False
-            for trial in shared.trials:
-                # a trial gives its suggestion up just before it has ended
-                if trial.number in settled or trial.number in others:
-                    continue
-                values = self._values(trial)
-                path = considered.get(trial.number)
-                if path is None or not path.suggestion.agrees(values):
-                    if suggestion.shares_branch(SuggestedPath(values)):
-                        return True
-            for other, path in others.items():
-                if (
-                    (other in considered and considered[other].version == path.version)
-                    or path.knows.get(number) == version
-                    or not suggestion.shares_branch(path.suggestion)
-                ):
-                    continue
-                if other < number or path.final:
-                    return True
-                waits = True
-            # two operations of another process take less, unless it was killed
-            if not waits or time.monotonic() - began > 10.0:
-                return False
-            time.sleep(0.01)
-
     def _choose(
-        self,
-        study: optuna.Study,
-        trial: FrozenTrial,
-        trials: Sequence[FrozenTrial],
-        shared: Mapping[int, SharedPath],
-        fixed: Mapping[str, Any],
+        self, study: optuna.Study, trial: FrozenTrial, shared: SharedPaths
     ) -> SuggestedPath:
         """A suggestion for a trial, given those of others."""
         number = trial.number
+        fixed = _fixed(study, trial)
         told = self._kept.setdefault(study.study_name, ToldStudy(self._values))
-        others = [t for t in trials if t.number != number]
+        others = [t for t in shared.trials if t.number != number]
         asked = []
         paths = {}  # of trials that have not ended
         for other in others:
             if other.state.is_finished():
                 asked.append(told.asked(other))
                 continue
-            path = values = self._values(other)
-            if other.state == TrialState.RUNNING:
-                suggestion = self._suggestion(study, other)
-                if other.number in shared:
-                    suggestion = shared[other.number].suggestion
-                if suggestion.agrees(values):
-                    path = suggestion.values | values
+            values = self._values(other)
+            path = self._path(study, other, shared)
             paths[other.number] = path
             # A suggestion may be wrong, and that of a trial that was killed would stay
             # for ever: dependencies are learnt from the parameters that were asked for.
-            expected = not values and not _is_overtaken(other, others)
+            # Five later trials that have ended mean that it was killed.
+            later = [t for t in others if t.number > other.number]
+            ended = sum(t.state.is_finished() for t in later)
+            expected = not values and ended < 5
             asked.append(Asked(path if expected else values, False, expected))
         space = self._space([*self._asked_before(asked), *asked])
         if space is None:
@@ -502,23 +410,15 @@ class StructuredSampler(BaseSampler):
         return None if all(one.expected for one in shown) else LearntSpace(shown)
 
     def _asked_before(self, asked: Sequence[Asked]) -> list[Asked]:
-        """The trials of old studies, if the new ones ask for the same.
-
-        Of a parameter that no new trial has asked for, the last old range counts.
-        """
-        if not self._old_trials:
-            return []
-        now: dict[str, list[BaseDistribution]] = {}
-        for one in asked:
-            for name, (distribution, _) in one.values.items():
-                if distribution is not None:
-                    now.setdefault(name, []).append(distribution)
+        """The trials of old studies that asked for the last range of each parameter."""
         old = self._asked(self._old_trials)
-        last = {name: d for one in old for name, (d, _) in one.values.items()}
+        last: dict[str, Any] = {}
+        for one in (*old, *asked):
+            last |= {name: d for name, (d, _) in one.values.items() if d is not None}
         return [
             one
             for one in old
-            if all(d in now.get(n, [last[n]]) for n, (d, _) in one.values.items())
+            if all(d == last[name] for name, (d, _) in one.values.items())
         ]
 
     def _maker(self, study: optuna.Study, space: TrialSpace) -> Callable[..., Study]:
@@ -568,31 +468,15 @@ def _in_words_of(space: TrialSpace, old: Any) -> OldStudy:
     return OldStudy(configs, old.values)
 
 
-def _as_declared(column: Column) -> tuple[BaseDistribution, Any]:
-    """A distribution with all values of a column, and one of them."""
-    distribution: BaseDistribution
-    if isinstance(column, CategoricalColumn):
-        distribution = CategoricalDistribution(column.choices)
-    else:
-        lower, upper = (column.decode(bound) for bound in column.bounds)
-        distribution = FloatDistribution(lower, upper)
-    return distribution, column.decode(column.fill)
-
-
-def _constraints(function: Callable[..., Any], trial: FrozenTrial) -> Any:
-    """The numbers that a ``constraints_func`` returns, as a list."""
-    numbers = function(trial)
-    if isinstance(numbers, (str, type(None))):
-        raise ValueError(
-            f"constraints_func: expected a number, or several, got {numbers!r}."
-        )
-    return [numbers] if np.ndim(numbers) == 0 else numbers
-
-
-def _is_overtaken(trial: FrozenTrial, others: Sequence[FrozenTrial]) -> bool:
-    """Whether five later trials have ended: it was killed before it asked."""
-    later = (t for t in others if t.number > trial.number)
-    return sum(t.state.is_finished() for t in later) >= 5
+def _fixed(study: optuna.Study, trial: FrozenTrial) -> dict[str, Any]:
+    """``{name: value}`` of the parameters that are fixed, see `StructuredSampler`."""
+    fixed: dict[str, Any] = {}
+    sampler = getattr(study, "sampler", None)
+    while isinstance(sampler, PartialFixedSampler):  # it has no other way to ask
+        fixed = sampler._fixed_params | fixed
+        sampler = sampler._base_sampler
+    # `Study.enqueue_trial` keeps them here; FrozenTrial has no other way to ask
+    return fixed | trial.system_attrs.get("fixed_params", {})
 
 
 def _new_seed() -> int:

@@ -6,18 +6,16 @@ ask for are kept with the study, as user attributes ``structured:0``, ``structur
 trials take over: Optuna cannot delete them.
 
 Storages have no locks for samplers. For no two trials to be at one point, a trial that
-has chosen says so, looks again, and then says that its choice is final. Where it meets
-another choice on the same branch, made without knowledge of its own, the trial with the
-larger number chooses again, unless that one's choice is final; the other one waits for
-its answer. A trial that is killed in between keeps nobody waiting for long, nor does
-harm: the point is not evaluated.
+has chosen says so, looks again, and chooses again where another trial on the same
+branch has shown what it did not know: of two that choose at once at least one sees the
+other. Nobody waits for a trial that is killed in between, nor does it harm: the point
+is not evaluated.
 """
 
 from __future__ import annotations
 
 import json
-import zlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,13 +41,11 @@ class SuggestedPath:
     values: Values = field(default_factory=dict)
     whole: bool = False
 
-    def shares_branch(self, other: SuggestedPath) -> bool:
-        """Whether no choice or whole number tells it from another one."""
-        for name in self.values.keys() & other.values.keys():
-            value = self.values[name][1]
-            if value != other.values[name][1] and not isinstance(value, float):
-                return False
-        return bool(self.values and other.values)
+    def shares_branch(self, values: Values) -> bool:
+        """Whether no choice or whole number tells it from the values of a trial."""
+        shared = self.values.keys() & values.keys()
+        pairs = [(self.values[name][1], values[name][1]) for name in shared]
+        return all(a == b or isinstance(a, float) for a, b in pairs) and bool(values)
 
     def agrees(self, values: Values) -> bool:
         """Whether a trial has its suggested values; an enqueued one need not."""
@@ -57,23 +53,6 @@ class SuggestedPath:
             name not in values or is_equal(values[name][1], value)
             for name, (_, value) in self.values.items()
         )
-
-
-@dataclass(frozen=True)
-class SharedPath:
-    """A suggestion as other processes see it.
-
-    Args:
-        suggestion: The suggestion.
-        knows: The running trials it takes into account, and their versions.
-        final: Whether it will not change any more.
-        version: Another one for other values.
-    """
-
-    suggestion: SuggestedPath
-    knows: dict[int, int]
-    final: bool
-    version: int
 
 
 class SharedPaths:
@@ -105,60 +84,30 @@ class SharedPaths:
         self._texts: dict[str, str] = study.user_attrs if self.exist else {}
         self.trials: Sequence[FrozenTrial] = study.get_trials(deepcopy=False)
 
-    def read(self, number: int) -> SharedPath | None:
+    def read(self, number: int) -> SuggestedPath | None:
         """The suggestion of a trial; None if there is none."""
         shared = json.loads(self._texts.get(_place(number)) or "{}")
         if shared.get("trial") != number:
             return None
-        rows = shared["values"]
-        return SharedPath(
-            SuggestedPath({row[0]: self._value(*row) for row in rows}, shared["whole"]),
-            {int(n): version for n, version in shared["knows"].items()},
-            shared["final"],
-            _version(rows),
-        )
+        values = {row[0]: self._value(*row) for row in shared["values"]}
+        return SuggestedPath(values, shared["whole"])
 
-    def others(self, without: Collection[int]) -> dict[int, SharedPath]:
-        """The suggestions of the trials but some, by their numbers."""
-        numbers = [t.number for t in self.trials if t.number not in without]
-        paths = {number: self.read(number) for number in numbers}
-        return {number: path for number, path in paths.items() if path is not None}
-
-    def keep(
-        self,
-        number: int,
-        suggestion: SuggestedPath,
-        knows: Mapping[int, int],
-        final: bool,
-    ) -> None:
+    def keep(self, number: int, suggestion: SuggestedPath) -> None:
         """Let other processes know of a suggestion."""
-        shared = {
-            "trial": number,
-            "whole": suggestion.whole,
-            "values": self._rows(suggestion),
-            "knows": dict(knows),
-            "final": final,
-        }
-        self._study.set_user_attr(_place(number), json.dumps(shared))
-
-    def version(self, suggestion: SuggestedPath) -> int:
-        """That of a suggestion that is kept."""
-        return _version(self._rows(suggestion))
-
-    def forget(self, number: int) -> None:
-        """Leave nothing of a trial that ends."""
-        if self.read(number) is not None:
-            self._study.set_user_attr(_place(number), "")
-
-    def _rows(self, suggestion: SuggestedPath) -> list[list[Any]]:
-        rows = []
+        rows: list[list[Any]] = []
         for name, (distribution, value) in suggestion.values.items():
             if distribution is not None:
                 internal = distribution.to_internal_repr(value)
                 rows.append([name, repr(distribution), internal])
             elif name in self._columns:  # not a constant
                 rows.append([name, "", self._columns[name].encode(value)])
-        return rows
+        shared = {"trial": number, "whole": suggestion.whole, "values": rows}
+        self._study.set_user_attr(_place(number), json.dumps(shared))
+
+    def forget(self, number: int) -> None:
+        """Leave nothing of a trial that ends."""
+        if self.read(number) is not None:
+            self._study.set_user_attr(_place(number), "")
 
     def _value(
         self, name: str, text: str, internal: float
@@ -179,7 +128,3 @@ class SharedPaths:
 def _place(number: int) -> str:
     """The user attribute of a trial; later trials take over those of ended ones."""
     return f"structured:{number % 256}"
-
-
-def _version(rows: Sequence[Sequence[Any]]) -> int:
-    return zlib.crc32(json.dumps(rows).encode())

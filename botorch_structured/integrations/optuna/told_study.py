@@ -17,9 +17,9 @@ from botorch_structured.integrations.optuna.learning import LearntSpace
 from botorch_structured.integrations.optuna.trial_space import (
     Asked,
     DeclaredSpace,
-    TrialValues,
     Values,
     configurations,
+    trial_values,
 )
 from botorch_structured.study import Study
 
@@ -115,27 +115,25 @@ class ToldStudy:
             configs: Their configurations.
             make: Called with the arguments of the `Study` that are known here.
         """
-        values = TrialValues(study, trials)
-        told = []
-        for trial, config in zip(trials, configs, strict=True):
-            if config is not None and trial.state.is_finished():
-                told.append((trial, config, values.value(trial)))
-        if self._study is None or values.arguments != self._arguments:
-            self._arguments = values.arguments
-            self._study = make(**values.arguments)
-            self._told = []
-        same = 0
-        for (new, _, value), (old, old_value) in zip(told, self._told, strict=False):
-            if new is not old or value != old_value:
-                break
-            same += 1
-        self._study._truncate(same)
-        self._told = self._told[:same]
+        arguments, values = trial_values(study, trials)
+        told = [
+            (trial, config, value)
+            for trial, config, value in zip(trials, configs, values, strict=True)
+            if config is not None and trial.state.is_finished()
+        ]
+        # in the order in which they ended, so that new ones are the last
+        told.sort(key=lambda row: (row[0].datetime_complete, row[0].number))
+        now = [(trial, value) for trial, _, value in told]
+        n = len(self._told)
+        if self._study is None or (arguments, self._told) != (self._arguments, now[:n]):
+            self._arguments = arguments
+            self._study = make(**arguments)
+            n = 0
+        self._study._pending.clear()  # what is asked here is pending in the other study
+        self._told = now
         self._study.tell_many(
-            [config for _, config, _ in told[same:]],
-            [value for _, _, value in told[same:]],
+            [config for _, config, _ in told[n:]], [value for _, value in now[n:]]
         )
-        self._told = [(trial, value) for trial, _, value in told]
         return self._study
 
 

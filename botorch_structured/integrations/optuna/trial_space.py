@@ -10,10 +10,9 @@ from __future__ import annotations
 import math
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from decimal import Decimal
 from functools import cache, cached_property
 from itertools import islice
 from numbers import Real
@@ -27,7 +26,6 @@ from optuna.distributions import (
     FloatDistribution,
     IntDistribution,
 )
-from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 from torch import Tensor
 
@@ -39,6 +37,7 @@ from botorch_structured.spaces.columns import (
     Constant,
     FloatColumn,
     IntegerColumn,
+    takes,
 )
 
 Values = dict[str, tuple[BaseDistribution | None, Any]]
@@ -136,11 +135,11 @@ class TrialParameter:
             return list(self._choices.values())[self._labels.index(entry)]
         if self.step is None:
             return int(entry) if self.is_integer else float(entry)
-        # as it is written: 3 steps of 0.1 are 0.3, and digits of integers are exact
-        ours = self.distribution
-        low, high, step = (Decimal(str(x)) for x in (ours.low, ours.high, self.step))
-        value = min(low + int(entry) * step, high)
-        return int(value) if self.is_integer else float(value)
+        value = self.distribution.low + int(entry) * self.step
+        if self.is_integer:
+            return value
+        # 3 steps of 0.1 are 0.3
+        return min(float(f"{value:.15g}"), self.distribution.high)
 
     def number(self, value: Any) -> float:
         """The place of a value of the trial on the axis of the column."""
@@ -167,23 +166,6 @@ class TrialParameter:
         inside = isinstance(value, Real) and ours.low <= value <= ours.high
         return inside and (self.step is None or isinstance(self._steps(value), int))
 
-    def takes(self, value: Any, log: bool = False) -> bool:
-        """Whether it is a value, but for rounding at the ends of a range of floats.
-
-        Args:
-            value: The value.
-            log: Whether it is one of a range on a logarithmic scale.
-        """
-        ours = self.distribution
-        is_float = isinstance(self.distribution, FloatDistribution)
-        if is_float and isinstance(value, Real):
-            # apart from rounding of the number, or the range unless it is logarithmic
-            room = 0.0 if log or ours.log else self._width
-            for end in (ours.low, ours.high):
-                if abs(value - end) <= 1e-12 * max(abs(end), room):
-                    return True
-        return self.contains(value)
-
     def _steps(self, value: Any) -> float:
         """How many steps lead to a number: an integer, unless it is between two."""
         low = self.distribution.low
@@ -205,13 +187,14 @@ class TrialParameter:
         generator = torch.Generator().manual_seed(seed)
         return self.value_at(self.column(self.name).draw(1, generator).item())
 
-    def united(self, others: list[TrialParameter]) -> TrialParameter:
-        """One range for all of these numbers, without steps if these differ."""
-        group = [p.distribution for p in (self, *others)]
-        low = min(d.low for d in group)
-        high = max(d.high for d in group)
-        kind = IntDistribution if self.is_integer else FloatDistribution
-        return TrialParameter(self.name, kind(low, high, log=self.distribution.log))
+
+def united(distributions: Sequence[Any]) -> Any:
+    """One range for all of these numbers, without steps."""
+    low = min(d.low for d in distributions)
+    high = max(d.high for d in distributions)
+    first = distributions[0]
+    kind = IntDistribution if isinstance(first, IntDistribution) else FloatDistribution
+    return kind(low, high, log=first.log)
 
 
 @dataclass(frozen=True)
@@ -304,22 +287,16 @@ def check_declared(
         ValueError: It takes some of them only.
     """
     name = parameter.name
-    lacking = []
-    expected = []
     others = {k: value for k, (_, value) in asked.items() if k != name}
     fixed = _encoded(space, others)
     for p in space.named().get(name, ()):
-        missing = _not_taken(p, parameter)
-        if missing and space.can_have(p, fixed):
-            lacking += missing
-            expected.append(p.expected())
-    if lacking:
-        raise ValueError(
-            f"{name!r}: expected an objective that takes all values of the "
-            f"declared space, {' or '.join(expected)}, got "
-            f"{parameter.distribution}, which does not take "
-            f"{' and '.join(lacking)}."
-        )
+        lacking = _not_taken(p, parameter)
+        if lacking and space.can_have(p, fixed):
+            raise ValueError(
+                f"{name!r}: expected an objective that takes all values of the "
+                f"declared space, {p.expected()}, got {parameter.distribution}, which "
+                f"does not take {' and '.join(lacking)}."
+            )
 
 
 def _encoded(space: SearchSpace, values: Mapping[str, Any]) -> dict[int, float]:
@@ -335,23 +312,19 @@ def _encoded(space: SearchSpace, values: Mapping[str, Any]) -> dict[int, float]:
 def _not_taken(column: Column | Constant, parameter: TrialParameter) -> list[str]:
     """Values of a column that a parameter does not take, as text; two at most."""
     values: Sequence[Any] = getattr(column, "choices", ())
+    is_real = not (parameter.is_choice or parameter.is_whole)
     if isinstance(column, FloatColumn):
-        if parameter.is_choice or parameter.is_whole:
+        if not is_real:
             return ["what is between its values (declare a list of them)"]
         values = (column.lower, column.upper)
     elif isinstance(column, IntegerColumn):
-        if isinstance(parameter.distribution, FloatDistribution) and not parameter.step:
-            raise ValueError(
-                f"{parameter.name!r}: expected an objective that takes integers, as "
-                f"declared, got {parameter.distribution}. Declare "
-                f"({float(column.lower)}, {float(column.upper)}) for real numbers, or "
-                "a list of values."
-            )
+        bounds = (float(column.lower), float(column.upper))
+        if is_real:
+            return [f"integers only (declare {bounds}, or a list of values)"]
         values = range(column.lower, column.upper + 1)
         if not parameter.is_choice:  # steps are alike everywhere
             values = sorted({values[0], values[1 % len(values)], values[-1]})
-    is_log = getattr(column, "log", False)
-    lacking = (v for v in values if not parameter.takes(v, is_log))
+    lacking = (v for v in values if not parameter.contains(v))
     return [brief(v) for v in islice(lacking, 2)]
 
 
@@ -382,134 +355,106 @@ def configurations(
         missing.
     """
     position = {name: c for c, name in enumerate(space.names)}
-    numbers = []
+    X = space.fill.repeat(len(entries), 1)
     told: list[list[int]] = []  # the columns that entries have
-    usable = []
-    for entry in entries:
-        x = space.fill.tolist()
-        columns = {position[name]: name for name in entry if name in position}
-        try:
-            for c, name in columns.items():
-                x[c] = space.columns[c].encode(entry[name])
-            usable.append(True)
-        except ValueError:
-            usable.append(False)
-        numbers.append(x)
+    usable = torch.ones(len(entries), dtype=torch.bool)
+    for i, entry in enumerate(entries):
+        columns = {
+            position[name]: value for name, value in entry.items() if name in position
+        }
         told.append(list(columns))
-    X = torch.tensor(numbers, dtype=torch.double).reshape(-1, space.dim)
+        try:
+            numbers = [space.columns[c].encode(value) for c, value in columns.items()]
+        except ValueError:
+            usable[i] = False
+        else:
+            X[i, told[i]] = X.new_tensor(numbers)
 
     @cache
-    def others(rare: bool) -> Tensor:
-        return space.starts(seed=0) if rare else _drawn(space, 2_000, 0)
+    def others() -> Tensor:
+        generator = torch.Generator().manual_seed(0)
+        drawn = torch.stack([c.draw(2_000, generator) for c in space.columns], -1)
+        return torch.cat([drawn, space.starts(seed=0)])
 
     for i, active in enumerate(space.tree.active_mask(X).tolist()):
         lacks = any(on and c not in told[i] for c, on in enumerate(active))
-        if not lacks or not usable[i] or whole[i]:
-            continue
-        seed = seeds[i]
-        completed = None
-        if seed is not None and told[i]:
-            completed = _completed(space, X[i], told[i], seed, others)
-        usable[i] = completed is not None
-        X[i] = X[i] if completed is None else completed
-    good = space.feasible(X) & torch.tensor(usable, dtype=torch.bool)
-    rows = good.nonzero().flatten()
+        if lacks and usable[i] and not whole[i]:
+            seed = seeds[i]
+            rows = X[:0]
+            if seed is not None and told[i]:
+                rows = _completions(space, X[i], told[i], others())
+            usable[i] = len(rows) > 0
+            if seed is not None and len(rows):
+                X[i] = rows[seed % len(rows)]
+    good = (usable & space.feasible(X)).nonzero().flatten()
     configs: list[dict[str, Any] | None] = [None] * len(entries)
-    decoded = space.decode(space.impute(X[rows]))
-    for i, config in zip(rows.tolist(), decoded, strict=True):
-        entry = entries[i]
-        with suppress(ValueError):  # another value of a constant
-            for name in config.keys() & entry.keys() - position.keys():
-                Constant("", config[name]).encode(entry[name])
-            # as the trial has it, not as it is after a way through tensors
-            configs[i] = {
-                name: entry.get(name, value) for name, value in config.items()
-            }
+    decoded = space.decode(space.impute(X[good]))
+    for i, config in zip(good.tolist(), decoded, strict=True):
+        constants = config.keys() & entries[i].keys() - position.keys()
+        if all(takes(Constant("", config[k]), entries[i][k]) for k in constants):
+            configs[i] = config
     return configs
 
 
-def _completed(
-    space: SearchSpace,
-    x: Tensor,
-    columns: list[int],
-    seed: int,
-    others: Callable[[bool], Tensor],
-) -> Tensor | None:
-    """A random point that has, and has active, the entries of ``x`` in some columns.
+def _completions(
+    space: SearchSpace, x: Tensor, columns: list[int], others: Tensor
+) -> Tensor:
+    """Feasible points that have, and have active, the entries of ``x`` in some columns.
 
     Those of them that no path has active together with the others do not matter.
 
-    Returns:
-        The point, feasible; None if there is none.
+    Args:
+        space: The space.
+        x: The point.
+        columns: Columns of it.
+        others: Points from which the rest is taken.
     """
-    tree = space.tree
     entries = {c: x[c].item() for c in columns}
-    columns = [c for c in columns if tree.can_be_active(c, entries)]
-    for draw in (
-        lambda: _drawn(space, 1, seed),
-        lambda: others(False),
-        lambda: others(True),
-    ):
-        X = draw().clone()
-        X[:, columns] = x[columns]
-        active = tree.active_mask(X, strict=False)[:, columns].all(-1)
-        rows = (active & space.feasible(X)).nonzero().flatten()
-        if len(rows):
-            return X[rows[seed % len(rows)]]
-    return None
+    columns = [c for c in columns if space.tree.can_be_active(c, entries)]
+    X = others.clone()
+    X[:, columns] = x[columns]
+    active = space.tree.active_mask(X, strict=False)[:, columns].all(-1)
+    return X[active & space.feasible(X)]
 
 
-def _drawn(space: SearchSpace, n: int, seed: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.stack([c.draw(n, generator) for c in space.columns], -1)
-
-
-class TrialValues:
+def trial_values(
+    study: optuna.Study, trials: Sequence[FrozenTrial]
+) -> tuple[dict[str, Any], list[Any]]:
     """Objectives and constraints of a study, and the values of its trials.
 
-    Args:
-        study: The study.
-        trials: Its trials.
-
-    Attributes:
-        arguments: ``objectives``, and ``constraints`` if there are any, for `Study`.
+    Returns:
+        ``objectives``, and ``constraints`` if there are any, for `Study`; and of each
+        trial the value for `Study.tell`, None for a failure.
     """
+    directions = [direction.name.lower() for direction in study.directions]
+    sign = -1.0 if directions[0] == "maximize" else 1.0
+    done = [t.values[0] for t in trials if t.state == TrialState.COMPLETE]
+    best = min((sign * value for value in done), default=math.nan)
+    limited = sorted({key for t in trials for key in t.constraints})
+    satisfied = {key: _satisfied(key, trials) for key in limited}
+    names = [f"value_{k}" for k in range(len(directions))]
+    arguments: dict[str, Any] = {"objectives": directions[0]}
+    if len(directions) > 1 or limited:
+        arguments["objectives"] = dict(zip(names, directions, strict=True))
+    if limited:
+        names += [f"constraint_{k}" for k in range(len(limited))]
+        arguments["constraints"] = [f"{name} <= 0" for name in names[len(directions) :]]
 
-    def __init__(self, study: optuna.Study, trials: Sequence[FrozenTrial]) -> None:
-        directions = [direction.name.lower() for direction in study.directions]
-        self._names = [f"value_{k}" for k in range(len(directions))]
-        limited = sorted({key for t in trials for key in t.constraints})
-        self._satisfied = {key: _satisfied(key, trials) for key in limited}
-        self.arguments: dict[str, Any] = {"objectives": directions[0]}
-        if len(directions) > 1 or limited:
-            names = dict(zip(self._names, directions, strict=True))
-            self.arguments["objectives"] = names
-        if limited:
-            limits = [f"constraint_{k} <= 0" for k in range(len(limited))]
-            self.arguments["constraints"] = limits
-        maximized = study.directions[0] == StudyDirection.MAXIMIZE
-        self._sign = -1.0 if maximized else 1.0
-        done = [t.values[0] for t in trials if t.state == TrialState.COMPLETE]
-        self._best = min((self._sign * value for value in done), default=math.nan)
-
-    def value(self, trial: FrozenTrial) -> Any:
-        """The value of an ended trial for `Study.tell`; None for a failure."""
+    def value(trial: FrozenTrial) -> Any:
         values = list(trial.values or ())
         if trial.state == TrialState.PRUNED and trial.last_step is not None:
             last = trial.intermediate_values[trial.last_step]
             # an intermediate value below all final ones cannot be compared with them
-            values = [last] if self._sign * last > self._best else []
+            values = [last] if sign * last > best else []
         elif trial.state != TrialState.COMPLETE:
             return None
-        constraints = {**self._satisfied, **trial.constraints}
-        if not values or not all(map(math.isfinite, [*values, *constraints.values()])):
+        constraints = satisfied | trial.constraints
+        numbers = [*values, *(constraints[key] for key in limited)]
+        if not values or not all(map(math.isfinite, numbers)):
             return None
-        if len(values) == 1 and not constraints:
-            return values[0]
-        named = dict(zip(self._names, values, strict=True))
-        for k, key in enumerate(self._satisfied):
-            named[f"constraint_{k}"] = constraints[key]
-        return named
+        return numbers[0] if len(names) == 1 else dict(zip(names, numbers, strict=True))
+
+    return arguments, [value(trial) for trial in trials]
 
 
 def _satisfied(key: str, trials: Sequence[FrozenTrial]) -> float:
