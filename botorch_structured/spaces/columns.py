@@ -337,11 +337,10 @@ class IntegerColumn(_Range):
 
     def encode(self, value: Any) -> float:
         number = _number(native(value))
-        if number is None or not number.is_integer():
-            _refuse(self, value)
-        if not self.lower <= number <= self.upper:
-            _refuse(self, value)
-        return number
+        if number is not None and number.is_integer():
+            if self.lower <= number <= self.upper:
+                return number
+        _refuse(self, value)
 
     def decode(self, x: float) -> int:
         return min(max(round(float(x)), self.lower), self.upper)
@@ -457,7 +456,8 @@ class CategoricalColumn(_Column):
         return (codes[0], codes[-1]) if codes else None
 
     def middle(self, span: Span) -> float:
-        codes = [code for code in self.codes if span[0] <= code <= span[1]]
+        lo, hi = span
+        codes = [code for code in self.codes if lo <= code <= hi]
         return codes[(len(codes) - 1) // 2]
 
     def _at(self, u: Tensor, span: Span) -> Tensor:
