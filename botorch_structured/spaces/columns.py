@@ -36,7 +36,10 @@ import torch
 from torch import Tensor
 
 from botorch_structured.spaces.arguments import check_seed
-from botorch_structured.spaces.conditions import ALWAYS, Condition
+from botorch_structured.spaces.conditions import (
+    ALWAYS,
+    Condition,
+)
 
 #: The share of a distribution that is left out at each of its ends.
 TAIL = 1e-3
@@ -77,7 +80,10 @@ def is_blank(value: Any) -> bool:
     if isinstance(value, str):
         return not value.strip()
     # The missing values of pandas are recognised by name, so as not to import it.
-    if value is None or type(value).__name__ in ("NAType", "NaTType"):
+    if value is None or type(value).__name__ in (
+        "NAType",
+        "NaTType",
+    ):
         return True
     return isinstance(value, Real) and value != value
 
@@ -181,7 +187,12 @@ class _Range(_Column):
     ordered = True
 
     def __init__(
-        self, name: str, lower: float, upper: float, log: bool, largest: float
+        self,
+        name: str,
+        lower: float,
+        upper: float,
+        log: bool,
+        largest: float,
     ) -> None:
         if not -largest <= lower <= upper <= largest:
             raise ValueError(
@@ -218,13 +229,20 @@ class FloatColumn(_Range):
     _digits = 13
 
     def __init__(
-        self, name: str, lower: float, upper: float, log: bool = False
+        self,
+        name: str,
+        lower: float,
+        upper: float,
+        log: bool = False,
     ) -> None:
         # models square differences
         largest = sys.float_info.max if log else 1e150
         super().__init__(name, float(lower), float(upper), log, largest)
         self._places = 14 if log else None
-        self.bounds = (self._forward(self.lower), self._forward(self.upper))
+        self.bounds = (
+            self._forward(self.lower),
+            self._forward(self.upper),
+        )
         self.fill = self.middle(self.bounds)
 
     def _forward(self, value: float) -> float:
@@ -272,8 +290,14 @@ class FloatColumn(_Range):
             x: The number.
             intervals: The closed intervals between the cuts.
         """
-        scale = max(self.upper - self.lower, abs(self.lower), abs(self.upper), 1.0)
-        if round(x, self._places or 12 - math.ceil(math.log10(scale))) == x:
+        scale = max(
+            self.upper - self.lower,
+            abs(self.lower),
+            abs(self.upper),
+            1.0,
+        )
+        places = self._places or 12 - math.ceil(math.log10(scale))
+        if round(x, places) == x:
             return x
         room = 1e-8 if self._places else 1e-12 * scale
         for lo, hi in intervals:
@@ -327,7 +351,13 @@ class IntegerColumn(_Range):
     lower: int
     upper: int
 
-    def __init__(self, name: str, lower: int, upper: int, log: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        lower: int,
+        upper: int,
+        log: bool = False,
+    ) -> None:
         super().__init__(name, int(lower), int(upper), log, 2.0**53)
         self.bounds = (float(self.lower), float(self.upper))
         self.fill = float((self.lower + self.upper) // 2)
@@ -448,7 +478,10 @@ class CategoricalColumn(_Column):
         return self.codes[self.position(value)]
 
     def decode(self, x: float) -> Any:
-        nearest = min(range(len(self.codes)), key=lambda i: abs(self.codes[i] - x))
+        nearest = min(
+            range(len(self.codes)),
+            key=lambda i: abs(self.codes[i] - x),
+        )
         return self.choices[nearest]
 
     def within(self, lo: float, hi: float) -> Span | None:
@@ -483,7 +516,12 @@ class Constant(CategoricalColumn):
         condition: Where it is active. Default: everywhere.
     """
 
-    def __init__(self, name: str, value: Any, condition: Condition = ALWAYS) -> None:
+    def __init__(
+        self,
+        name: str,
+        value: Any,
+        condition: Condition = ALWAYS,
+    ) -> None:
         super().__init__(name, [value])
         self.condition = condition
 
@@ -493,7 +531,9 @@ class Constant(CategoricalColumn):
         return self.choices[0]
 
 
-def positions(parameters: Mapping[str, Column]) -> dict[str, int]:
+def positions(
+    parameters: Mapping[str, Column],
+) -> dict[str, int]:
     """The columns of parameters, by name; constants have none."""
     names = [name for name, p in parameters.items() if not isinstance(p, Constant)]
     return {name: i for i, name in enumerate(names)}
@@ -504,7 +544,11 @@ def is_same_parameter(a: Column, b: Column) -> bool:
 
     def parts(p: Column) -> list[Any]:
         values = {k: v for k, v in vars(p).items() if k not in ("_frozen", "choices")}
-        return [type(p), *values.items(), *getattr(p, "choices", ())]
+        return [
+            type(p),
+            *values.items(),
+            *getattr(p, "choices", ()),
+        ]
 
     one = parts(a)
     other = parts(b)

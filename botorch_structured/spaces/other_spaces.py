@@ -12,13 +12,21 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from typing import Any
 
 import ConfigSpace
 from ConfigSpace import hyperparameters as chp
 from ConfigSpace.conditions import Conjunction
-from ConfigSpace.forbidden import ForbiddenConjunction, ForbiddenRelation
+from ConfigSpace.forbidden import (
+    ForbiddenConjunction,
+    ForbiddenRelation,
+)
 
 from botorch_structured.spaces.columns import (
     CategoricalColumn,
@@ -47,7 +55,12 @@ from botorch_structured.spaces.lookup import cut_intervals
 
 # Parameters and their conditions by name, those that declare their values, and what is
 # forbidden: the arguments of `SearchSpace.from_parameters`.
-Parts = tuple[dict[str, Column], dict[str, Condition], Iterable[str], list[Condition]]
+Parts = tuple[
+    dict[str, Column],
+    dict[str, Condition],
+    Iterable[str],
+    list[Condition],
+]
 
 _COMPARISONS: Mapping[str, Callable[[Any, Any], Any]] = {
     "Equals": operator.eq,
@@ -81,7 +94,11 @@ class _Reader:
         """The condition under which a parameter is active."""
         raise NotImplementedError
 
-    def operand(self, name: str, number: Callable[[Any], float] = float) -> Operand:
+    def operand(
+        self,
+        name: str,
+        number: Callable[[Any], float] = float,
+    ) -> Operand:
         """A parameter as one side of a comparison.
 
         Args:
@@ -96,15 +113,30 @@ class _Reader:
         if isinstance(column, CategoricalColumn):
             values = tuple(map(number, column.choices))
             return Operand(active, col, column.codes, values)
-        return Operand(active, col, log=isinstance(column, FloatColumn) and column.log)
+        return Operand(
+            active,
+            col,
+            log=isinstance(column, FloatColumn) and column.log,
+        )
 
-    def parts(self, by_value: Iterable[str], clauses: list[Condition]) -> Parts:
+    def parts(
+        self,
+        by_value: Iterable[str],
+        clauses: list[Condition],
+    ) -> Parts:
         """The parts of the space; ``by_value``: decisions that declare their values."""
         conditions = {name: self.condition(name) for name in self.parameters}
-        return self.parameters, conditions, by_value, clauses
+        return (
+            self.parameters,
+            conditions,
+            by_value,
+            clauses,
+        )
 
 
-def read_configspace(cs: ConfigSpace.ConfigurationSpace) -> Parts:
+def read_configspace(
+    cs: ConfigSpace.ConfigurationSpace,
+) -> Parts:
     """A space of ConfigSpace with its forbidden clauses."""
     if not isinstance(cs, ConfigSpace.ConfigurationSpace):
         raise ValueError(f"cs: expected a ConfigurationSpace, got {type(cs).__name__}.")
@@ -286,7 +318,12 @@ def read_ax(search_space: Any, aligned: Iterable[Iterable[str]] = ()) -> Parts:
             for child in children:
                 above[child].append((name, value))
     for first, *others in groups:
-        _check_group([first, *others], parameters, above, search_space)
+        _check_group(
+            [first, *others],
+            parameters,
+            above,
+            search_space,
+        )
         for name in others:
             above[first] += above[name]
             del parameters[name]
@@ -319,7 +356,10 @@ def _ax_column(p: Any) -> Column:
     if kind == "FixedParameter" and not p.is_disabled:
         return Constant(p.name, p.value)
     is_other = p.is_disabled or p.is_fidelity or getattr(p, "is_task", False)
-    if is_other or kind not in ("ChoiceParameter", "RangeParameter"):
+    if is_other or kind not in (
+        "ChoiceParameter",
+        "RangeParameter",
+    ):
         raise ValueError(
             f"Parameter {p.name!r}: expected a range, choice or fixed parameter that "
             f"is not disabled, and no task or fidelity (fix it), got {p}."
@@ -327,7 +367,12 @@ def _ax_column(p: Any) -> Column:
     if kind == "ChoiceParameter":
         return CategoricalColumn(p.name, p.values, ordered=p.is_ordered)
     if p.parameter_type.name == "INT":
-        return IntegerColumn(p.name, int(p.lower), int(p.upper), log=p.log_scale)
+        return IntegerColumn(
+            p.name,
+            int(p.lower),
+            int(p.upper),
+            log=p.log_scale,
+        )
     if p.digits is not None and not p.log_scale:
         steps = (p.upper - p.lower) * 10.0**p.digits
         if steps < 1000:  # values that the rounding leaves
@@ -351,7 +396,12 @@ class _AxReader(_Reader):
         for parent, value in self.above[name]:
             column = self.parameters[parent]
             if parent in self.position:
-                parts.append(In(self.position[parent], [column.encode(value)]))
+                parts.append(
+                    In(
+                        self.position[parent],
+                        [column.encode(value)],
+                    )
+                )
             elif column.decode(0.0) == value:  # active with its parent
                 parts.append(self.condition(parent))
         return _any_of(parts) if self.above[name] else ALWAYS

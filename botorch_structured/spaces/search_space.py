@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +37,10 @@ from botorch_structured.spaces.columns import (
     random_source,
     with_slack,
 )
-from botorch_structured.spaces.conditions import ALWAYS, Condition
+from botorch_structured.spaces.conditions import (
+    ALWAYS,
+    Condition,
+)
 from botorch_structured.spaces.parameter_tree import ParameterTree
 from botorch_structured.spaces.starts import Starts
 
@@ -258,7 +266,9 @@ class SearchSpace:
 
     @classmethod
     def from_ax(
-        cls, search_space: Any, aligned: Iterable[Iterable[str]] = ()
+        cls,
+        search_space: Any,
+        aligned: Iterable[Iterable[str]] = (),
     ) -> SearchSpace:
         """Read a search space of Ax; parameter constraints go into `feasible`.
 
@@ -417,7 +427,13 @@ class SearchSpace:
             and self._feasible == other._feasible
             and self._dictionaries == other._dictionaries
             and len(self.constants) == len(other.constants)
-            and all(map(is_same_parameter, self.parameters, other.parameters))
+            and all(
+                map(
+                    is_same_parameter,
+                    self.parameters,
+                    other.parameters,
+                )
+            )
         )
 
     def __hash__(self) -> int:
@@ -629,7 +645,10 @@ class SearchSpace:
                     f"space: expected {n} points that are not forbidden, got "
                     f"{n - missing} of {drawn} random draws."
                 )
-            X = torch.stack([c.draw(batch, generator) for c in self.columns], -1)
+            X = torch.stack(
+                [c.draw(batch, generator) for c in self.columns],
+                -1,
+            )
             X = self.impute(X)
             points.append(X[self.feasible(X)][:missing])
             missing -= len(points[-1])
@@ -710,7 +729,10 @@ class SearchSpace:
         Returns:
             A BoTorch input transform; None if there is nothing to transform.
         """
-        alone = {*self.tree.decision_columns, *self.categorical_features}
+        alone = {
+            *self.tree.decision_columns,
+            *self.categorical_features,
+        }
         lo, hi = self.bounds
         wide = (lo < hi).nonzero().flatten().tolist()
         numbers = [c for c in wide if c not in alone]
@@ -754,9 +776,20 @@ class SearchSpace:
     def _present(self, X: Tensor, active: Tensor) -> Tensor:
         """``n x (d + num_constants)`` booleans: which parameters points have."""
         constants = [c.condition.holds(X, active) for c in self.constants]
-        return torch.cat([active, *(on.unsqueeze(-1) for on in constants)], -1)
+        return torch.cat(
+            [
+                active,
+                *(on.unsqueeze(-1) for on in constants),
+            ],
+            -1,
+        )
 
-    def _mismatch(self, row: Row, present: np.ndarray, is_wrong: np.ndarray) -> str:
+    def _mismatch(
+        self,
+        row: Row,
+        present: np.ndarray,
+        is_wrong: np.ndarray,
+    ) -> str:
         """The error of a row that lacks parameters, or has inactive ones."""
         for k in np.flatnonzero(is_wrong & present).tolist():
             p = self.parameters[k]

@@ -12,8 +12,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from botorch_structured.spaces.columns import Span, random_source
-from botorch_structured.spaces.conditions import NEVER, Atom, Condition, Or
+from botorch_structured.spaces.columns import (
+    Span,
+    random_source,
+)
+from botorch_structured.spaces.conditions import (
+    NEVER,
+    Atom,
+    Condition,
+    Or,
+)
 from botorch_structured.spaces.lookup import State, negated
 
 # A forbidden start is replaced by one of 100 random points on its path; if none of them
@@ -106,7 +114,10 @@ class Starts:
         k = self.tree._position[clause.col]
         mask = 0
         for code in range(len(self.tree._decisions[k])):
-            low, high = self._span(k, code) or (-torch.inf, torch.inf)
+            low, high = self._span(k, code) or (
+                -torch.inf,
+                torch.inf,
+            )
             if any(lo <= low and high <= hi for lo, hi in clause.intervals):
                 mask |= 2 << code
         return State(k, mask)
