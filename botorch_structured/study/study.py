@@ -349,7 +349,7 @@ class Study:
             ][:q]
             new = self._next(q - len(again), elsewhere, fixed_features)
             if len(again) + len(new) < q:
-                raise used_up(self.space, q, fixed)
+                raise used_up(q, fixed)
             if new and self._log is not None:
                 self._log.append({"asked": [*map(writable, new.values())]})
             self._add_pending(new)
@@ -510,10 +510,7 @@ class Study:
             desc=progress if isinstance(progress, str) else None,
             disable=not progress,
             unit="eval",
-            bar_format="{desc}{percentage:3.0f}%|{bar:24}| {n_fmt}/{total_fmt} "
-            "[{elapsed}<{remaining}{postfix}]",
         ) as bar:
-            bar.set_postfix_str(self._incumbent())
             for _ in range(total):
                 if self._stops or time.monotonic() - started >= limit:
                     why = "stop() was called" if self._stops else "its time is over"

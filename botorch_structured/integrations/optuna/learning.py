@@ -88,10 +88,11 @@ class LearntSpace:
 
         Parameters that no trial has asked for are left out.
         """
-        return {
-            self.names[i]: self.parameters[i].entry(value)
-            for i, value in self._columns(values).items()
-        }
+        entries = {}
+        for name, (distribution, value) in values.items():
+            if (i := self._column(name, distribution)) is not None:
+                entries[self.names[i]] = self.parameters[i].entry(value)
+        return entries
 
     def _key(self, name: str, distribution: Any) -> tuple[str, Any]:
         return (name, None if name in self._united else distribution)
@@ -103,14 +104,6 @@ class LearntSpace:
         if column is None:
             column = self._position.get(self._key(name, distribution))
         return column
-
-    def _columns(self, values: Values) -> dict[int, Any]:
-        """Columns and the values of their parameters."""
-        return {
-            i: value
-            for name, (distribution, value) in values.items()
-            if (i := self._column(name, distribution)) is not None
-        }
 
     def _numbers(self, trial: Asked) -> dict[int, float]:
         """Columns and their numbers."""

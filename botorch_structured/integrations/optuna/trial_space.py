@@ -372,9 +372,7 @@ def configurations(
 
     @cache
     def others() -> Tensor:
-        generator = torch.Generator().manual_seed(0)
-        drawn = torch.stack([c.draw(2_000, generator) for c in space.columns], -1)
-        return torch.cat([drawn, space.starts(seed=0)])
+        return torch.cat([space.sample(2_000, seed=0), space.starts(seed=0)])
 
     for i, active in enumerate(space.tree.active_mask(X).tolist()):
         lacks = any(on and c not in told[i] for c, on in enumerate(active))
