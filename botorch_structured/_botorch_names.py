@@ -17,6 +17,7 @@ __all__ = [
     "ei_helper",
     "fit_fallback",
     "functorch_is_active",
+    "lbfgsb",
     "log_ei_helper",
     "scaled_improvement",
 ]
@@ -37,9 +38,12 @@ from torch.nn.modules.dropout import _DropoutNd as DropoutNd
 
 if TYPE_CHECKING:
     fit_fallback: Any
+    lbfgsb: Any
 
 
 def __getattr__(name: str) -> Any:
+    if name == "lbfgsb":
+        return importlib.import_module("botorch.optim.batched_lbfgs_b")._lbfgsb
     if name == "fit_fallback":
         return importlib.import_module("botorch.fit")._fit_fallback
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -257,8 +257,7 @@ def _fit_held(
     are fitted given the current values of the others; if chains go on, given their most
     probable draw, which takes a fraction of the time.
     """
-    parameters = dict(mll.model.named_parameters())
-    sampled = [parameters[block.parameter] for block in coordinates.blocks]
+    sampled = [block.raw for block in coordinates.blocks]
     if previous is None:
         warnings.warn(
             f"No prior that can be sampled from on {', '.join(coordinates.held)}: set "

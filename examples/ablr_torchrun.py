@@ -48,8 +48,7 @@ def fitted(X: Tensor, Y: Tensor, steps: int, process_group: object) -> MultiTask
         process_group=process_group,
     )
     mll = ExactMarginalLogLikelihood(model.likelihood, model)
-    options = {"maxiter": steps}
-    fit_gpytorch_mll(mll, optimizer_kwargs={"options": options}, progress=False)
+    fit_gpytorch_mll(mll, optimizer_kwargs={"options": {"maxiter": steps}})
     return model
 
 

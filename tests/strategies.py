@@ -100,9 +100,9 @@ def random_points(
     Inactive columns are random too.
     """
     X = torch.rand(n, tree.dim, generator=generator, dtype=torch.double)
-    unit = torch.tensor([[0.0], [1.0]], dtype=torch.double).expand(2, tree.dim)
-    paths = tree.random_paths(n, generator, bounds=unit)
+    paths = tree.random_paths(n, generator)
     X[:, tree.decision_columns] = paths[:, tree.decision_columns]
+    X[:, tree.numeric_decisions] = X[:, tree.numeric_decisions].clamp(0.0, 1.0)
     return X
 
 

@@ -58,13 +58,13 @@ def _sections(text: str) -> set[str]:
     return {re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings}
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_links_lead_somewhere(page: str) -> None:
-    for link in re.findall(r"\]\(([^)\s]+)\)", TEXT[page]):
+@pytest.mark.parametrize("page", [*PAGES.values(), ROOT / "benchmarks" / "NOTES.md"])
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
         if link.startswith("https://"):
             continue
         name, _, section = link.partition("#")
-        target = (PAGES[page].parent / name).resolve() if name else PAGES[page]
+        target = (page.parent / name).resolve() if name else page
         made = target.is_relative_to(DOCS) and target.relative_to(DOCS).as_posix()
         if not (made and made.startswith(MADE)):
             assert target.exists(), link
@@ -72,15 +72,15 @@ def test_links_lead_somewhere(page: str) -> None:
             assert section in _sections(target.read_text(encoding="utf-8")), link
 
 
-NAMED = set(
-    re.findall(r"\b(?:benchmarks|tests|docs)/[\w./-]+\w", "".join(TEXT.values()))
-)
+NOTES = (ROOT / "benchmarks" / "NOTES.md").read_text(encoding="utf-8")
+WRITTEN = "".join(TEXT.values()) + NOTES
+NAMED = set(re.findall(r"\b(?:benchmarks|tests|docs)/[\w./-]+\w", WRITTEN))
 
 
 def test_results_name_files_that_exist() -> None:
     named = {n for n in NAMED if RESULTS.exists() or "benchmarks/results/" not in n}
     assert not [name for name in named if not (ROOT / name).exists()]
-    modules = set(re.findall(r"python -m (benchmarks[\w.]+\w)", "".join(TEXT.values())))
+    modules = set(re.findall(r"python -m (benchmarks[\w.]+\w)", WRITTEN))
     for name in modules:
         file = ROOT / Path(*name.split("."))
         assert file.with_suffix(".py").exists() or (file / "__main__.py").exists(), name
@@ -105,7 +105,6 @@ _ERROR: dict[str, Callable[[dict[str, Any]], float]] = {
     "Ask and tell": lambda names: names["study"].best[1],
     "BoTorch": lambda names: -float(names["Y"].max()),
     "Optuna": lambda names: names["study"].best_value,
-    "Ax": lambda names: names["client"].get_best_parameterization()[1]["error"][0],
     "scikit-learn": lambda names: 1 - names["search"].best_score_,
 }
 # As printed, twenty evaluations; the formula's optimum is 0, that of the data is not.
@@ -115,8 +114,6 @@ _REACHED = {"scikit-learn": 0.03}
 @pytest.mark.parametrize("door", _ERROR)
 @pytest.mark.filterwarnings("error", "ignore::DeprecationWarning")
 def test_each_door_leads_to_the_optimum(door: str) -> None:
-    if door == "Ax":
-        pytest.importorskip("ax")
     assert _SPACE is not None and set(_DOORS) == set(_ERROR)
     names: dict[str, Any] = {}
     for block in (_SPACE[1], _DOORS[door]):

@@ -43,7 +43,8 @@ from botorch_structured.models import (
     MultiTaskABLR,
     TreeStructuredGP,
 )
-from botorch_structured.models.sampled.chains import Chains, ChainsWarning, SliceSampler
+from botorch_structured.models.sampled import chains as chains_module
+from botorch_structured.models.sampled.chains import Chains, ChainsWarning
 from botorch_structured.models.sampled.coordinates import PriorCoordinates
 from botorch_structured.models.sampled.density import ModelDensity
 from botorch_structured.models.sampled.sampled_gp import SampledGP
@@ -115,7 +116,7 @@ def quadrature(model: SingleTaskGP, grids: list[np.ndarray]) -> np.ndarray:
     mll = ExactMarginalLogLikelihood(model.likelihood, model)
     density = ModelDensity(mll, PriorCoordinates(model))
     mesh = np.stack(np.meshgrid(*grids, indexing="ij"), axis=-1)
-    log_p = np.array([density.log_density(z) for z in mesh.reshape(-1, len(grids))])
+    log_p = np.array([density.move_to(z) for z in mesh.reshape(-1, len(grids))])
     p = np.exp(log_p - log_p.max()).reshape(mesh.shape[:-1])
     return p / p.sum()
 
@@ -161,7 +162,6 @@ def test_the_result_is_a_model() -> None:
     result = fit_slice_sampling(SingleTaskGP(X, Y), seed=0, **SHORT)
     assert isinstance(result, SampledGP) and not result.training
     assert len(result.models) == 4
-    assert len({m.train_inputs[0].data_ptr() for m in result.models}) == 1
     assert len({m.likelihood.noise.item() for m in result.models}) == 4
     posterior = result.posterior(X[:3])
     assert posterior.mean.shape == (4, 3, 1)
@@ -181,7 +181,6 @@ def test_samples_are_thinned_draws_of_all_chains() -> None:
     actual = [m.covar_module.lengthscale.item() for m in result.models]
     np.testing.assert_allclose(actual, expected, rtol=1e-12)
     np.testing.assert_array_equal(chains.last, chains.samples[:, -1])
-    assert chains.evaluations > 2 * 10 * 3 * 3
 
 
 def far(tree: bool, bounds: bool) -> SingleTaskGP:
@@ -217,7 +216,7 @@ def test_inputs_are_transformed_once(
     density = ModelDensity(mll, PriorCoordinates(fresh))
     chains = result.chains
     for chain, draw in ((0, 0), (1, -1)):
-        value = density.log_density(chains.coordinates[chain, draw])
+        value = density.move_to(chains.coordinates[chain, draw])
         assert chains.log_density[chain, draw] == pytest.approx(value, rel=1e-6)
 
 
@@ -260,8 +259,16 @@ def test_global_random_states_are_left_alone() -> None:
     np.testing.assert_array_equal(a, b)
 
 
-def test_chains_go_on_where_they_were() -> None:
+def test_chains_go_on_where_they_were(monkeypatch) -> None:
     """Not from the starting point of the model, which is far from the posterior."""
+    sample_chain = chains_module.sample_chain
+    warmups = []
+
+    def recorded(*args):
+        warmups.append(args[4])
+        return sample_chain(*args)
+
+    monkeypatch.setattr(chains_module, "sample_chain", recorded)
     first = fit_slice_sampling(with_priors(), seed=0, num_samples=4)
     far = with_priors()
     far.covar_module.lengthscale = 1e4
@@ -273,10 +280,8 @@ def test_chains_go_on_where_they_were() -> None:
         chains = second.chains
         np.testing.assert_array_equal(chains.widths, first.chains.widths)
         assert (chains.log_density > first.chains.log_density.min() - 10).all()
-        assert chains.evaluations < 7 * 2 * 1 * 3  # no warmup
-    short = fit_slice_sampling(far, seed=1, start_from=first, num_samples=2, thinning=1)
-    assert short.chains.evaluations < 7 * 2 * (8 + 1) * 3
     more = fit_slice_sampling(far, seed=1, start_from=first, num_chains=5)
+    assert warmups == [128] * 2 + [0] * 4 + [8] * 5
     assert more.chains.num_chains == 5
     assert len(np.unique(more.chains.samples[:, 0, 0])) == 5
 
@@ -414,7 +419,7 @@ def test_any_gp_with_priors(make: Callable[[], SingleTaskGP]) -> None:
         draw = chains.samples[i, 0]
         np.testing.assert_allclose(c.read_values(), draw, rtol=1e-4 if single else 1e-9)
         # priors are in single precision in a double model too
-        expected = density.log_density(c.to_position(draw))
+        expected = density.move_to(c.to_position(draw))
         assert chains.log_density[i, 0] == pytest.approx(
             expected, rel=1e-3 if single else 1e-5
         )
@@ -560,7 +565,7 @@ UNSUITABLE = {
 def test_models_that_cannot_be_a_result_are_refused_at_once(name, monkeypatch) -> None:
     """Not after all the sampling; also where another model of a list comes first."""
     make, error, message = UNSUITABLE[name]
-    monkeypatch.setattr(SliceSampler, "sweep", None)
+    monkeypatch.setattr(chains_module, "sample_chain", None)
     with pytest.raises(error, match=message):
         fit_slice_sampling(make(), seed=0)
     if name in ("log", "no rows"):

@@ -291,8 +291,7 @@ class MondrianKernel(BatchKernel):
     and its gradients are zero: ``fit_gpytorch_mll`` does not change the lengthscales,
     or follows their prior alone. Take those of a fitted ``LaplaceKernel``. Slice
     sampling does change them, but with few trees the evidence is a rough function of
-    them. Maximise acquisition functions
-    with ``optimize_acqf_local_search`` or ``optimize_acqf_random``.
+    them. Maximise acquisition functions with ``optimize_acqf_local_search``.
 
     Inputs may lie outside ``bounds``: columns are cut independently there, with the
     same expectation of the kernel. The state dict holds the 64-bit keys of the trees.

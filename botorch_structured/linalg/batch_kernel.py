@@ -73,15 +73,6 @@ class BatchKernel(Kernel):
             return self
         return self._take(_elements(self.batch_shape).expand(shape))
 
-    def element(self, shape: torch.Size, index: tuple[int, ...]) -> Self:
-        """A copy with the parameters of one element.
-
-        Args:
-            shape: What the batch shape broadcasts to.
-            index: In that shape.
-        """
-        return self._take(_elements(self.batch_shape).expand(shape)[index])
-
     def _take(self, where: Tensor) -> Self:
         """The kernels of elements of the flattened batch, of any shape."""
         return take_batch(self, self.batch_shape, where)

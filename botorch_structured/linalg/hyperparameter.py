@@ -8,7 +8,6 @@ size by the same factor.
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable
 from typing import TypeVar
@@ -133,10 +132,7 @@ class Hyperparameter(Module):
     @property
     def value(self) -> Tensor:
         """The positive value, ``batch_shape x shape``."""
-        constraint = self.raw_value_constraint
-        if type(constraint) is LogInterval:
-            return self.raw_value.exp()
-        return constraint.transform(self.raw_value)
+        return self.raw_value_constraint.transform(self.raw_value)
 
     @value.setter
     def value(self, value: float | Tensor) -> None:
@@ -172,8 +168,3 @@ def read_value(module: Hyperparameter) -> Tensor:
 
 def _set_value(module: Hyperparameter, value: Tensor) -> None:
     module.value = value
-
-
-# GPyTorch asks for them at each registration; it takes longer than all else there.
-for _closure in (read_value, _set_value):
-    vars(_closure)["__signature__"] = inspect.signature(_closure)

@@ -29,7 +29,6 @@ from typing import Any, ClassVar
 
 import torch
 from botorch.acquisition.objective import PosteriorTransform
-from botorch.exceptions.errors import BotorchTensorDimensionError
 from botorch.models import SingleTaskGP
 from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.models.utils import fantasize as fantasize_flag
@@ -58,11 +57,9 @@ from torch.nn import Module
 from botorch_structured._botorch_names import DefaultType
 from botorch_structured.linalg.redefinition import redefined_names
 from botorch_structured.models.checks import (
-    ShapeError,
-    check_finite_points,
     check_new_data,
     check_points,
-    raw_inputs,
+    columns_of,
 )
 from botorch_structured.models.fantasies import gradients_in_data
 from botorch_structured.models.outcome_scale import (
@@ -70,10 +67,8 @@ from botorch_structured.models.outcome_scale import (
     ScaledNormal,
     check_scale,
     least_variance,
-    some_outputs,
     with_least_variance,
 )
-from botorch_structured.models.parameters import TorchPriors
 
 
 class FastInference(ExactGP):
@@ -91,8 +86,6 @@ class FastInference(ExactGP):
 
     _data_caches: ClassVar[tuple[str, ...]] = ()
     _fit_caches: ClassVar[tuple[str, ...]] = ()
-    # of the priors that the model has since it entered training
-    _priors_cache: Any = None
     #: Methods that a class outside of this package defines anew.
     redefined: ClassVar[frozenset[str]] = frozenset()
 
@@ -109,12 +102,12 @@ class FastInference(ExactGP):
 
     def _drop_caches(self) -> None:
         # a module takes ten times as long to set an attribute
-        names = (*self._data_caches, *self._fit_caches, "_priors_cache")
+        names = (*self._data_caches, *self._fit_caches)
         self.__dict__.update(dict.fromkeys(names))
 
     def _clear_cache(self) -> None:
         super()._clear_cache()
-        self.__dict__.update(dict.fromkeys((*self._fit_caches, "_priors_cache")))
+        self.__dict__.update(dict.fromkeys(self._fit_caches))
 
     def set_train_data(
         self, inputs: Any = None, targets: Tensor | None = None, strict: bool = True
@@ -137,14 +130,8 @@ class FastInference(ExactGP):
     def _apply(self, fn: Any) -> Any:
         # BoTorch's analytic acquisitions call ``.to(X)`` on each evaluation: where that
         # changes nothing the caches are kept
-        data = [] if self.train_inputs is None else self.train_inputs
-        tensors = (*data, self.train_targets, *self.parameters(), *self.buffers())
-        with torch.no_grad():
-            for tensor in tensors:
-                if tensor is not None and fn(tensor) is not tensor:
-                    break
-            else:
-                return self
+        if changes_nothing(self, fn):
+            return self
         result = super()._apply(fn)
         self._clear_cache()  # GPyTorch's have the old dtype and device
         self._drop_caches()
@@ -152,7 +139,7 @@ class FastInference(ExactGP):
 
     def __getstate__(self) -> dict[str, Any]:
         # caches are cheap to rebuild and large to store
-        names = (*self._data_caches, *self._fit_caches, "_priors_cache")
+        names = (*self._data_caches, *self._fit_caches)
         return {**self.__dict__, **dict.fromkeys(names)}
 
     # -- evidence -----------------------------------------------------------------
@@ -186,13 +173,8 @@ class FastInference(ExactGP):
         # a subclass or a leave-one-out likelihood is another objective
         if type(mll) is ExactMarginalLogLikelihood:
             value = self._fast_evidence(mll, kwargs)
-            if value is not None and value.ndim:  # of a batch
-                return -mll._add_other_terms(value, ()) / self._num_observed
             if value is not None:
-                value = sum((t.loss() for t in self.added_loss_terms()), value)
-                if self._priors_cache is None:
-                    self.__dict__["_priors_cache"] = TorchPriors(self)
-                return -(value + self._priors_cache()) / self._num_observed
+                return -mll._add_other_terms(value, ()) / self._num_observed
         output = self(*self.train_inputs)
         transformed = (self.transform_inputs(t) for t in self.train_inputs)
         return -mll(output, self.train_targets, *transformed, **kwargs)
@@ -238,6 +220,14 @@ class FastInference(ExactGP):
             return super().get_fantasy_model(inputs, targets, **kwargs)
 
 
+@torch.no_grad()
+def changes_nothing(model: ExactGP, fn: Callable[[Tensor], Tensor]) -> bool:
+    """Whether a conversion leaves the tensors of a model as they are."""
+    data = [] if model.train_inputs is None else model.train_inputs
+    tensors = (*data, model.train_targets, *model.parameters(), *model.buffers())
+    return all(t is None or fn(t) is t for t in tensors)
+
+
 class FastSingleTaskGP(FastInference, SingleTaskGP):
     """A ``SingleTaskGP`` that checks points, and takes outcomes of any scale.
 
@@ -252,9 +242,9 @@ class FastSingleTaskGP(FastInference, SingleTaskGP):
         kwargs: See ``SingleTaskGP``.
     """
 
-    # with an input transform: numbers of columns that were accepted, each with whether
-    # it was in a call of ``fantasize``
-    _widths: frozenset[tuple[int, bool]] = frozenset()
+    # the number of columns of points; None where there may be several, and -1 before
+    # it was asked for
+    _columns: int | None = -1
 
     def __init__(
         self,
@@ -287,7 +277,7 @@ class FastSingleTaskGP(FastInference, SingleTaskGP):
         """See ``SingleTaskGP``; variances are positive in spite of rounding.
 
         BoTorch's own posterior untransforms output ``output_indices[i]`` as if it were
-        output i. Here outputs are selected from the posterior of all outputs.
+        output i. Here it is that of the model of these outputs, ``subset_output``.
 
         Args:
             X: ``batch_shape x q x d``.
@@ -300,10 +290,23 @@ class FastSingleTaskGP(FastInference, SingleTaskGP):
             ValueError: For another number of columns, another dtype than that of the
                 training data, NaN or infinity in ``X``, or an output that does not
                 exist.
-            UnsupportedError: For ``output_indices`` under an outcome transform that is
-                not linear.
         """
         self._check_points(X)
+        m = self.num_outputs
+        if output_indices is not None and m > 1:
+            if not output_indices or any(not -m <= i < m for i in output_indices):
+                raise ValueError(
+                    f"output_indices: expected integers from 0 to {m - 1}, got "
+                    f"{output_indices!r}."
+                )
+            chosen = [i % m for i in output_indices]
+            if torch.is_tensor(observation_noise):
+                observation_noise = observation_noise[..., chosen]
+            return self.subset_output(chosen).posterior(
+                X,
+                observation_noise=observation_noise,
+                posterior_transform=posterior_transform,
+            )
         posterior: Any = None
         if observation_noise is False and X.shape[-2] == 1:
             posterior = self._point_posterior(X)
@@ -317,8 +320,6 @@ class FastSingleTaskGP(FastInference, SingleTaskGP):
             transform = getattr(self, "outcome_transform", None)
             least = least_variance(transform, X, self.num_outputs)
             posterior = with_least_variance(posterior, least)
-        if output_indices is not None and self.num_outputs > 1:
-            posterior = some_outputs(posterior, output_indices, self.num_outputs)
         if posterior_transform is None:
             return posterior
         return with_least_variance(posterior_transform(posterior=posterior, X=X), 0.0)
@@ -385,33 +386,9 @@ class FastSingleTaskGP(FastInference, SingleTaskGP):
         """Raise an error for points at which no prediction is possible."""
         tree = getattr(self, "tree", None)
         conditional = tree is not None and bool(tree.decision_columns)
-        dtype = self.train_targets.dtype
-        if not hasattr(self, "input_transform"):
-            check_points(X, self.train_inputs[0].shape[-1], dtype, conditional)
-            return
-        check_finite_points(X, dtype, conditional)
-        width = (X.shape[-1], fantasize_flag.on())
-        if width not in self._widths:
-            self._check_transformed(X)
-            self._widths |= {width}
-
-    def _check_transformed(self, X: Tensor) -> None:
-        """Check the number of columns after the transform, which may append some."""
-        self.eval()
-        raw = raw_inputs(self).shape[-1]
-        width: int | None = None
-        try:
-            with torch.no_grad():
-                width = self.transform_inputs(X).shape[-1]
-        except (RuntimeError, IndexError, ValueError, BotorchTensorDimensionError):
-            if X.ndim > 1 and X.shape[-1] == raw:
-                raise
-        if X.ndim < 2 or width != self.train_inputs[0].shape[-1]:
-            raise ShapeError(
-                f"X: expected ``batch_shape x q x {raw}`` as train_X, or what "
-                f"input_transform, a {type(self.input_transform).__name__}, makes "
-                f"that of; got {tuple(X.shape)}."
-            )
+        if self._columns == -1:
+            self._columns = columns_of(self)
+        check_points(X, self._columns, self.train_targets.dtype, conditional)
 
 
 def training_prior(

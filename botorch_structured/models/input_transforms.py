@@ -204,10 +204,10 @@ def _active_bounds(tree: ParameterTree, train_X: Tensor, min_range: float) -> Te
     active = tree.active_mask(train_X)
     lower = torch.where(active, train_X, torch.inf).amin(-2)
     upper = torch.where(active, train_X, -torch.inf).amax(-2)
-    ranged = upper - lower >= min_range  # False where never active, too
-    lower = torch.where(ranged, lower, 0.0)
-    upper = torch.where(ranged, upper, 1.0)
-    return torch.stack([lower, upper], dim=-2)
+    unknown = ~(upper - lower >= min_range)  # where never active, too
+    return torch.stack(
+        [lower.masked_fill(unknown, 0), upper.masked_fill(unknown, 1)], -2
+    )
 
 
 def dataset_task(

@@ -8,11 +8,9 @@ limits are relative to the outcomes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import torch
-from botorch.exceptions.errors import UnsupportedError
 from botorch.models.transforms.outcome import (
     OutcomeTransform,
     Standardize,
@@ -89,10 +87,9 @@ class AnyScaleStandardize(Standardize):
         scaled: Any
         if isinstance(covariance, BlockDiagLinearOperator):
             square = self._stdvs_sq.squeeze(-2)  # ``batch_shape x m``
-            blocks = _times(covariance.base_linear_op, square)
             scaled = ScaledMultitaskNormal(
                 self.means + self.stdvs * normal.mean,
-                BlockDiagLinearOperator(blocks),
+                BlockDiagLinearOperator(_times(covariance.base_linear_op, square)),
                 interleaved=normal._interleaved,
             )
         elif self.means.shape[-1] == 1 and type(normal) is MultivariateNormal:
@@ -271,49 +268,3 @@ def least_variance(
         scale = transform.untransform(zero + 1.0)[0] - transform.untransform(zero)[0]
         square = scale.square()
     return unit * (square[..., output_indices] if output_indices and m > 1 else square)
-
-
-def some_outputs(posterior: Any, outputs: Sequence[int], m: int) -> Any:
-    """Some of the ``m`` independent outputs of a posterior, in the order given."""
-    chosen = list(outputs)
-    if not chosen or not all(isinstance(i, int) and -m <= i < m for i in chosen):
-        raise ValueError(
-            f"output_indices: expected integers from 0 to {m - 1}, got {outputs!r}."
-        )
-    if [i % m for i in chosen] == list(range(m)):
-        return posterior
-    if isinstance(posterior, TransformedPosterior):
-        raise UnsupportedError(
-            "output_indices: expected None under an outcome transform that is not "
-            f"linear, got {outputs!r}; use subset_output."
-        )
-    joint: Any = posterior.distribution
-    shape = tuple(joint.event_shape)
-    dim = -1
-    if not joint._interleaved:
-        shape = shape[::-1]
-        dim = -2
-    # ``... x n x m x n x m``, or m before n: covariances between different outputs are
-    # zero
-    dense = joint.covariance_matrix.unflatten(-1, shape).unflatten(-3, shape)
-    parts = [
-        MultivariateNormal(
-            joint.mean[..., i],
-            to_linear_operator(dense.select(dim, i).select(dim - 1, i)),
-        )
-        for i in chosen
-    ]
-    normal: Any
-    if len(parts) == 1:
-        normal = ScaledNormal(parts[0].mean, parts[0].lazy_covariance_matrix)
-    else:
-        some = MultitaskMultivariateNormal.from_independent_mvns(parts)
-        normal = ScaledMultitaskNormal(
-            some.mean, some.lazy_covariance_matrix, interleaved=some._interleaved
-        )
-    least = joint.least
-    if torch.is_tensor(least) and least.shape[-1] == m:
-        least = least[..., chosen]
-        least = least.squeeze(-1) if len(chosen) == 1 else least
-    normal.least = least
-    return type(posterior)(normal)

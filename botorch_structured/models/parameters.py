@@ -7,12 +7,12 @@ NumPy. A log-normal prior is quadratic in u.
 from __future__ import annotations
 
 import math
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
 import torch
 from botorch.utils.constraints import LogTransformedInterval
+from gpytorch import Module
 from gpytorch.constraints import Interval
 from gpytorch.kernels import Kernel, ScaleKernel
 from gpytorch.likelihoods.noise_models import HomoskedasticNoise
@@ -47,7 +47,6 @@ class RawParameters:
     """All parameters of an objective as one vector ``U``, and their logarithms u.
 
     Attributes:
-        names: Names of the parameters with a gradient.
         values: Raw values, ``U``.
         free: Positions of those with a gradient, ``k``.
         bounds: Of these, ``k x 2``.
@@ -66,11 +65,18 @@ class RawParameters:
         self._positive: set[int] = set()
         self._plain: list[Indices] = []
         self._transformed: list[tuple[Indices, Interval]] = []  # by torch
-        self.names: list[str] = []
         free = []
         bounds = []
         start = 0
-        for name, p, constraint in mll.named_parameters_and_constraints():
+        # ``mll.named_parameters_and_constraints`` looks for the module of each again
+        named = (
+            (module, name, p)
+            for module in mll.modules()
+            for name, p in module.named_parameters(recurse=False)
+        )
+        for module, name, p in named:
+            if id(p) in self._place:
+                continue
             if p.dtype != torch.float64 or p.device.type != "cpu":
                 raise UnknownFormError
             part = p.detach()[index]
@@ -81,9 +87,9 @@ class RawParameters:
             free_p = p if p.requires_grad else None
             self._parts.append((part.view(-1).numpy(), where, free_p))
             start += size
+            constraint = Module.constraint_for_parameter_name(module, name)
             limits = self._read_constraint(p, constraint, place)
             if p.requires_grad:
-                self.names.append(name)
                 free.append(place)
                 bounds.append(np.empty((size, 2)))
                 bounds[-1][:, 0], bounds[-1][:, 1] = limits
@@ -100,7 +106,8 @@ class RawParameters:
         """How a parameter depends on its raw value; bounds of the raw value."""
         if constraint is None:
             return -np.inf, np.inf
-        low, high = (bound.detach().numpy() for bound in constraint)
+        low = constraint.lower_bound.detach().numpy()
+        high = constraint.upper_bound.detach().numpy()
         if low.size > 1:
             raise UnknownFormError
         low = low.reshape(())
@@ -295,56 +302,6 @@ class LogPriors:
             parts = [p.log_prob(read(m)).sum() for m, p, read in self._others]
             value = torch.stack(parts).sum()
         return value.item(), self._parameters.gradient(value)
-
-
-class TorchPriors:
-    """The log priors of a model in torch; (log-)normal ones are computed together.
-
-    An operation on a few numbers takes as long as one on many, on a GPU most of all.
-    With a raw parameter u, the logarithm of x, a log-normal prior of x^p is
-    -((p u - m) / s)^2 / 2 - p u plus a constant, and a normal one of u the same with
-    p = 1 and without p u.
-
-    Args:
-        model: The model, whose priors are those of now.
-    """
-
-    def __init__(self, model: Any) -> None:
-        self._raw: list[tuple[Any, Any]] = []
-        self._others: list[tuple[Any, Any, Any]] = []
-        columns: list[Tensor] = []  # p / s, m / s and the factor of u of each number
-        self._constant = 0.0
-        for _, module, prior, closure, _ in model.named_priors():
-            name, power = _reader_of(closure) or ("", 0.0)
-            constraint = name and module.constraint_for_parameter_name(name)
-            kind = known_kind(prior)
-            logarithm = kind is LogNormalPrior and isinstance(constraint, LogInterval)
-            if not (logarithm or (kind is NormalPrior and constraint is None)):
-                self._others.append((module, prior, closure))
-                continue
-            read = attrgetter(name)
-            raw = read(module).detach()
-            loc = prior.loc.to(raw)
-            scale = prior.scale.to(raw)
-            tilt = torch.full_like(raw, power if logarithm else 0.0)
-            numbers = power / scale, loc / scale, tilt
-            columns.append(torch.stack([n.expand_as(raw).flatten() for n in numbers]))
-            logs = scale.log().expand_as(raw) + 0.5 * math.log(2.0 * math.pi)
-            self._constant -= float(logs.sum())
-            self._raw.append((module, read))
-        if columns:
-            self._rate, self._shift, self._tilt = torch.cat(columns, dim=-1)
-
-    def __call__(self) -> Tensor | float:
-        """The sum of the log priors, at the present parameters."""
-        total: Tensor | float = self._constant
-        if self._raw:
-            u = torch.cat([read(module).flatten() for module, read in self._raw])
-            standard = self._rate * u - self._shift
-            total = total - 0.5 * standard.dot(standard) - self._tilt.dot(u)
-        for module, prior, closure in self._others:
-            total = total + prior.log_prob(closure(module)).sum()
-        return total
 
 
 def _reader_of(closure: Any) -> tuple[str, float] | None:

@@ -16,17 +16,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from botorch.acquisition import AcquisitionFunction
-from botorch.acquisition.objective import IdentityMCObjective
 from botorch.exceptions.errors import InfeasibilityError
-from botorch.posteriors.fully_bayesian import MCMC_DIM
 from botorch.utils.sampling import get_polytope_samples
-from torch import Tensor
 from torch.quasirandom import SobolEngine
 
 from botorch_structured.linalg.block_low_rank import positions
-from botorch_structured.optim.problem import Array, Problem, Region, first_of_each
-from botorch_structured.spaces import ParameterTree
+from botorch_structured.optim.problem import Array, Problem, first_of_each
 
 # Distances, as powers of ten of the width of the box, at which points known to be good
 # are perturbed: without noise the optimum of expected improvement may be at 1e-5.
@@ -300,8 +295,7 @@ def path_boxes(problem: Problem, seen: Array, rng: np.random.Generator) -> Boxes
 def random_rows(problem: Problem, n: int, rng: np.random.Generator) -> Array:
     """``n`` points on random paths, with fixed decisions at their fixed values."""
     generator = torch.Generator().manual_seed(int(rng.integers(1 << 31)))
-    bounds = torch.from_numpy(problem.bounds)
-    drawn = problem.listed.random_paths(n, generator, bounds)
+    drawn = problem.listed.random_paths(n, generator)
     rows: Array = drawn.numpy().astype(problem.lower.dtype)
     for col, value in problem.fixed.items():
         rows[:, col] = value
@@ -541,76 +535,3 @@ def _polytope(boxes: Boxes, b: int, n: int, rng: np.random.Generator) -> Sample:
     X = np.where(free, draws.numpy(), boxes.lower[b])
     X = boxes.problem.snap(X, free)
     return _admissible(boxes, Sample.spread(X, np.full(n, b)))
-
-
-def promising(region: Region, acq_function: AcquisitionFunction) -> Tensor:
-    """The best training point of every path, the best of all first.
-
-    Args:
-        region: The space.
-        acq_function: Its model, objective and direction say what is best.
-
-    Returns:
-        ``k x d`` points; none if the acquisition function has no model with one table
-        of training points.
-    """
-    tree = region.tree
-    bounds = region.bounds
-    model: Any = getattr(acq_function, "model", None)
-    # As they were given, before any input transform.
-    X = getattr(model, "_original_train_inputs", None)
-    if not isinstance(X, Tensor) or model.training:
-        X = (getattr(model, "train_inputs", None) or (None,))[0]
-    X = _of_one_sample(model, X, ndim=2)
-    if X is None or X.shape[-1] != tree.dim or not len(X):
-        return bounds[:0]
-    X = X.detach().to(bounds)
-    with torch.no_grad():
-        score = _score(acq_function, model, X)
-    if score is None:
-        return bounds[:0]
-    return best_of_paths(tree, X, score)
-
-
-def best_of_paths(tree: ParameterTree, X: Tensor, score: Tensor) -> Tensor:
-    """The point with the largest score on each path, the best of all first."""
-    X = X[score.argsort(descending=True, stable=True)]
-    first = first_of_each(tree.path_key(X).cpu())
-    return X[torch.from_numpy(first).to(X.device)]
-
-
-def _of_one_sample(model: Any, values: Any, ndim: int) -> Tensor | None:
-    """A tensor with ``ndim`` dimensions, or None: an ensemble has it once a member."""
-    if not isinstance(values, Tensor):
-        return None
-    if getattr(model, "_is_ensemble", False):
-        while values.dim() > ndim:
-            values = values[0]
-    return values if values.dim() == ndim else None
-
-
-def _score(acq_function: AcquisitionFunction, model: Any, X: Tensor) -> Tensor | None:
-    """How good every training point is, larger is better."""
-    # what wrappers change the values of
-    while inner := getattr(acq_function, "acq_func", None) or getattr(
-        acq_function, "raw_acqf", None
-    ):
-        acq_function = inner
-    sign = 1.0 if getattr(acq_function, "maximize", True) else -1.0
-    transform = getattr(acq_function, "posterior_transform", None)
-    objective = getattr(acq_function, "objective", None)
-    plain = transform is None and isinstance(objective, IdentityMCObjective | None)
-    targets = _of_one_sample(model, getattr(model, "train_targets", None), ndim=1)
-    if plain and targets is not None and len(targets) == len(X):
-        return sign * targets
-    if len(X) > 2048:
-        return None
-    # Any posterior transform and objective apply to the mean; one point a batch, as a
-    # joint covariance is not needed.
-    posterior = model.posterior(X.unsqueeze(-2), posterior_transform=transform)
-    mean = posterior.mean
-    if getattr(model, "_is_ensemble", False):
-        mean = mean.mean(dim=MCMC_DIM)
-    score = mean if objective is None else objective(mean, X.unsqueeze(-2))
-    score = score.reshape(len(X), -1)
-    return sign * score[:, 0] if score.shape[-1] == 1 else None

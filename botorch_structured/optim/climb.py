@@ -12,7 +12,6 @@ import torch
 from botorch.acquisition import AcquisitionFunction
 from botorch.exceptions.errors import OptimizationGradientError
 from botorch.generation import gen_candidates_scipy
-from botorch.optim.batched_lbfgs_b import fmin_l_bfgs_b_batched
 from torch import Tensor
 
 from botorch_structured.optim.boxes import Boxes
@@ -23,11 +22,14 @@ from botorch_structured.spaces.arguments import check_count
 # Most iterations of a climb, and of a walk.
 _MAX_CLIMB = 40
 _MAX_WALK = 32
-# After so many calls of a climb, or steps of a walk, a start ends, too, if it is behind
-# the best one by more than so many times its last gain: the same maxima were found with
-# a third fewer calls, of half as many points.
-_PATIENCE = 3
-_OPTIMISM = 10.0
+# After so many iterations of a climb, or steps of a walk, a start ends, too, if it is
+# behind the best one by more than so many times its next or last gain.
+_PATIENCE = 1
+_OPTIMISM = 3.0
+# A climb ends where a gain is less, relative to the value.
+_TOLERANCE = 1e-8
+# The lengths of a step that are tried, in steps of Newton.
+_LENGTHS = np.array([1.0, 0.5, 2.0, 0.2, 0.04, 5.0])
 # The next smaller step of real columns, relative to a step. On expected improvement a
 # ratio of 0.1 needs 1.4 times as many calls of the acquisition function as this one;
 # 0.5 needs 0.9 times as many, with 1.7 times the rows in each.
@@ -89,34 +91,31 @@ class Evaluator:
         """
         if row is None:
             return self.on(X).values(X, np.arange(len(X)))
-        return self._evaluate(X, row, gradient=False)[0]
+        return self.value_and_gradient(X, row, gradient=False)[0]
 
-    def value_and_gradient(self, X: Array, row: Array) -> tuple[Array, Array]:
+    def value_and_gradient(
+        self, X: Array, row: Array, gradient: bool = True
+    ) -> tuple[Array, Array]:
         """``n`` values and ``n x d`` gradients, zero where they are not finite."""
-        values, slopes = self._evaluate(X, row, gradient=True)
-        if slopes is None:
-            return values, np.zeros_like(X)
-        return values, np.where(np.isfinite(slopes), slopes, 0.0)
+        if not len(X):
+            return np.zeros(0, X.dtype), X
+        view = self._view or self._by_autograd
+        values = []
+        slopes = []
+        for i in range(0, len(X), self.batch_limit):
+            part = slice(i, i + self.batch_limit)
+            value, slope = view(X[part], row[part], gradient)
+            values.append(value)
+            slopes.append(np.zeros_like(X[part]) if slope is None else slope)
+        value = np.concatenate(values)
+        slope = np.concatenate(slopes)
+        value[np.isnan(value)] = -np.inf
+        slope[~np.isfinite(slope)] = 0.0
+        return value, slope
 
-    def _evaluate(
+    def _by_autograd(
         self, X: Array, row: Array, gradient: bool
     ) -> tuple[Array, Array | None]:
-        if len(X) > self.batch_limit:
-            pieces = range(self.batch_limit, len(X), self.batch_limit)
-            pairs = zip(np.split(X, pieces), np.split(row, pieces), strict=True)
-            parts = [self._evaluate(*pair, gradient) for pair in pairs]
-            some = [slope for _, slope in parts if slope is not None]
-            total = np.concatenate([value for value, _ in parts])
-            return total, np.concatenate(some) if some else None
-        if not len(X):
-            return np.zeros(0, X.dtype), None
-        if self._view is None:
-            values, slopes = self._by_autograd(X, gradient)
-        else:
-            values, slopes = self._view(X, row, gradient)
-        return np.where(np.isnan(values), -np.inf, values), slopes
-
-    def _by_autograd(self, X: Array, gradient: bool) -> tuple[Array, Array | None]:
         leaf = torch.from_numpy(X).to(self.device).unsqueeze(-2)
         leaf.requires_grad_(gradient)
         with torch.set_grad_enabled(gradient):
@@ -132,17 +131,22 @@ class Evaluator:
 Answer = tuple[Array, Array, Array | None]
 
 
+@np.errstate(invalid="ignore", over="ignore")  # of infinities, and of 1e300
 def maximize_in_unit_box(
     evaluate: Callable[[Array, Array], Answer],
     U: Array,
     valid: Array,
+    box: Array | None = None,
     patience: float = math.inf,
 ) -> tuple[Array, Array]:
     """Climb from every start to a local maximum in ``[0, 1]^k``, all of them together.
 
-    BoTorch's batched L-BFGS-B: an evaluation takes nearly as long for 10 points as for
-    one. A climb crosses regions that are not admissible, but does not end there: the
-    best admissible point that was met is returned.
+    An evaluation takes nearly as long for 60 points as for one. So the first one has
+    the gradients beside the starts, too, whose differences are second derivatives; in
+    each further one are several lengths of the step of every start, which moves to its
+    best one and updates its derivatives (BFGS). A climb crosses regions that are not
+    admissible, but does not end there: the best admissible point that was met is
+    returned.
 
     Args:
         evaluate: Maps ``n x k`` points and the ``n`` numbers of the starts they came
@@ -150,51 +154,126 @@ def maximize_in_unit_box(
             admissible.
         U: ``S x k`` starts.
         valid: ``S x k`` booleans; coordinates that are not valid do not move.
-        patience: After so many calls starts end that will not become the best.
+        box: ``S`` numbers: starts in the same box may lead to the same maximum.
+            Default: every start has its own.
+        patience: After so many iterations starts end that will not become the best.
 
     Returns:
         ``S x k`` points and ``S`` values; -inf where none is admissible.
     """
-    best_U = U.copy()
-    best = np.full(len(U), -np.inf)
-    low = np.zeros(len(U))
-    calls = np.zeros(len(U))
-
-    @np.errstate(invalid="ignore")  # of two infinities
-    def negated(x: Array, batch_indices: list[int]) -> tuple[Array, Array]:
-        start = np.array(batch_indices)
-        value, slope, admissible = evaluate(x, start)
-        gain = value - best[start]
+    count, k = U.shape
+    start = np.arange(count)
+    owner, column = valid.nonzero()
+    h = np.cbrt(np.finfo(U.dtype).eps)
+    shift = np.where(U[owner, column] > 0.5, -h, h).astype(U.dtype)
+    beside = U[owner]
+    beside[np.arange(len(owner)), column] += shift
+    value, slope, admissible = evaluate(
+        np.concatenate([U, beside]), np.concatenate([start, owner])
+    )
+    second = np.zeros((count, k, k), U.dtype)
+    second[owner, column] = (slope[count:] - slope[owner]) / shift[:, None]
+    x = U
+    value = value[:count]
+    slope = slope[:count]
+    best_x = U.copy()
+    best = value.copy()
+    if admissible is not None:
+        best[~admissible[:count]] = -np.inf
+    slope = np.where(valid, slope, 0.0)
+    curvature = _curvature(np.where(valid[:, None], second, 0.0), slope)
+    eye = np.eye(k)
+    going = np.isfinite(value)
+    for sweep in range(_MAX_CLIMB):
+        # along a bound that it would cross a climb slides
+        free = valid[start] & np.where(slope > 0.0, x < 1.0, x > 0.0)
+        ascent = np.where(free, slope, 0.0)
+        matrix = np.where(free[:, :, None] & free[:, None], curvature, eye)
+        ridge = 1e-10 * matrix.trace(axis1=1, axis2=2)[:, None, None] * eye
+        step = np.linalg.solve(matrix + ridge, ascent[:, :, None])[:, :, 0]
+        expected = 0.5 * (step * ascent).sum(-1)
+        going = going & (expected > _TOLERANCE * np.abs(value))
+        if sweep >= patience:
+            top = best.argmax()
+            lead = best[top] - value
+            going &= lead <= _OPTIMISM * expected
+            gap = np.abs(x + step - best_x[top]).max(-1)
+            is_same = (box[start] == box[top]) & (gap <= 0.5 * np.abs(step).max(-1))
+            going &= ~is_same | (lead <= 0.0)
+        rows = going.nonzero()[0]
+        if not len(rows):
+            break
+        if len(rows) < len(going):
+            start = start[rows]
+            x = x[rows]
+            value = value[rows]
+            slope = slope[rows]
+            curvature = curvature[rows]
+            step = step[rows]
+        trial = x[:, None] + _LENGTHS[:, None] * step[:, None]
+        trial = trial.clip(0.0, 1.0).reshape(-1, k).astype(U.dtype)
+        owner = start.repeat(len(_LENGTHS))
+        values, slopes, admissible = evaluate(trial, owner)
+        values = np.where(np.isnan(values), -np.inf, values)
+        top = values.reshape(-1, len(_LENGTHS)).argmax(-1)
+        top += len(_LENGTHS) * np.arange(len(x))
+        gain = values[top] - value
         better = gain > 0.0
         if admissible is not None:
-            better &= admissible
-        best[start[better]] = value[better]
-        best_U[start[better]] = x[better]
-        calls[start] += 1
-        late = better & (calls[start] > patience)
-        done = late & (best.max() - value > _OPTIMISM * gain)
-        # a step to where there is no number was too long
-        finite = np.isfinite(value)
-        low[start[finite]] = value[finite]
-        if not finite.all():
-            value = np.where(finite, value, low[start] - 1.0 - np.abs(low[start]))
-        moves = valid[start] & ~done[:, None]  # where no slope is left, a climb ends
-        return -value, -np.where(moves, slope, 0.0)
+            order = values.argsort()
+            order = order[admissible[order] & (values[order] > best[owner[order]])]
+            best[owner[order]] = values[order]
+            best_x[owner[order]] = trial[order]
+        moved = better[:, None]
+        to = np.where(moved, trial[top], x)
+        slope_there = np.where(moved, slopes[top], slope)
+        fall = np.where(valid[start], slope - slope_there, 0.0)
+        curvature = _updated(curvature, to - x, fall)
+        curvature[~better] *= 100.0  # all steps were too long
+        x = to
+        slope = slope_there
+        value = np.maximum(value, values[top])
+        going = ~better | (gain > _TOLERANCE * np.abs(value))
+        if admissible is None:
+            best[start] = value
+            best_x[start] = x
+    return best_x, best
 
-    # A climb ends where an iteration gains less, relative to the larger of the value
-    # and one, or where no slope in the unit box exceeds the other limit: expected
-    # improvement itself, without the logarithm, may be small everywhere.
-    fmin_l_bfgs_b_batched(
-        negated,
-        U,
-        bounds=[(0.0, 1.0)] * U.shape[-1],
-        factr=None,
-        ftol=1e-7,
-        pgtol=1e-8,
-        maxiter=_MAX_CLIMB,
-        pass_batch_indices=True,
-    )
-    return best_U, best
+
+def _curvature(second: Array, slope: Array) -> Array:
+    """Positive definite matrices with the sizes of curvatures, whatever their signs.
+
+    So the steps of Newton lead upwards; in no direction are they longer than the box.
+
+    Args:
+        second: Second derivatives, ``S x k x k``.
+        slope: Gradients, ``S x k``.
+    """
+    second = np.where(np.isfinite(second), second, 0.0)
+    size, axes = np.linalg.eigh(0.5 * (second + second.swapaxes(1, 2)))
+    along = (slope[:, None] @ axes)[:, 0]
+    size = np.maximum(np.abs(size), np.abs(along))
+    size = np.maximum(size, 1e-8 * size.max(-1, keepdims=True) + 1e-100)
+    return (axes * size[:, None]) @ axes.swapaxes(1, 2)
+
+
+def _updated(curvature: Array, step: Array, fall: Array) -> Array:
+    """The update of BFGS, where the slope has fallen along the step.
+
+    Args:
+        curvature: The negated second derivatives, ``S x k x k``.
+        step: Steps, ``S x k``.
+        fall: Gradients before less those behind it, ``S x k``.
+    """
+    product = (step * fall).sum(-1)
+    length = np.square(step).sum(-1) * np.square(fall).sum(-1)
+    fell = product > 1e-10 * np.sqrt(length)
+    before = (curvature @ step[:, :, None])[:, :, 0]
+    size = np.where(fell, (before * step).sum(-1), 1.0)[:, None, None]
+    product = np.where(fell, product, 1.0)[:, None, None]
+    more = fall[:, :, None] * fall[:, None] / product
+    less = before[:, :, None] * before[:, None] / size
+    return np.where(fell[:, None, None], curvature + more - less, curvature)
 
 
 class Neighbourhood:
@@ -541,36 +620,30 @@ def _climb_together(
     start = np.arange(len(X))
     at = start[:, None], columns
     valid = moving[at]
-    lower = starts.lower[at]
-    upper = starts.upper[at]
+    lower = np.where(valid, starts.lower[at], X[at])
+    upper = np.where(valid, starts.upper[at], X[at])
     logs = valid & problem.values.logarithmic[columns]
-
-    def logarithms(x: Array) -> Array:
-        return np.log(x, out=x.copy(), where=logs)
-
-    least = logarithms(lower)
-    most = logarithms(upper)
-    width = np.where(valid, most - least, 1.0)
+    any_logs = logs.any()
+    least = np.log(lower, out=lower.copy(), where=logs)
+    width = np.log(upper, out=upper.copy(), where=logs) - least
 
     def points(U: Array, start: Array) -> tuple[Array, Array]:
         """``n x d`` points, and the values of the columns that move, ``n x k``."""
-        span = width[start]
-        below = least[start] + U * span
-        # exact at both bounds
-        x = np.where(U < 0.5, below, most[start] - (1.0 - U) * span)
-        np.exp(x, out=x, where=logs[start])
-        x = x.clip(lower[start], upper[start])
+        x = least[start] + U * width[start]
+        if any_logs:
+            np.exp(x, out=x, where=logs[start])
+        top = upper[start]
+        x = np.where(U < 1.0, x.clip(lower[start], top), top)  # exact at both bounds
         near = X[start]
-        at = np.arange(len(near))[:, None], columns[start]
-        x = np.where(valid[start], x, near[at])
-        near[at] = x
+        near[np.arange(len(near))[:, None], columns[start]] = x
         return near, x
 
     def evaluate(U: Array, start: Array) -> Answer:
         near, x = points(U, start)
         value, slope = evaluator.value_and_gradient(near, row[start])
         slope = slope[np.arange(len(near))[:, None], columns[start]] * width[start]
-        slope = slope * np.where(logs[start], x, 1.0)  # dx / d log x = x
+        if any_logs:
+            slope = slope * np.where(logs[start], x, 1.0)  # dx / d log x = x
         if not bordered:
             return value, slope, None
         new = problem.admissible(near, starts.active[start])
@@ -578,9 +651,9 @@ def _climb_together(
             new &= ~avoid.contains(near)
         return value, slope, new
 
-    place = (logarithms(X[at]) - least) / width
-    U = np.where(valid, place, 0.5).clip(0.0, 1.0)
-    best, values = maximize_in_unit_box(evaluate, U, valid, _PATIENCE)
+    place = np.log(X[at], out=X[at], where=logs) - least
+    U = np.where(valid, place / np.where(valid, width, 1.0), 0.5).clip(0.0, 1.0)
+    best, values = maximize_in_unit_box(evaluate, U, valid, row, _PATIENCE)
     return points(best, start)[0], values
 
 

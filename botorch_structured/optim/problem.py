@@ -1,6 +1,6 @@
 """The arguments of an optimiser, checked once, and their meaning column by column.
 
-`read_region` reads the space, `make_problem` what restricts it and what is known.
+`make_problem` is their door, which reads the space by `read_region`.
 Tensors come in at this door and go out at the end; between them a search works on NumPy
 arrays, whose operations take a third of the time at this size.
 """
@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 from botorch.acquisition import AcquisitionFunction, OneShotAcquisitionFunction
+from botorch.acquisition.objective import IdentityMCObjective
+from botorch.posteriors.fully_bayesian import MCMC_DIM
 from numpy.typing import NDArray
 from scipy.spatial import cKDTree
 from torch import Tensor
@@ -472,8 +474,13 @@ def _read_fill(fill: Any, bounds: Tensor) -> Tensor:
 
 
 def make_problem(
-    region: Region,
-    acq_functions: Sequence[Any] = (),
+    acq_functions: Sequence[Any],
+    bounds: Tensor | None,
+    tree: ParameterTree | None,
+    integer_features: Sequence[int] | None,
+    categorical_features: Mapping[int, Sequence[float]] | None,
+    fill: float | Tensor | None,
+    space: SearchSpace | None,
     *,
     fixed_features: Mapping[int, float] | None = None,
     inequality_constraints: Sequence[tuple[Tensor, Tensor, float]] | None = None,
@@ -484,16 +491,26 @@ def make_problem(
     max_paths: int = MAX_PATHS,
     avoid_paths: Tensor | None = None,
 ) -> Problem:
-    """Check the arguments that restrict a region, and what is known of it.
+    """Check the arguments of an optimiser.
 
-    They are those of `optimize_acqf_paths`. Points that ``acq_functions`` have pending
-    are known, too.
+    They are those of `optimize_acqf_paths`; the first acquisition function is the one
+    that chooses candidates. Points that any of them has pending are known.
 
     Raises:
         ValueError: Which argument, what was expected, what came.
     """
+    region = read_region(
+        acq_functions[0],
+        bounds,
+        tree,
+        integer_features,
+        categorical_features,
+        fill,
+        space,
+    )
     tree = region.tree
     bounds = region.bounds
+    fill = region.fill
     d = tree.dim
     if feasible is not None and not callable(feasible):
         raise ValueError(f"feasible: expected a callable, got {feasible!r}.")
@@ -509,7 +526,6 @@ def make_problem(
         raise ValueError(f"avoid_paths: expected keys of tree.path_key, got {keys!r}.")
     constraints = _constraints(d, inequality_constraints, bounds)
     tables = [bounds[:0]]
-    fill = region.fill
     if X_avoid is not None:
         tables.append(check_points("X_avoid", X_avoid, tree, fill))
     for acq_function in acq_functions:
@@ -518,9 +534,9 @@ def make_problem(
             X = X.reshape(-1, X.shape[-1])
             tables.append(check_points("X_pending", X, tree, fill))
     avoid = torch.cat(tables)
-    good = bounds[:0]
-    if X_start is not None:
-        good = check_points("X_start", X_start, tree, fill)
+    if X_start is None:
+        X_start = promising(region, acq_functions[0])
+    good = check_points("X_start", X_start, tree, fill)
     listed = _with_outcomes(tree, region.lists, fixed)
     values, lower, upper = _columns(listed, region, fixed, torch.cat([avoid, good]))
     return Problem(
@@ -795,3 +811,76 @@ def _with_outcomes(
     return ParameterTree(
         tree.dim, conditions=tree.conditions, values={**tree._values, **extended}
     )
+
+
+def promising(region: Region, acq_function: AcquisitionFunction) -> Tensor:
+    """The best training point of every path, the best of all first.
+
+    Args:
+        region: The space.
+        acq_function: Its model, objective and direction say what is best.
+
+    Returns:
+        ``k x d`` points; none if the acquisition function has no model with one table
+        of training points.
+    """
+    tree = region.tree
+    bounds = region.bounds
+    model: Any = getattr(acq_function, "model", None)
+    # As they were given, before any input transform.
+    X = getattr(model, "_original_train_inputs", None)
+    if not isinstance(X, Tensor) or model.training:
+        X = (getattr(model, "train_inputs", None) or (None,))[0]
+    X = _of_one_sample(model, X, ndim=2)
+    if X is None or X.shape[-1] != tree.dim or not len(X):
+        return bounds[:0]
+    X = X.detach().to(bounds)
+    with torch.no_grad():
+        score = _score(acq_function, model, X)
+    if score is None:
+        return bounds[:0]
+    return best_of_paths(tree, X, score)
+
+
+def best_of_paths(tree: ParameterTree, X: Tensor, score: Tensor) -> Tensor:
+    """The point with the largest score on each path, the best of all first."""
+    X = X[score.argsort(descending=True, stable=True)]
+    first = first_of_each(tree.path_key(X).cpu())
+    return X[torch.from_numpy(first).to(X.device)]
+
+
+def _of_one_sample(model: Any, values: Any, ndim: int) -> Tensor | None:
+    """A tensor with ``ndim`` dimensions, or None: an ensemble has it once a member."""
+    if not isinstance(values, Tensor):
+        return None
+    if getattr(model, "_is_ensemble", False):
+        while values.dim() > ndim:
+            values = values[0]
+    return values if values.dim() == ndim else None
+
+
+def _score(acq_function: AcquisitionFunction, model: Any, X: Tensor) -> Tensor | None:
+    """How good every training point is, larger is better."""
+    # what wrappers change the values of
+    while inner := getattr(acq_function, "acq_func", None) or getattr(
+        acq_function, "raw_acqf", None
+    ):
+        acq_function = inner
+    sign = 1.0 if getattr(acq_function, "maximize", True) else -1.0
+    transform = getattr(acq_function, "posterior_transform", None)
+    objective = getattr(acq_function, "objective", None)
+    plain = transform is None and isinstance(objective, IdentityMCObjective | None)
+    targets = _of_one_sample(model, getattr(model, "train_targets", None), ndim=1)
+    if plain and targets is not None and len(targets) == len(X):
+        return sign * targets
+    if len(X) > 2048:
+        return None
+    # Any posterior transform and objective apply to the mean; one point a batch, as a
+    # joint covariance is not needed.
+    posterior = model.posterior(X.unsqueeze(-2), posterior_transform=transform)
+    mean = posterior.mean
+    if getattr(model, "_is_ensemble", False):
+        mean = mean.mean(dim=MCMC_DIM)
+    score = mean if objective is None else objective(mean, X.unsqueeze(-2))
+    score = score.reshape(len(X), -1)
+    return sign * score[:, 0] if score.shape[-1] == 1 else None

@@ -27,7 +27,6 @@ from botorch_structured.optim.boxes import (
     all_candidates,
     boxes_at,
     path_boxes,
-    promising,
     random_rows,
     raw_candidates,
     whole_box,
@@ -42,7 +41,6 @@ from botorch_structured.optim.problem import (
     check_acquisition,
     first_of_each,
     make_problem,
-    read_region,
 )
 from botorch_structured.spaces import ParameterTree, SearchSpace
 from botorch_structured.spaces.arguments import check_count, check_seed
@@ -482,17 +480,19 @@ def optimize_acqf_paths(
         CandidateGenerationError: Nothing is left to propose: every admissible point
             is known, none was found that is feasible, or all paths are to be avoided.
     """
-    region = read_region(
-        acq_function, bounds, tree, integer_features, categorical_features, fill, space
-    )
     problem = make_problem(
-        region,
         [acq_function],
+        bounds,
+        tree,
+        integer_features,
+        categorical_features,
+        fill,
+        space,
         fixed_features=fixed_features,
         inequality_constraints=inequality_constraints,
         feasible=feasible,
         X_avoid=X_avoid,
-        X_start=promising(region, acq_function) if X_start is None else X_start,
+        X_start=X_start,
         min_distance=min_distance,
         max_paths=max_paths,
         avoid_paths=avoid_paths,
@@ -596,17 +596,19 @@ def optimize_acqf_two_step(
     check_count("top_k", top_k)
     if not isinstance(fix_shared, bool):
         raise ValueError(f"fix_shared: expected True or False, got {fix_shared!r}.")
-    region = read_region(
-        acq_function, bounds, tree, integer_features, categorical_features, fill, space
-    )
     problem = make_problem(
-        region,
         [acq_function, path_acq_function],
+        bounds,
+        tree,
+        integer_features,
+        categorical_features,
+        fill,
+        space,
         fixed_features=fixed_features,
         inequality_constraints=inequality_constraints,
         feasible=feasible,
         X_avoid=X_avoid,
-        X_start=promising(region, acq_function) if X_start is None else X_start,
+        X_start=X_start,
         min_distance=min_distance,
         max_paths=max_paths,
     )

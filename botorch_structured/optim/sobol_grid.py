@@ -21,7 +21,6 @@ from botorch.acquisition import AcquisitionFunction
 from botorch.utils.sampling import draw_sobol_samples
 from torch import Tensor
 
-from botorch_structured.optim.boxes import promising
 from botorch_structured.optim.problem import (
     Array,
     Feasible,
@@ -29,7 +28,6 @@ from botorch_structured.optim.problem import (
     check_bounds,
     check_points,
     make_problem,
-    read_region,
 )
 from botorch_structured.optim.search import Search, make_rng
 from botorch_structured.spaces import ParameterTree, SearchSpace
@@ -156,14 +154,17 @@ def optimize_acqf_sobol(
         CandidateGenerationError: None of the points can be proposed.
     """
     tree = ParameterTree(check_bounds(bounds).shape[-1]) if space is None else None
-    region = read_region(acq_function, bounds, tree, space=space)
     problem = make_problem(
-        region,
         [acq_function],
+        bounds,
+        tree,
+        None,
+        None,
+        None,
+        space,
         inequality_constraints=inequality_constraints,
         feasible=feasible,
         X_avoid=X_avoid,
-        X_start=promising(region, acq_function) if best_X is None else None,
         min_distance=min_distance,
     )
     odd = np.flatnonzero(problem.values.discrete).tolist()
@@ -178,7 +179,7 @@ def optimize_acqf_sobol(
     check_count("num_rounds", num_rounds, least=0)
     search = Search(problem, acq_function, q, batch_limit=batch_limit, seed=seed)
     rng = search.rng
-    box = region.bounds
+    box = problem.tensor(problem.bounds)
     if best_X is None:
         good = problem.tensor(problem.good)
         best_X = good[_inside(good, box)]

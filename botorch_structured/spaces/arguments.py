@@ -7,7 +7,6 @@ import math
 import operator
 import warnings
 from collections.abc import Iterable, Mapping
-from types import FrameType
 from typing import Any
 
 import torch
@@ -137,13 +136,11 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
     """Warn of a line of the user's, and not of one of the code that it called."""
     frame = inspect.currentframe()
     level = 1
-    while frame and frame.f_back and _is_library(frame):
+    while frame and frame.f_back:
+        # code that stands between a line of the user and ours
+        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if package not in ("botorch_structured", "sklearn"):
+            break
         frame = frame.f_back
         level += 1
     warnings.warn(message, category, stacklevel=level)
-
-
-def _is_library(frame: FrameType) -> bool:
-    """Whether it is of code that stands between a line of the user and ours."""
-    package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-    return package in ("botorch_structured", "sklearn")

@@ -25,9 +25,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from numbers import Real
 from typing import Any, NoReturn
 
@@ -36,7 +35,7 @@ import torch
 from torch import Tensor
 
 from botorch_structured.spaces.arguments import check_seed
-from botorch_structured.spaces.conditions import And, Condition
+from botorch_structured.spaces.conditions import ALWAYS, Condition
 
 #: The share of a distribution that is left out at each of its ends.
 TAIL = 1e-3
@@ -82,49 +81,21 @@ def is_blank(value: Any) -> bool:
     return isinstance(value, Real) and value != value
 
 
-def _number(column: Column, value: Any) -> float:
-    """``value`` as a number, read from text if it is one."""
-    value = native(value)
-    number = None
-    if isinstance(value, str):
-        number = _read(value)
-    elif isinstance(value, Real) and not isinstance(value, bool):
-        with suppress(OverflowError):
-            number = float(value)
-    return _refuse(column, value) if number is None else number
-
-
-def _read(text: str) -> float | None:
-    """The number that a text is, None if it is none."""
-    if "_" in text:  # "1_000" is a number in Python, but not in tables
-        return None
-    try:
-        return float(text)
-    except ValueError:
-        return None
-
-
-def _written(value: Any) -> Any:
-    """The number, or text, that is read where a table has ``value``."""
-    if isinstance(value, str):
-        number = _read(value)
-        return value.strip() if number is None else number
+def _number(value: Any) -> float | None:
+    """The number that a value is, or that is read where a table has its text."""
     is_number = isinstance(value, Real) and not isinstance(value, bool)
-    return value if is_number else str(value)
-
-
-def _truth(text: Any) -> bool | None:
-    """True and False as tables write them; Excel and R do so in capitals."""
-    truths = {"true": True, "false": False, 1.0: True, 0.0: False}
-    written = _written(text) if isinstance(text, str) else None
-    return truths.get(written.lower() if isinstance(written, str) else written)
+    # "1_000" is a number in Python, but not in tables
+    if is_number or (isinstance(value, str) and "_" not in value):
+        with suppress(ValueError, OverflowError):
+            return float(value)
+    return None
 
 
 def _refuse(column: Column, value: Any) -> NoReturn:
     raise ValueError(f"{column.name!r}: expected {column.expected()}, got {value!r}.")
 
 
-def takes(parameter: Column | Constant, value: Any) -> bool:
+def takes(parameter: Column, value: Any) -> bool:
     """Whether a parameter can have a value."""
     try:
         parameter.encode(value)
@@ -133,7 +104,7 @@ def takes(parameter: Column | Constant, value: Any) -> bool:
     return True
 
 
-def with_slack(bounds: tuple[float, float], whole: bool = False) -> Span:
+def with_slack(bounds: Span, whole: bool = False) -> Span:
     """The bounds, and numbers beyond them that still count as rounding.
 
     Args:
@@ -142,12 +113,11 @@ def with_slack(bounds: tuple[float, float], whole: bool = False) -> Span:
             of that end: from 1 to 1e12, 0 is not rounding.
     """
     lo, hi = bounds
-    room = SLACK * max(hi - lo, abs(lo), abs(hi))
-    below = above = room
+    largest = SLACK * max(hi - lo, abs(lo), abs(hi))
+    rooms = [largest, largest]
     if whole:
-        below = min(room, max(0.25, SLACK * abs(lo)))
-        above = min(room, max(0.25, SLACK * abs(hi)))
-    return lo - below, hi + above
+        rooms = [min(largest, max(0.25, SLACK * abs(end))) for end in bounds]
+    return lo - rooms[0], hi + rooms[1]
 
 
 def is_equal(a: Any, b: Any) -> bool:
@@ -180,12 +150,8 @@ class _Column:
         u = torch.rand(n, generator=generator, dtype=torch.double)
         if spread:
             order = torch.randperm(n, generator=generator)
-            u = (order + self._offset(u)) / max(n, 1)
+            u = (order + u) / max(n, 1)
         return self._at(u, span or self.bounds)
-
-    def _offset(self, u: Tensor) -> Tensor:
-        """Where the numbers lie in each n-th of the distribution."""
-        return u
 
     def _at(self, u: Tensor, span: Span) -> Tensor:
         """Numbers by the share of the distribution within ``span`` below them."""
@@ -233,8 +199,7 @@ class FloatColumn(_Range):
     comes back as it was, others within 1e-13 of it.
     """
 
-    _places = 14
-    _digits: tuple[int, ...] = (13, 15)
+    _digits = 13
 
     def __init__(
         self, name: str, lower: float, upper: float, log: bool = False
@@ -242,12 +207,9 @@ class FloatColumn(_Range):
         # models square differences
         largest = sys.float_info.max if log else 1e150
         super().__init__(name, float(lower), float(upper), log, largest)
+        self._places = 14 if log else None
         self.bounds = (self._forward(self.lower), self._forward(self.upper))
         self.fill = self.middle(self.bounds)
-
-    @property
-    def _is_rounded(self) -> bool:
-        return self.log
 
     def _forward(self, value: float) -> float:
         return round(math.log10(value), self._places) if self.log else value
@@ -259,13 +221,13 @@ class FloatColumn(_Range):
         return f"a number in [{self.lower}, {self.upper}]"
 
     def encode(self, value: Any) -> float:
-        number = _number(self, value)
+        number = _number(native(value))
+        if number is None or (self.log and number <= 0.0):
+            _refuse(self, value)
+        x = self._forward(number)
         lo, hi = self.bounds
         # numbers that were written with ten digits may lie beyond the bounds
-        last_place = math.ulp(max(abs(lo), abs(hi)))
-        room = max(1e-9 * (hi - lo), 4.0 * last_place)
-        is_positive = number > 0.0
-        x = self._forward(number) if is_positive or not self.log else -math.inf
+        room = 1e-9 * (hi - lo) + 1e-15 * max(abs(lo), abs(hi))
         if not lo - room <= x <= hi + room:
             _refuse(self, value)
         return min(max(x, lo), hi)
@@ -275,31 +237,33 @@ class FloatColumn(_Range):
             return self.lower
         if x >= self.bounds[1]:
             return self.upper
-        if not self._is_rounded:
+        if self._places is None:
             return x
         x = round(x, self._places)
         value = min(max(self._backward(x), self.lower), self.upper)
-        short = (float(f"{value:.{digits}g}") for digits in self._digits)
-        return next((v for v in short if self._forward(v) == x), value)
+        short = float(f"{value:.{self._digits}g}")
+        return short if self._forward(short) == x else value
 
-    @property
-    def beside_cut(self) -> float:
-        """How far from a cut of the tree a value is that ConfigSpace tells from it.
+    def beside_cuts(self, x: float, intervals: Sequence[Span]) -> float:
+        """A number, or one on the same side of the cuts that is told from them.
 
-        It rounds. In decades on a logarithmic scale.
+        A number next to a cut may be taken for the cut itself, where other parameters
+        are active: by ConfigSpace, which rounds, and on a logarithmic scale, as
+        logarithms are denser than values. A number of few decimal places is meant as it
+        is, and may be the cut.
+
+        Args:
+            x: The number.
+            intervals: The closed intervals between the cuts.
         """
-        return 1e-8 if self.log else 1e-12 * self._scale
-
-    @property
-    def _scale(self) -> float:
-        return max(self.upper - self.lower, abs(self.lower), abs(self.upper), 1.0)
-
-    def is_round(self, x: float) -> bool:
-        """Whether a number has few decimal places, as those of values have."""
-        if self._is_rounded:
-            return round(x, self._places) == x
-        # not significant digits: 5e-324, which is next to a cut at 0, has one
-        return round(x, 12 - math.ceil(math.log10(self._scale))) == x
+        scale = max(self.upper - self.lower, abs(self.lower), abs(self.upper), 1.0)
+        if round(x, self._places or 12 - math.ceil(math.log10(scale))) == x:
+            return x
+        room = 1e-8 if self._places else 1e-12 * scale
+        for lo, hi in intervals:
+            if lo <= x <= hi and hi - lo > 2 * room:
+                return min(max(x, lo + room), hi - room)
+        return x
 
     def middle(self, span: Span) -> float:
         return 0.5 * (span[0] + span[1])
@@ -307,7 +271,7 @@ class FloatColumn(_Range):
     def _at(self, u: Tensor, span: Span) -> Tensor:
         lo, hi = span
         x = lo + (hi - lo) * u
-        if self._is_rounded:
+        if self._places is not None:
             x = x.round(decimals=self._places)
         return x.clamp(lo, hi)
 
@@ -323,8 +287,7 @@ class QuantileColumn(FloatColumn):
         frozen: The distribution, of ``scipy.stats``.
     """
 
-    _places = 12
-    _digits = (11,)
+    _digits = 11
 
     def __init__(self, name: str, frozen: Any) -> None:
         self._frozen = frozen
@@ -332,13 +295,10 @@ class QuantileColumn(FloatColumn):
         named = (f"{k}={v}" for k, v in frozen.kwds.items())
         self.distribution = f"{frozen.dist.name}({', '.join([*values, *named])})"
         super().__init__(name, *frozen.ppf([TAIL, 1.0 - TAIL]))
-
-    @property
-    def _is_rounded(self) -> bool:
-        return True
+        self._places = 12
 
     def _forward(self, value: float) -> float:
-        return round(float(self._frozen.cdf(value)), self._places)
+        return round(float(self._frozen.cdf(value)), 12)
 
     def _backward(self, x: float) -> float:
         return float(self._frozen.ppf(x))
@@ -360,8 +320,10 @@ class IntegerColumn(_Range):
         return f"an integer in [{self.lower}, {self.upper}]"
 
     def encode(self, value: Any) -> float:
-        number = _number(self, value)
-        if not number.is_integer() or not self.lower <= number <= self.upper:
+        number = _number(native(value))
+        if number is None or not number.is_integer():
+            _refuse(self, value)
+        if not self.lower <= number <= self.upper:
             _refuse(self, value)
         return number
 
@@ -413,17 +375,22 @@ class CategoricalColumn(_Column):
                 f"{name!r}: expected at least one choice and as many ascending codes, "
                 f"got {list(self.choices)} and {list(self.codes)}."
             )
-        for i, choice in enumerate(self.choices):
-            if any(is_same(choice, other) for other in self.choices[:i]):
+        by_text: dict[str, list[Any]] = {}
+        for choice in self.choices:
+            others = by_text.setdefault(repr(choice), [])
+            if any(is_same(choice, other) for other in others):
                 raise ValueError(
                     f"{name!r}: expected distinct choices, got {choice!r} twice in "
                     f"{list(self.choices)}."
                 )
+            others.append(choice)
         equal = [1.0] * len(self.choices)
         self.weights = tuple(map(float, equal if weights is None else weights))
         self.bounds = (self.codes[0], self.codes[-1])
         self.fill = self.middle(self.bounds)
         self.takes_blank = any(map(is_blank, self.choices))
+        numbers = [abs(c) for c in self.choices if isinstance(c, float)]
+        self._rounding = 1e-12 * max(numbers, default=0.0)
 
     def expected(self) -> str:
         if len(self.choices) == 1:
@@ -439,33 +406,35 @@ class CategoricalColumn(_Column):
         rounding.
         """
         value = native(value)
-        places = range(len(self.choices))
-        for test in (is_same, is_equal):
-            for i in places:
-                if test(self.choices[i], value):
-                    return i
-        alike = [i for i in places if self._is_alike(self.choices[i], value)]
-        if not alike and (truth := _truth(value)) is not None:
-            alike = [i for i in places if self.choices[i] is truth]
-        return alike[0] if len(alike) == 1 else _refuse(self, value)
+        for i, choice in enumerate(self.choices):
+            if is_same(choice, value):
+                return i
+        for test in (is_equal, self._is_alike, _is_truth):
+            places = [i for i, c in enumerate(self.choices) if test(c, value)]
+            if len(places) == 1:
+                return places[0]
+        _refuse(self, value)
 
     def _is_alike(self, choice: Any, value: Any) -> bool:
         """Whether a table that was given a choice may have a value in its place."""
         if is_blank(value):
             return is_blank(choice)
-        if _written(choice) == _written(value):
-            return True
-        if not (isinstance(choice, float) and isinstance(value, float)):
-            return False
-        largest = max(abs(c) for c in self.choices if isinstance(c, float))
-        return abs(choice - value) <= 1e-12 * largest  # 0.3 for 0.1 + 0.2
+        one = _number(choice)
+        other = _number(value)
+        if one is not None and other is not None:
+            return abs(one - other) <= self._rounding  # 0.3 for 0.1 + 0.2
+        text = str(choice).strip()
+        written = str(value).strip()
+        if isinstance(choice, bool):  # Excel and R write TRUE
+            return text.lower() == written.lower()
+        return text == written
 
     def encode(self, value: Any) -> float:
         return self.codes[self.position(value)]
 
     def decode(self, x: float) -> Any:
-        distances = [abs(code - x) for code in self.codes]
-        return self.choices[distances.index(min(distances))]
+        nearest = min(range(len(self.codes)), key=lambda i: abs(self.codes[i] - x))
+        return self.choices[nearest]
 
     def within(self, lo: float, hi: float) -> Span | None:
         codes = [code for code in self.codes if lo <= code <= hi]
@@ -474,9 +443,6 @@ class CategoricalColumn(_Column):
     def middle(self, span: Span) -> float:
         codes = [code for code in self.codes if span[0] <= code <= span[1]]
         return codes[(len(codes) - 1) // 2]
-
-    def _offset(self, u: Tensor) -> Tensor:
-        return u[:1]  # evenly spaced: counts differ by less than one from expectation
 
     def _at(self, u: Tensor, span: Span) -> Tensor:
         codes = torch.tensor(self.codes, dtype=torch.double)
@@ -492,8 +458,7 @@ class CategoricalColumn(_Column):
 Column = FloatColumn | IntegerColumn | CategoricalColumn
 
 
-@dataclass(frozen=True)
-class Constant:
+class Constant(CategoricalColumn):
     """A parameter with one value; it takes part in configurations, not in points.
 
     Args:
@@ -503,39 +468,37 @@ class Constant:
         place: How many of the space's parameters come before it.
     """
 
-    name: str
-    value: Any
-    condition: Condition = And(())
-    place: int = 0
+    def __init__(
+        self, name: str, value: Any, condition: Condition = ALWAYS, place: int = 0
+    ) -> None:
+        super().__init__(name, [value])
+        self.condition = condition
+        self.place = place
 
     @property
-    def choices(self) -> tuple[Any]:
+    def value(self) -> Any:
         """Its value."""
-        return (self.value,)
-
-    @property
-    def takes_blank(self) -> bool:
-        """Whether its value is what tables write where there is none."""
-        return is_blank(self.value)
-
-    def expected(self) -> str:
-        """Its value, in words."""
-        return f"its constant {self.value!r}"
-
-    def encode(self, value: Any) -> float:
-        """0; ValueError for a value that is not its own, however written."""
-        return CategoricalColumn(self.name, [self.value]).encode(value)
+        return self.choices[0]
 
 
-def is_same_parameter(a: Column | Constant, b: Column | Constant) -> bool:
+def positions(parameters: Mapping[str, Column]) -> dict[str, int]:
+    """The columns of parameters, by name; constants have none."""
+    names = [name for name, p in parameters.items() if not isinstance(p, Constant)]
+    return {name: i for i, name in enumerate(names)}
+
+
+def is_same_parameter(a: Column, b: Column) -> bool:
     """Whether two columns, or constants, were made with the same arguments."""
 
-    def parts(p: Column | Constant) -> list[Any]:
-        values = dict(vars(p))
-        values.pop("_frozen", None)
-        choices = values.pop("choices", ())
-        return [type(p), *values, *values.values(), *choices]
+    def parts(p: Column) -> list[Any]:
+        values = {k: v for k, v in vars(p).items() if k not in ("_frozen", "choices")}
+        return [type(p), *values.items(), *getattr(p, "choices", ())]
 
     one = parts(a)
     other = parts(b)
     return len(one) == len(other) and all(map(is_same, one, other))
+
+
+def _is_truth(choice: Any, value: Any) -> bool:
+    """Whether a choice is True or False and a value the text of the number of it."""
+    return isinstance(choice, bool) and _number(value) == choice

@@ -19,14 +19,16 @@ one side of it: a column or a constant.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from botorch_structured.spaces.arguments import as_integer, check_number, check_values
+from botorch_structured.spaces.arguments import check_count, check_number, check_values
 
 
 class Condition:
@@ -38,13 +40,28 @@ class Condition:
     def __or__(self, other: Condition) -> Condition:
         return Or((self, other)) if isinstance(other, Condition) else NotImplemented
 
-    def atoms(self) -> Iterator[Atom]:
-        """The atoms of this expression, from left to right."""
-        raise NotImplementedError
+    def atoms(self) -> Iterator[Any]:
+        """The parts without parts of their own, from left to right."""
+        yield self
 
     def columns(self) -> frozenset[int]:
         """The parent columns this expression refers to."""
-        return frozenset(atom.col for atom in self.atoms())
+        raise NotImplementedError
+
+    def replaced(self, replace: Callable[[Any], Condition]) -> Condition:
+        """The expression with other conditions in place of its atoms."""
+        return replace(self)
+
+    def evaluate(self, truth: Callable[[Any], Any]) -> Any:
+        """Where the expression holds.
+
+        Args:
+            truth: Gives for each atom where it holds: arrays or tensors of booleans.
+
+        Returns:
+            Booleans of that kind; one for an expression without atoms.
+        """
+        return truth(self)
 
     def holds(self, X: Tensor, active: Tensor | None = None) -> Tensor:
         """Evaluate the expression on every row.
@@ -69,20 +86,15 @@ class Atom(Condition):
     col: int
 
     def __post_init__(self) -> None:
-        index = as_integer(self.col)
-        if index is None or index < 0:
-            raise ValueError(
-                f"col: expected a column index (an integer >= 0), got {self.col!r}."
-            )
-        object.__setattr__(self, "col", index)
+        object.__setattr__(self, "col", check_count("col", self.col, least=0))
 
     @property
     def intervals(self) -> list[tuple[float, float]]:
         """Where on the axis of the column it holds: closed intervals."""
         raise NotImplementedError
 
-    def atoms(self) -> Iterator[Atom]:
-        yield self
+    def columns(self) -> frozenset[int]:
+        return frozenset({self.col})
 
     def takes(self, x: Tensor) -> Tensor:
         """Whether it holds at numbers of the column, where that is active."""
@@ -99,21 +111,6 @@ class Atom(Condition):
 
 
 @dataclass(frozen=True)
-class Equals(Atom):
-    """Column ``col`` takes the value ``value`` (up to rounding)."""
-
-    value: float
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "value", check_number("value", self.value))
-
-    @property
-    def intervals(self) -> list[tuple[float, float]]:
-        return [(self.value, self.value)]
-
-
-@dataclass(frozen=True)
 class In(Atom):
     """Column ``col`` takes one of ``values`` (up to rounding)."""
 
@@ -126,6 +123,13 @@ class In(Atom):
     @property
     def intervals(self) -> list[tuple[float, float]]:
         return [(v, v) for v in self.values]
+
+
+class Equals(In):
+    """Column ``col`` takes the value ``value`` (up to rounding)."""
+
+    def __init__(self, col: int, value: float) -> None:
+        super().__init__(col, [value])
 
 
 @dataclass(frozen=True)
@@ -174,30 +178,30 @@ class _Combination(Condition):
     def __post_init__(self) -> None:
         flat: dict[Condition, None] = {}
         for part in self.parts:
-            if not isinstance(part, Condition):
-                raise ValueError(
-                    "parts: expected conditions (Equals, In, Between, or their "
-                    f"combinations), got {part!r}."
-                )
             parts = part.parts if isinstance(part, type(self)) else (part,)
             flat.update(dict.fromkeys(parts))
         object.__setattr__(self, "parts", tuple(flat))
 
-    def atoms(self) -> Iterator[Atom]:
+    def atoms(self) -> Iterator[Any]:
         for part in self.parts:
             yield from part.atoms()
 
     def columns(self) -> frozenset[int]:
         return frozenset().union(*(part.columns() for part in self.parts))
 
+    def replaced(self, replace: Callable[[Any], Condition]) -> Condition:
+        parts = [part.replaced(replace) for part in self.parts]
+        return parts[0] if len(parts) == 1 else type(self)(tuple(parts))
+
+    def evaluate(self, truth: Callable[[Any], Any]) -> Any:
+        if not self.parts:
+            return self.is_all
+        combine = operator.and_ if self.is_all else operator.or_
+        return reduce(combine, [part.evaluate(truth) for part in self.parts])
+
     def holds(self, X: Tensor, active: Tensor | None = None) -> Tensor:
-        verdict = X.new_full(X.shape[:-1], self.is_all, dtype=torch.bool)
-        for part in self.parts:
-            if self.is_all:
-                verdict &= part.holds(X, active)
-            else:
-                verdict |= part.holds(X, active)
-        return verdict
+        verdict = self.evaluate(lambda part: part.holds(X, active))
+        return X.new_ones(X.shape[:-1], dtype=torch.bool) & verdict
 
 
 class And(_Combination):
@@ -212,95 +216,57 @@ class Or(_Combination):
     is_all = False
 
 
+#: The condition that holds everywhere.
+ALWAYS = And(())
+#: The condition that holds nowhere.
+NEVER = Or(())
+
+
 @dataclass(frozen=True)
 class Operand:
     """One side of a comparison.
 
     Args:
+        active: Where it is active.
         col: The column; None for a constant.
-        codes: For choices the numbers that stand for them; ``(0,)`` for a constant.
-        values: The choices, or the constant alone.
+        codes: For choices the numbers that stand for them.
+        values: For choices, and for a constant, the numbers that are compared.
         log: Whether the column holds the decimal logarithm of its value.
-        condition: Where a constant is active.
     """
 
+    active: Condition
     col: int | None
     codes: tuple[float, ...] = ()
-    values: tuple[Any, ...] = ()
+    values: tuple[float, ...] = ()
     log: bool = False
-    condition: Condition = And(())
-
-    def index(self, X: Tensor) -> Tensor:
-        """``batch_shape x n`` positions among the choices."""
-        if self.col is None:
-            return X.new_zeros(X.shape[:-1], dtype=torch.long)
-        distance = X[..., self.col, None] - X.new_tensor(self.codes)
-        return distance.abs().argmin(-1)
 
     def evaluate(self, X: Tensor) -> Tensor:
         """``batch_shape x n`` numbers."""
-        if self.values:
-            values = [float(v) for v in self.values]
-            return X.new_tensor(values, dtype=torch.double)[self.index(X)]
+        if self.col is None:
+            return X.new_full(X.shape[:-1], self.values[0], dtype=torch.double)
         x = X[..., self.col].double()
+        if self.values:
+            nearest = (x.unsqueeze(-1) - x.new_tensor(self.codes)).abs().argmin(-1)
+            return x.new_tensor(self.values)[nearest]
         return 10.0**x if self.log else x
 
-    def columns(self) -> frozenset[int]:
-        """The column, or those that decide whether a constant is active."""
-        return self.condition.columns() if self.col is None else frozenset({self.col})
 
-    def is_active(self, X: Tensor, active: Tensor | None) -> Tensor:
-        """``batch_shape x n`` booleans."""
-        if self.col is None:
-            return self.condition.holds(X, active)
-        if active is None:
-            return X.new_ones(X.shape[:-1], dtype=torch.bool)
-        return active[..., self.col]
-
-
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Comparison(Condition):
-    """A statement that holds only where all of its ``operands`` are active."""
+    """A weighted sum compares with a bound, and all of its ``operands`` are active."""
 
     operands: tuple[Operand, ...]
+    weights: tuple[float, ...]
+    compare: Callable[[Any, Any], Any]
+    bound: float
 
     def columns(self) -> frozenset[int]:
-        return frozenset().union(*(operand.columns() for operand in self.operands))
+        return frozenset().union(*(o.active.columns() for o in self.operands))
 
     def holds(self, X: Tensor, active: Tensor | None = None) -> Tensor:
-        verdict = self._compare(X)
-        for operand in self.operands:
-            verdict = verdict & operand.is_active(X, active)
-        return verdict
-
-    def _compare(self, X: Tensor) -> Tensor:
-        raise NotImplementedError
-
-
-@dataclass(frozen=True, eq=False)
-class LinearClause(Comparison):
-    """``sum_i weights_i x_i <= bound`` (or ``= bound``) is violated."""
-
-    weights: tuple[float, ...]
-    bound: float
-    equality: bool = False
-
-    def _compare(self, X: Tensor) -> Tensor:
-        values = [operand.evaluate(X) for operand in self.operands]
-        products = [w * value for w, value in zip(self.weights, values, strict=True)]
-        excess = torch.stack(products).sum(0) - self.bound
-        return (excess.abs() if self.equality else excess) > 1e-8
-
-
-@dataclass(frozen=True, eq=False)
-class Relation(Comparison):
-    """A comparison of two numbers; of two choices by a table of every pair."""
-
-    compare: Callable[[Any, Any], Any]
-    table: tuple[tuple[bool, ...], ...] = ()
-
-    def _compare(self, X: Tensor) -> Tensor:
-        if self.table:
-            verdict = torch.tensor(self.table, device=X.device)
-            return verdict[tuple(operand.index(X) for operand in self.operands)]
-        return self.compare(*(operand.evaluate(X) for operand in self.operands))
+        total = X.new_zeros(X.shape[:-1], dtype=torch.double)
+        is_active = torch.ones_like(total, dtype=torch.bool)
+        for operand, weight in zip(self.operands, self.weights, strict=True):
+            total = total + weight * operand.evaluate(X)
+            is_active &= operand.active.holds(X, active)
+        return is_active & self.compare(total, self.bound)

@@ -26,15 +26,17 @@ from botorch_structured.spaces.columns import (
     is_same,
     is_same_parameter,
     native,
+    positions,
     takes,
 )
-from botorch_structured.spaces.conditions import And, Condition, In, Or
-from botorch_structured.spaces.parameter_tree import ParameterTree
+from botorch_structured.spaces.conditions import ALWAYS, And, Condition, In, Or
 
 Columns = Mapping[str, Column]
 Row = Mapping[str, Any]
-# The decisions that lead to a dictionary, and their values.
-Decisions = dict[int, Sequence[Any]]
+# Parameters and their conditions by name, and the decisions that declare their values.
+Parts = tuple[dict[str, Column], dict[str, Condition], list[str]]
+# The decisions that lead to a dictionary, and their numbers.
+Decisions = dict[int, Sequence[float]]
 
 
 @dataclass
@@ -45,13 +47,15 @@ class _Parameter:
         column: The values, under the name that the dictionaries use.
         splits: Whether it is a decision between dictionaries.
         shown: Whether it is part of configurations.
-        where: The decisions and their values under which it is active: one or several.
+        where: The decisions and their numbers under which it is active: one or several.
+        name: Its name in the space.
     """
 
     column: Column
     splits: bool
     shown: bool
     where: list[Decisions] = field(default_factory=list)
+    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -95,17 +99,6 @@ class DictionaryNames:
 
     def _mismatch(self, row: Row) -> str:
         """The error of a configuration that no dictionary has."""
-        names = {name for columns in self.dictionaries for name in columns}
-        if unknown := [name for name in row if name not in names]:
-            return (
-                f"configs: expected parameters among {sorted(names)}, got unknown ones "
-                f"{unknown} in {row}."
-            )
-        for name, value in row.items():
-            same = [columns[name] for columns in self.dictionaries if name in columns]
-            if not is_blank(value) and not any(takes(c, value) for c in same):
-                expected = " or ".join(dict.fromkeys(c.expected() for c in same))
-                return f"{name!r}: expected {expected}, got {value!r}."
 
         def distance(columns: Columns) -> tuple[int, int]:
             stated = _stated(row, columns)
@@ -115,7 +108,11 @@ class DictionaryNames:
         nearest = min(self.dictionaries, key=distance)
         stated = _stated(row, nearest)
         for name in _refused_by(nearest, stated):
-            return f"{name!r}: expected {nearest[name].expected()}, got {row[name]!r}."
+            same = [columns[name] for columns in self.dictionaries if name in columns]
+            if any(takes(column, row[name]) for column in same):
+                same = [nearest[name]]
+            expected = " or ".join(dict.fromkeys(c.expected() for c in same))
+            return f"{name!r}: expected {expected}, got {row[name]!r}."
         absent = [name for name in nearest if name not in stated]
         extra = [name for name in stated if name not in nearest]
         wrong = f"without {absent}" if absent else f"with {extra} in addition"
@@ -126,10 +123,8 @@ class DictionaryNames:
         return {self.outer[k]: v for k, v in config.items() if k in self.outer}
 
 
-def read_dictionaries(
-    dictionaries: Any,
-) -> tuple[list[Column], ParameterTree, list[Constant], DictionaryNames]:
-    """The parts of a `SearchSpace`: columns, tree, constants, names.
+def read_dictionaries(dictionaries: Any) -> tuple[Parts, DictionaryNames]:
+    """The parts of a `SearchSpace`, and the names in configurations.
 
     A decision between dictionaries is a parameter that all of them have and whose
     choices are equal or disjoint from one to another; of several, the one with the
@@ -143,15 +138,12 @@ def read_dictionaries(
         ValueError: Something else, or values that are none of those possible.
     """
     many = [dictionaries] if isinstance(dictionaries, Mapping) else dictionaries
-    if isinstance(many, str) or not isinstance(many, Iterable):
-        raise ValueError(
-            f"dictionaries: expected a dictionary or several, got {dictionaries!r}."
-        )
-    many = list(many)
+    many = list(many) if isinstance(many, Iterable) else [many]
     for d in many:
         if not isinstance(d, Mapping) or not all(isinstance(name, str) for name in d):
             raise ValueError(
-                f"dictionaries: expected dictionaries {{name: values}}, got {d!r}."
+                "dictionaries: expected {name: values}, or a list of dictionaries, "
+                f"got {d!r}."
             )
     columns = [{name: _column(name, v) for name, v in d.items()} for d in many]
     reader = _DictionaryReader(columns)
@@ -170,115 +162,101 @@ class _DictionaryReader:
         self.dictionaries = dictionaries
         self.parameters: list[_Parameter] = []
         # Name -> the numbers of its parameters.
-        self.numbers: dict[str, list[int]] = {}
-        # For each dictionary, the decisions that lead to it and their values.
+        self.same: dict[str, list[int]] = {}
+        # For each dictionary, the decisions that lead to it and their numbers.
         self.paths: list[Decisions] = [{} for _ in dictionaries]
 
     def split(self, group: list[int], above: Decisions) -> None:
         """Find the decisions that tell a group of dictionaries apart."""
+        for k in group:
+            self.paths[k] = above
         if len(group) <= 1:
-            for k in group:
-                self.paths[k] = above
             return
         name = _decision([self.dictionaries[k] for k in group])
-        parts: list[tuple[Sequence[Any], list[int]]] = []
-        if name is None:
-            parts = [([k + 1], [k]) for k in group]
-        else:
-            for k in group:
+        parts: list[tuple[Any, list[int]]] = []
+        for k in group:
+            column: Any = CategoricalColumn("dictionary", [k + 1])
+            if name is not None:
                 column = self.dictionaries[k][name]
-                assert isinstance(column, CategoricalColumn)
-                for _, part in parts:
-                    if _is_same_column(column, self.dictionaries[part[0]][name]):
-                        part.append(k)
-                        break
-                else:
-                    parts.append((column.choices, [k]))
-        choices = [choice for values, _ in parts for choice in values]
-        decision = CategoricalColumn(name or "dictionary", choices)
-        p = self._find(decision, splits=True, shown=name is not None)
-        self.parameters[p].where.append(above)
-        for values, part in parts:
-            self.split(part, {**above, p: values})
+            for other, part in parts:
+                if is_same_parameter(column, other):
+                    part.append(k)
+                    break
+            else:
+                parts.append((column, [k]))
+        choices = [choice for column, _ in parts for choice in column.choices]
+        decision = CategoricalColumn(parts[0][0].name, choices)
+        p = self._find(decision, above, splits=True, shown=name is not None)
+        for column, part in parts:
+            numbers = [decision.encode(choice) for choice in column.choices]
+            self.split(part, {**above, p: numbers})
 
-    def _find(self, column: Column, splits: bool = False, shown: bool = True) -> int:
+    def _find(
+        self, column: Column, where: Decisions, splits: bool = False, shown: bool = True
+    ) -> int:
         """The number of a parameter, which is new if no other has the same values."""
-        numbers = self.numbers.setdefault(column.name, [])
-        for p in numbers:
+        same = self.same.setdefault(column.name, [])
+        for p in same:
             other = self.parameters[p]
             is_alike = other.splits == splits and other.shown == shown
-            if is_alike and _is_same_column(other.column, column):
-                return p
-        self.parameters.append(_Parameter(column, splits, shown))
-        numbers.append(len(self.parameters) - 1)
-        return numbers[-1]
+            if is_alike and is_same_parameter(other.column, column):
+                break
+        else:
+            p = len(self.parameters)
+            self.parameters.append(_Parameter(column, splits, shown))
+            same.append(p)
+        self.parameters[p].where.append(where)
+        return p
 
-    def assemble(
-        self,
-    ) -> tuple[list[Column], ParameterTree, list[Constant], DictionaryNames]:
+    def assemble(self) -> tuple[Parts, DictionaryNames]:
         """The parts of the space, once it is known which decisions lead where."""
-        parameters = self.parameters
         members: list[dict[str, int]] = []  # for each dictionary, name -> number
         for dictionary, path in zip(self.dictionaries, self.paths, strict=True):
-            member = {parameters[p].column.name: p for p in path if parameters[p].shown}
+            shown = [p for p in path if self.parameters[p].shown]
+            member = {self.parameters[p].column.name: p for p in shown}
             for name in dictionary:
                 if name not in member:
-                    member[name] = self._find(dictionary[name])
-                    parameters[member[name]].where.append(path)
+                    member[name] = self._find(dictionary[name], path)
             members.append(member)
-        names: dict[int, str] = {}
-        for name, numbers in self.numbers.items():
-            for i, p in enumerate(numbers, 1):
-                names[p] = name if len(numbers) == 1 else f"{name}@{i}"
-        position: dict[int, int] = {}
-        for p, parameter in enumerate(parameters):
-            if len(getattr(parameter.column, "choices", ())) != 1:
-                position[p] = len(position)
-        if not position:
-            only = f"only constants, {list(self.numbers)}" if self.numbers else "none"
-            raise ValueError(
-                "dictionaries: expected at least one parameter with several values, "
-                f"got {only}."
-            )
-        columns: list[Column] = []
-        conditions: dict[int, Condition] = {}
-        values: dict[int, Sequence[float]] = {}
-        constants: list[Constant] = []
-        for p, parameter in enumerate(parameters):
-            where = self._condition(parameter, position)
+        for name, several in self.same.items():
+            for i, p in enumerate(several, 1):
+                self.parameters[p].name = name if len(several) == 1 else f"{name}@{i}"
+        parameters: dict[str, Column] = {}
+        for parameter in self.parameters:
             column = copy(parameter.column)
-            column.name = names[p]
-            if p not in position:
-                constants.append(Constant(names[p], column.decode(0.0), where, p))
-                continue
-            columns.append(column)
-            if where != And(()):
-                conditions[position[p]] = where
-            if parameter.splits and isinstance(column, CategoricalColumn):
-                values[position[p]] = column.codes
-        tree = ParameterTree(len(columns), conditions=conditions, values=values)
+            column.name = parameter.name
+            if isinstance(column, CategoricalColumn) and len(column.choices) == 1:
+                column = Constant(column.name, column.choices[0])
+            parameters[column.name] = column
+        position = positions(parameters)
+        conditions = {p.name: self._condition(p, position) for p in self.parameters}
+        by_value = [p.name for p in self.parameters if p.splits]
         inner = [
-            {name: names[member[name]] for name in dictionary}
-            for dictionary, member in zip(self.dictionaries, members, strict=True)
+            {name: self.parameters[p].name for name, p in member.items()}
+            for member in members
         ]
-        hidden = [
-            {names[p]: v[0] for p, v in path.items() if not parameters[p].shown}
-            for path in self.paths
-        ]
-        translation = DictionaryNames(self.dictionaries, inner, hidden)
-        return columns, tree, constants, translation
+        hidden: list[dict[str, Any]] = []
+        for path in self.paths:
+            decisions = [(self.parameters[p], numbers) for p, numbers in path.items()]
+            hidden.append(
+                {p.name: p.column.decode(x[0]) for p, x in decisions if not p.shown}
+            )
+        names = DictionaryNames(self.dictionaries, inner, hidden)
+        return (parameters, conditions, by_value), names
 
-    def _condition(self, parameter: _Parameter, position: dict[int, int]) -> Condition:
+    def _condition(
+        self, parameter: _Parameter, position: Mapping[str, int]
+    ) -> Condition:
         """Where a parameter is active."""
         clauses = []
         for path in parameter.where:
-            parts = []
-            for p, values in path.items():
-                column = self.parameters[p].column
-                parts.append(In(position[p], [column.encode(v) for v in values]))
+            parts = [
+                In(position[self.parameters[p].name], numbers)
+                for p, numbers in path.items()
+            ]
             clauses.append(And(tuple(parts)))
-        if And(()) in clauses or len(clauses) == len(self.paths):
-            return And(())
+        if ALWAYS in clauses or len(clauses) == len(self.paths):
+            return ALWAYS
         return Or(tuple(clauses))
 
 
@@ -294,7 +272,7 @@ def _decision(group: Sequence[Columns]) -> str | None:
             column = columns.get(name)
             if not isinstance(column, CategoricalColumn) or column.ordered:
                 break
-            if any(_is_same_column(column, other) for other in distinct):
+            if any(is_same_parameter(column, other) for other in distinct):
                 continue
             choices = [choice for other in distinct for choice in other.choices]
             if any(is_equal(a, b) for a in choices for b in column.choices):
@@ -306,15 +284,7 @@ def _decision(group: Sequence[Columns]) -> str | None:
     return min(sizes, key=sizes.__getitem__, default=None)
 
 
-def _is_same_column(a: Column, b: Column) -> bool:
-    if isinstance(a, CategoricalColumn) and isinstance(b, CategoricalColumn):
-        return len(a.choices) == len(b.choices) and all(
-            any(is_same(x, y) for y in b.choices) for x in a.choices
-        )
-    return is_same_parameter(a, b)
-
-
-def _stated(row: Row, columns: Columns) -> dict[str, Any]:
+def _stated(row: Row, columns: Columns) -> Row:
     """The values of a row; blanks are values only where they are choices."""
     return {
         name: value
@@ -338,12 +308,10 @@ def _column(name: str, values: Any) -> Column:
         return _distribution(name, values)
     if _is_one(values):
         return CategoricalColumn(name, [values])
-    if not isinstance(values, Sequence) and not hasattr(values, "__array__"):
-        raise _refused(name, values, "a list of choices or a range (low, high)")
-    if getattr(values, "ndim", 1) != 1:
-        raise _refused(name, values, "a list or an array with one axis")
-    if not len(values):
-        raise _refused(name, values, "at least one choice")
+    is_list = isinstance(values, Sequence) or hasattr(values, "__array__")
+    if not is_list or getattr(values, "ndim", 1) != 1 or not len(values):
+        wanted = "a list, or an array with one axis, of at least one choice"
+        raise _refused(name, values, f"{wanted}, or a range (low, high)")
     listed = values.tolist() if isinstance(values, torch.Tensor) else values
     choices = [native(v) for v in listed]
     if len(choices) == 3 and is_same(choices[2], "log") and _are_numbers(choices[:2]):
@@ -366,18 +334,13 @@ def _is_one(value: Any) -> bool:
 
 
 def _range(name: str, values: tuple[Any, ...]) -> Column:
-    if len(values) not in (2, 3):
-        wanted = "(low, high) or (low, high, 'log'), or a list of choices"
-        raise _refused(name, values, wanted)
-    low, high, *scale = map(native, values)
-    if not _are_numbers([low, high]):
-        wanted = f"numbers low and high, or a list of choices {list(values)}"
-        raise _refused(name, values, wanted)
-    if scale not in ([], ["log"]):
-        wanted = f"({low}, {high}) or ({low}, {high}, 'log'), or a list of choices"
-        raise _refused(name, values, wanted)
-    if not low < high:
-        raise _refused(name, values, "(low, high) with low < high")
+    ends = [native(value) for value in values[:2]]
+    scale = values[2:]
+    is_range = len(ends) == 2 and _are_numbers(ends) and ends[0] < ends[1]
+    if not is_range or scale not in ((), ("log",)):
+        wanted = "(low, high) or (low, high, 'log') with numbers low < high"
+        raise _refused(name, values, f"{wanted}, or a list of choices {list(values)}")
+    low, high = ends
     if isinstance(low, int) and isinstance(high, int):
         return IntegerColumn(name, low, high, log=bool(scale))
     return FloatColumn(name, low, high, log=bool(scale))

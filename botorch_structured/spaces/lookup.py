@@ -5,24 +5,17 @@ a numeric one. `Lookup` finds, for whole tensors of points, the *state* of each 
 (0: inactive, ``c + 1``: outcome ``c``, the last one: a value that was not declared) and
 the columns that these states switch on.
 
-Conditions are written over these states. An `Expr` is ``True``, ``False``,
-``("atom", k, mask)`` for "bit s of the mask is set, where s is the state of decision
-k", or ``("and", parts)`` and ``("or", parts)`` with a frozenset of parts. Equal
-conditions are equal expressions, up to the laws of absorption and distribution. Each
-distinct one is evaluated once; those of decisions from the top of the tree down.
+Conditions are written over these states: their parts are `State` in place of `Atom`.
+Each distinct one is evaluated once; those of decisions from the top of the tree down.
 """
 
 from __future__ import annotations
 
-import heapq
 import math
-import operator
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial, reduce
-from graphlib import TopologicalSorter
+from functools import cached_property, lru_cache, partial
 from itertools import pairwise
 from typing import Any
 
@@ -30,90 +23,40 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from botorch_structured.spaces.conditions import Atom, Inactive
+from botorch_structured.spaces.conditions import (
+    ALWAYS,
+    And,
+    Atom,
+    Condition,
+    Inactive,
+    Or,
+)
 
 Span = tuple[float, float]
-# A bool, or a tuple as in the module docstring (recursive, hence Any).
-Expr = Any
 # Keys of paths have 62 bits; beyond them are those of undeclared values.
 _UNDECLARED = 1 << 62
 
 
-def atom(k: int, mask: int) -> Expr:
+@dataclass(frozen=True)
+class State(Condition):
     """The state of decision ``k`` is in the bit set ``mask``."""
-    return ("atom", k, mask) if mask else False
+
+    k: int
+    mask: int
+
+    def columns(self) -> frozenset[int]:
+        """The decision."""
+        return frozenset({self.k})
 
 
-def all_of(parts: Iterable[Expr]) -> Expr:
-    """The conjunction of ``parts``, simplified."""
-    return _combine("and", parts)
-
-
-def any_of(parts: Iterable[Expr]) -> Expr:
-    """The disjunction of ``parts``, simplified."""
-    return _combine("or", parts)
-
-
-def _combine(kind: str, parts: Iterable[Expr]) -> Expr:
-    neutral = kind == "and"
-    masks: dict[int, int] = {}
-    others: set[Expr] = set()
-    stack = list(parts)
-    while stack:
-        part = stack.pop()
-        if isinstance(part, bool):
-            if part is not neutral:
-                return part
-        elif part[0] == kind:
-            stack.extend(part[1])
-        elif part[0] == "atom":
-            _, k, mask = part
-            if k in masks:
-                mask = masks[k] & mask if neutral else masks[k] | mask
-            masks[k] = mask
-        else:
-            others.add(part)
-    if 0 in masks.values():
-        return False
-    others.update(atom(k, mask) for k, mask in masks.items())
-    if len(others) <= 1:
-        return others.pop() if others else neutral
-    return (kind, frozenset(others))
-
-
-def negated(expr: Expr) -> Expr:
-    """The expression that holds exactly where ``expr`` does not."""
-    if isinstance(expr, bool):
-        return not expr
-    if expr[0] == "atom":
-        # ``~mask`` is negative and has all bits but those of the atom.
-        return atom(expr[1], ~expr[2])
-    return _combine("or" if expr[0] == "and" else "and", map(negated, expr[1]))
-
-
-def replaced(expr: Expr, replace: Callable[[Expr], Expr]) -> Expr:
-    """``expr`` with another expression in place of each atom."""
-    if isinstance(expr, bool):
-        return expr
-    if expr[0] == "atom":
-        return replace(expr)
-    return _combine(expr[0], (replaced(part, replace) for part in expr[1]))
-
-
-def atoms(expr: Expr) -> Iterator[Expr]:
-    """The atoms of an expression."""
-    if isinstance(expr, bool):
-        return
-    if expr[0] == "atom":
-        yield expr
-    else:
-        for part in expr[1]:
-            yield from atoms(part)
-
-
-def refers_to(expr: Expr) -> set[int]:
-    """The decisions of an expression."""
-    return {k for _, k, _ in atoms(expr)}
+def negated(condition: Condition) -> Condition:
+    """The condition, over states, that holds exactly where another one does not."""
+    if isinstance(condition, State):
+        # ``~mask`` is negative and has all bits but those of the state.
+        return State(condition.k, ~condition.mask)
+    assert isinstance(condition, (And, Or))
+    parts = tuple(map(negated, condition.parts))
+    return Or(parts) if isinstance(condition, And) else And(parts)
 
 
 @lru_cache(maxsize=65536)
@@ -122,35 +65,6 @@ def bits(mask: int, size: int) -> np.ndarray:
     octets = (mask & ((1 << size) - 1)).to_bytes(size // 8 + 1, "little")
     digits = np.frombuffer(octets, dtype=np.uint8)
     return np.unpackbits(digits, count=size, bitorder="little").astype(bool)
-
-
-def holds(expr: Expr, truth: Mapping[Expr, Any]) -> Any:
-    """Where an expression holds.
-
-    Args:
-        expr: The expression.
-        truth: Where its atoms hold: arrays of booleans.
-    """
-    if isinstance(expr, bool) or expr[0] == "atom":
-        return truth[expr]
-    combine = operator.and_ if expr[0] == "and" else operator.or_
-    return reduce(combine, [holds(part, truth) for part in expr[1]])
-
-
-def parents_first(conditions: Sequence[Expr]) -> list[int]:
-    """The decisions in their order, but none before those that its condition names."""
-    sorter = TopologicalSorter({k: refers_to(c) for k, c in enumerate(conditions)})
-    sorter.prepare()
-    ready = list(sorter.get_ready())
-    heapq.heapify(ready)
-    order = []
-    while ready:
-        k = heapq.heappop(ready)
-        order.append(k)
-        sorter.done(k)
-        for child in sorter.get_ready():
-            heapq.heappush(ready, child)
-    return order
 
 
 def cut_intervals(atoms: Iterable[Atom]) -> list[Span]:
@@ -213,22 +127,15 @@ class Decision:
         slack = 1e-3 * min(gaps, default=1.0)
         return [(value - slack, value + slack) for value in self.values]
 
-    def spans(self, bounds: Sequence[float] = (-math.inf, math.inf)) -> list[Span]:
-        """Finite intervals to draw a value of each outcome from.
-
-        Args:
-            bounds: Intervals are cut to these; those outside are left out.
-        """
-        spans = list(self.intervals)
-        if self.numeric:
-            low, high = bounds
-            cut = [(max(lo, low), min(hi, high)) for lo, hi in spans]
-            spans = [(lo, hi) for lo, hi in cut if lo <= hi] or spans
-        finite = []
-        for span in spans:
-            ends = [x for x in span if math.isfinite(x)] or [0.0]
-            finite.append((ends[0], ends[-1]))
-        return finite
+    @cached_property
+    def representatives(self) -> list[float]:
+        """A number of each outcome, in the middle of a bounded part of it."""
+        numbers = []
+        for lo, hi in self.intervals:
+            low = max(lo, min(hi, 1.0) - 2.0)
+            high = min(hi, max(lo, -1.0) + 2.0)
+            numbers.append(0.5 * (low + high))
+        return numbers
 
     def mask(self, atom: Atom) -> int:
         """The states in which ``atom`` holds, as a bit set."""
@@ -256,177 +163,118 @@ def mix(z: Tensor) -> Tensor:
     return z ^ ((z >> 31) & ((1 << 33) - 1))
 
 
-class Located:
-    """Where points are; `Lookup` may return the same one again, nothing changes it.
+class Lookup:
+    """The tables of one tree on one device.
+
+    Values and states are ``batch_shape x n x D`` tensors: the float64 numbers of the
+    decision columns, and what `find` makes of them.
+
+    Args:
+        decisions: The ``D`` decisions, columns ascending.
+        conditions: For every column what activates it, over the decisions.
+        parts: The distinct states that these are about.
+        order: The decisions, parents first.
+        device: Where the tables live.
 
     Attributes:
-        values: ``batch_shape x n x D`` float64 values of the decision columns.
-        states: ``batch_shape x n x D`` states: 0 where inactive, else the number of the
-            outcome plus 1, which is the number of outcomes plus 1 where undeclared.
+        undeclared: The state of each decision at values that were not declared.
+        strict: Whether these are errors.
     """
 
-    def __init__(self, lookup: Lookup, values: Tensor, states: Tensor) -> None:
-        self._lookup = lookup
-        self.values = values
-        self.states = states
+    def __init__(
+        self,
+        decisions: Sequence[Decision],
+        conditions: Sequence[Condition],
+        parts: Collection[State],
+        order: Sequence[int],
+        device: torch.device,
+    ) -> None:
+        D = len(decisions)
+        sizes = [len(o) for o in decisions]
+        width = max([1, *sizes])
+        index = partial(torch.tensor, dtype=torch.long, device=device)
+        self._columns = index([o.col for o in decisions])
+        self.undeclared = index([size + 1 for size in sizes])
+        strict = [o.strict for o in decisions]
+        self.strict = torch.tensor(strict, dtype=torch.bool, device=device)
 
-    @cached_property
-    def undeclared(self) -> Tensor:
-        """Which states are of undeclared values, ``batch_shape x n x D`` booleans."""
-        return self.states == self._lookup.undeclared
+        # No number is beyond the last outcome or before the first one.
+        low = np.full((D, width), np.inf)
+        high = np.full((D, width + 1), -np.inf)
+        for k, decision in enumerate(decisions):
+            for code, (lo, hi) in enumerate(decision.limits):
+                low[k, code] = lo
+                high[k, code + 1] = hi
+        self._low = torch.from_numpy(low).to(device)
+        self._high = torch.from_numpy(high).to(device)
 
-    @cached_property
-    def refused(self) -> Tensor | None:
-        """Which values are an error, ``batch_shape x n x D`` booleans; None if none.
+        # None of the parts holds for values that were not declared.
+        self._row = {part: i for i, part in enumerate(parts)}
+        truth = np.zeros((len(parts), width + 2), dtype=bool)
+        for i, part in enumerate(parts):
+            states = sizes[part.k] + 1
+            truth[i, :states] = bits(part.mask, states)
+        self._truth = torch.from_numpy(truth).to(device)
+        self._parents = index([part.k for part in parts])
+        distinct = dict.fromkeys(conditions)
+        # Row of the truth at points: the parts, True, then what combines them.
+        self._combined = [c for c in distinct if c not in parts and c != ALWAYS]
+        place = {c: i for i, c in enumerate([*parts, ALWAYS, *self._combined])}
+        self._place = index([place[c] for c in conditions])
+        above = [(k, conditions[decisions[k].col]) for k in order]
+        self._dependent = [(k, c) for k, c in above if c != ALWAYS]
 
-        NaN is one wherever the decision is active, an undeclared value only where
-        declared strictly.
-        """
-        refused = self._lookup.strict & self.undeclared
-        refused = (refused | self.values.isnan()) & (self.states > 0)
-        return refused if refused.any() else None
+        # The states are the digits of a key; with too many of them it is a hash.
+        digits = [size + 2 for size in sizes]
+        if math.prod(digits) <= _UNDECLARED:
+            self._strides = index([math.prod(digits[k + 1 :]) for k in range(D)])
+        else:
+            generator = torch.Generator().manual_seed(0)
+            strides = torch.randint(_UNDECLARED, (D,), generator=generator)
+            self._strides = strides.to(device)
 
-    @cached_property
-    def active(self) -> Tensor:
+    def find(self, X: Tensor) -> tuple[Tensor, Tensor]:
+        """The values and states of all decisions at ``batch_shape x n x d`` points."""
+        values = X.detach().index_select(-1, self._columns).double()
+        flat = values.unsqueeze(0).flatten(0, -2).t().contiguous()
+        states = torch.searchsorted(self._low, flat, right=True)
+        # a comparison that is False for NaN, which is no outcome
+        is_declared = flat <= self._high.gather(1, states)
+        states = torch.where(is_declared, states, self.undeclared.unsqueeze(-1))
+        for k, condition in self._dependent:
+            if isinstance(condition, State):
+                states[k] *= self._truth[self._row[condition], states[condition.k]]
+            else:
+                states[k] *= condition.evaluate(
+                    lambda part: self._truth[self._row[part], states[part.k]]
+                )
+        return values, states.t().reshape(values.shape)
+
+    def active(self, states: Tensor) -> Tensor:
         """Which columns are active, ``batch_shape x n x d`` booleans."""
-        return self._lookup.active(self.states)
+        flat = states.unsqueeze(0).flatten(0, -2).t()
+        truth = self._truth.gather(1, flat[self._parents])
+        rows = [truth, truth.new_ones(1, truth.shape[1])]
+        for condition in self._combined:
+            verdict = condition.evaluate(lambda part: truth[self._row[part]])
+            verdict = torch.as_tensor(verdict, device=truth.device)
+            rows.append(verdict.expand(1, truth.shape[1]))
+        active = torch.cat(rows)[self._place].t().contiguous()
+        return active.reshape(*states.shape[:-1], len(self._place))
 
-    @cached_property
-    def keys(self) -> Tensor:
+    def keys(self, values: Tensor, states: Tensor) -> Tensor:
         """``batch_shape x n`` integers, equal exactly where the paths are the same.
 
         With fewer than 2^62 combinations of states the key is a mixed-radix number and
         exact; beyond, and for values that were not declared, it is a hash of 62 bits
         (those of undeclared values lie above 2^62).
         """
-        lookup = self._lookup
-        key = lookup.key(self.states)
-        # On a GPU reading the answer would make the host wait.
-        if key.device.type == "cpu" and not self.undeclared.any():
+        key = (states * self._strides).sum(-1) & (_UNDECLARED - 1)
+        undeclared = states == self.undeclared
+        # on a GPU reading the answer would make the host wait
+        if key.is_cpu and not undeclared.any():
             return key
-        pattern = (self.values + 0.0).contiguous().view(torch.long)  # -0.0 becomes 0.0
-        value = mix(mix(pattern) + lookup.salts)
-        value = torch.where(self.undeclared, value, 0).sum(-1)
-        hashed = mix(mix(key) + value) & (_UNDECLARED - 1)
-        return torch.where(self.undeclared.any(-1), hashed | _UNDECLARED, key)
-
-
-class Lookup:
-    """The tables of one tree on one device.
-
-    Args:
-        decisions: The ``D`` decisions, columns ascending.
-        conditions: For every column what activates it, over the decisions.
-        order: The decisions, parents first.
-        device: Where the tables live.
-    """
-
-    def __init__(
-        self,
-        decisions: Sequence[Decision],
-        conditions: Sequence[Expr],
-        order: Sequence[int],
-        device: torch.device,
-    ) -> None:
-        D = len(decisions)
-        sizes = [len(o.intervals) for o in decisions]
-        width = max(sizes, default=0)
-        index = partial(torch.tensor, dtype=torch.long, device=device)
-
-        # Beyond the last outcome no number is in an interval.
-        beyond = (torch.inf, -torch.inf)
-        limits = [o.limits + [beyond] * (width - len(o.limits)) for o in decisions]
-        ends = torch.tensor(limits, dtype=torch.double, device=device)
-        ends = ends.reshape(D, width, 2)
-        self._low = ends[..., 0].contiguous()
-        self._high = ends[..., 1].contiguous()
-        self.columns = index([o.col for o in decisions])
-        self.undeclared = index([size + 1 for size in sizes])
-        strict = [o.strict for o in decisions]
-        self.strict = torch.tensor(strict, dtype=torch.bool, device=device)
-
-        # Rows of truth values: False, True, then the atoms. None holds for values that
-        # were not declared.
-        distinct = dict.fromkeys(part for expr in conditions for part in atoms(expr))
-        self._row = {part: i for i, part in enumerate([False, True, *distinct])}
-        self._parents = index([0, 0, *(k for _, k, _ in distinct)])
-        truth = np.zeros((len(self._row), width + 2), dtype=bool)
-        truth[1] = True
-        for row, (_, k, mask) in enumerate(distinct, 2):
-            states = sizes[k] + 1
-            truth[row, :states] = bits(mask, states)
-        self._truth = torch.from_numpy(truth).to(device)
-        # Conditions of decisions with their atoms: row of `_truth` and decision.
-        self._dependent = []
-        for k in order:
-            condition = conditions[decisions[k].col]
-            if condition is not True:
-                parts = [(part, self._row[part], part[1]) for part in atoms(condition)]
-                self._dependent.append((k, condition, parts))
-        is_always = [condition is True for condition in conditions]
-        self._always = torch.tensor(is_always, device=device)
-        self._distinct = list(dict.fromkeys(conditions))
-        place = {condition: i for i, condition in enumerate(self._distinct)}
-        self._which = index([place[condition] for condition in conditions])
-
-        # The states are the digits of a key.
-        digits = [size + 2 for size in sizes]
-        strides = [math.prod(digits[k + 1 :]) for k in range(D)]
-        is_exact = math.prod(digits) <= _UNDECLARED
-        self._strides = index(strides) if is_exact else None
-        generator = torch.Generator().manual_seed(0)
-        self.salts = torch.randint(1 << 62, (D,), generator=generator).to(device)
-
-        @lru_cache(maxsize=16)
-        def remembered(shape: torch.Size, data: bytes) -> Located:
-            values = torch.frombuffer(bytearray(data or bytes(8)), dtype=torch.double)
-            return self._find(values[: shape.numel()].view(shape))
-
-        self._remembered = remembered
-
-    def at(self, X: Tensor) -> Located:
-        """The states of all decisions.
-
-        Args:
-            X: ``batch_shape x n x d`` points.
-        """
-        values = X.detach().index_select(-1, self.columns).double()
-        # A search asks for the same few points many times: a suggestion is 1.07 x as
-        # fast. A trace would keep what is remembered as constants.
-        if X.is_cpu and X.numel() <= 100_000 and not torch.jit.is_tracing():
-            with suppress(RuntimeError):  # tensors of functorch have no data
-                return self._remembered(values.shape, values.numpy().tobytes())
-        return self._find(values)
-
-    def _find(self, values: Tensor) -> Located:
-        D = len(self.columns)
-        if not D:
-            return Located(self, values, values.long())
-        flat = values.reshape(-1, D).t().contiguous()
-        state = torch.searchsorted(self._low, flat, right=True)
-        code = (state - 1).clamp_(min=0)
-        # Comparisons that are False for NaN, which is no outcome.
-        is_declared = flat <= self._high.gather(1, code)
-        is_declared &= flat >= self._low[:, :1]
-        states = torch.where(is_declared, state, self.undeclared.unsqueeze(-1))
-        for k, condition, parts in self._dependent:
-            truth = {part: self._truth[row, states[j]] for part, row, j in parts}
-            states[k] *= holds(condition, {**truth, False: False})
-        return Located(self, values, states.t().reshape(values.shape))
-
-    def active(self, states: Tensor) -> Tensor:
-        """Which columns are active, ``batch_shape x n x d`` booleans."""
-        shape = (*states.shape[:-1], len(self._which))
-        if not len(self.columns):
-            return self._always.expand(shape)
-        flat = states.reshape(-1, len(self.columns)).t()
-        truth = self._truth.gather(1, flat[self._parents])
-        rows = dict(zip(self._row, truth, strict=True))
-        active = [holds(condition, rows) for condition in self._distinct]
-        return torch.stack(active)[self._which].t().contiguous().reshape(shape)
-
-    def key(self, states: Tensor) -> Tensor:
-        """``batch_shape x n`` keys of declared outcomes."""
-        if self._strides is not None:
-            return (states * self._strides).sum(-1)
-        return mix(states + self.salts).sum(-1) & (_UNDECLARED - 1)
+        pattern = (values + 0.0).view(torch.long)  # -0.0 becomes 0.0
+        other = torch.where(undeclared, mix(pattern + self._strides), 0).sum(-1)
+        hashed = (key + other) & (_UNDECLARED - 1)
+        return torch.where(undeclared.any(-1), hashed | _UNDECLARED, key)

@@ -8,7 +8,7 @@ refer to; a *path* is one joint setting of the active decisions. Paths are liste
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from graphlib import CycleError, TopologicalSorter
@@ -20,6 +20,8 @@ from torch import Tensor
 
 from botorch_structured.spaces import arguments
 from botorch_structured.spaces.conditions import (
+    ALWAYS,
+    NEVER,
     And,
     Atom,
     Between,
@@ -31,22 +33,16 @@ from botorch_structured.spaces.conditions import (
 )
 from botorch_structured.spaces.lookup import (
     Decision,
-    Expr,
-    Located,
     Lookup,
     Span,
-    all_of,
-    any_of,
-    atom,
+    State,
     bits,
     cut_intervals,
     negated,
-    parents_first,
 )
 from botorch_structured.spaces.path_search import MAX_LISTED, PathSearch
 
 # {parent column: {parent value: [child columns]}}, the convention of BoTorch and Ax.
-Branches = dict[int, dict[float, list[int]]]
 HierarchicalDependencies = Mapping[int, Mapping[float, Sequence[int]]]
 
 
@@ -135,38 +131,52 @@ class ParameterTree:
         self.dim = dim = arguments.check_count("dim", dim)
         # The SearchSpace that says what columns hold, or None; see `of_space`.
         self.space: Any = None
-        self._dependencies = _read_dependencies(dim, hierarchical_dependencies)
-        self.conditions = _read_conditions(dim, self._dependencies, conditions)
-        self._values = _read_values(dim, values)
+        parts: dict[int, list[Condition]] = {}
+        # The values that decide, by column.
+        self._named = _read_dependencies(dim, hierarchical_dependencies, parts)
+        _read_conditions(dim, conditions, parts)
+        #: Column -> where it is active, ascending.
+        self.conditions = {
+            c: Or(tuple(parts[c])) if len(parts[c]) > 1 else parts[c][0]
+            for c in sorted(parts)
+        }
+        listed = arguments.check_by_column("values", values, dim)
+        self._values = {
+            c: arguments.check_values(f"values[{c}]", listed[c]) for c in listed
+        }
+        self._decisions = self._collect_decisions()
+        self._position = {o.col: k for k, o in enumerate(self._decisions)}
+        #: The columns that conditions refer to (or whose values are declared).
+        self.decision_columns = [o.col for o in self._decisions]
+        #: The decision columns whose outcomes are intervals.
+        self.numeric_decisions = [o.col for o in self._decisions if o.numeric]
+        #: The decision columns whose outcomes are values.
+        self.decisions_by_value = [o.col for o in self._decisions if not o.numeric]
+        above: dict[int, Iterable[int]] = dict.fromkeys(self._position, ())
+        above |= {c: sorted(where.columns()) for c, where in self.conditions.items()}
         try:
-            above = {c: condition.columns() for c, condition in self.conditions.items()}
-            TopologicalSorter(above).prepare()
+            columns = [*TopologicalSorter(above).static_order()]
         except CycleError as error:
             raise ValueError(
                 "hierarchical_dependencies, conditions: expected no cycle, got "
                 "columns that wait for each other: "
                 f"{' -> '.join(map(str, error.args[1]))}."
             ) from None
-        self._decisions = self._collect_decisions()
-        self._position = {o.col: k for k, o in enumerate(self._decisions)}
-        self._exprs: list[Expr] = [
-            translated(self.conditions.get(c, And(())), self._states)
-            for c in range(dim)
+        self._lookups: dict[torch.device, Lookup] = {}
+        # The decisions, parents first.
+        self._order = [self._position[c] for c in columns if c in self._position]
+        #: The conditions of all columns, over the states of the decisions.
+        self.over_states = [
+            self.conditions.get(c, ALWAYS).replaced(self._states) for c in range(dim)
         ]
 
-    def _states(self, a: Any) -> Expr:
-        """An atom over the numbers of decisions and outcomes."""
+        atoms = [part for c in self.over_states for part in c.atoms()]
+        self._parts = dict.fromkeys(atoms)
+
+    def _states(self, a: Atom) -> State:
+        """An atom over the states of its decision."""
         k = self._position[a.col]
-        return atom(k, self._decisions[k].mask(a))
-
-    @property
-    def hierarchical_dependencies(self) -> Branches:
-        """The dictionary this tree was declared by, with plain integers and floats.
-
-        Without what ``conditions`` declared, so empty for a tree that was declared by
-        these alone.
-        """
-        return copy.deepcopy(self._dependencies)
+        return State(k, self._decisions[k].mask(a))
 
     def of_space(self, space: Any) -> ParameterTree:
         """The same tree, as that of a `SearchSpace`.
@@ -195,19 +205,16 @@ class ParameterTree:
                     f"{x.dim}."
                 )
             return x
-        kind = "None" if x is None else type(x).__name__
-        hint = "; give its tree, space.tree" if hasattr(x, "tree") else ""
-        if kind == "ConfigurationSpace":  # a mapping, of names
-            hint = "; read it by SearchSpace.from_configspace(cs)"
-        elif isinstance(x, Mapping):
+        if isinstance(x, Mapping):
             return cls(dim, x)
         raise ValueError(
-            "hierarchical_dependencies: expected a ParameterTree or {column: {value: "
-            f"[columns]}}}}, with {{}} for a space without decisions, got {kind}{hint}."
+            "hierarchical_dependencies: expected a ParameterTree, such as space.tree, "
+            "or {column: {value: [columns]}}, with {} for a space without decisions, "
+            f"got {arguments.brief(x)}."
         )
 
     def _collect_decisions(self) -> list[Decision]:
-        atoms: dict[int, list[Atom]] = {c: [] for c in self._dependencies}
+        atoms: dict[int, list[Atom]] = {c: [] for c in self._named}
         for condition in self.conditions.values():
             for a in condition.atoms():
                 atoms.setdefault(a.col, []).append(a)
@@ -217,38 +224,20 @@ class ParameterTree:
 
     def _decision(self, col: int, atoms: Sequence[Atom]) -> Decision:
         """A column that atoms are about."""
-        values = {
-            *self._dependencies.get(col, ()),
-            *(v for a in atoms if not isinstance(a, Between) for v, _ in a.intervals),
-        }
-        if (declared := self._values.get(col)) is not None:
-            if missing := sorted(values - set(declared)):
-                raise ValueError(
-                    f"values[{col}]: expected all values of column {col}, those its "
-                    f"conditions name included, got {list(declared)} without {missing}."
-                )
-            spans = [(v, v) for v in declared]
-            return Decision(col, tuple(spans), numeric=False, strict=True)
-        spans = [(v, v) for v in sorted(values)]
-        numeric = any(isinstance(a, Between) for a in atoms)
+        by_value = [a for a in atoms if not isinstance(a, Between)]
+        values = {v for a in by_value for v, _ in a.intervals}
+        values |= self._named.get(col, set())
+        declared = self._values.get(col)
+        numeric = declared is None and len(by_value) < len(atoms)
+        if declared and (missing := sorted(values - set(declared))):
+            raise ValueError(
+                f"values[{col}]: expected all values of column {col}, those its "
+                f"conditions name included, got {list(declared)} without {missing}."
+            )
+        spans = [(v, v) for v in declared or sorted(values)]
         if numeric:
             spans = cut_intervals([*atoms, *(Equals(col, v) for v in values)])
-        return Decision(col, tuple(spans), numeric, strict=False)
-
-    @cached_property
-    def decision_columns(self) -> list[int]:
-        """The columns that conditions refer to (or whose values are declared)."""
-        return [o.col for o in self._decisions]
-
-    @cached_property
-    def numeric_decisions(self) -> list[int]:
-        """The decision columns whose outcomes are intervals."""
-        return [o.col for o in self._decisions if o.numeric]
-
-    @cached_property
-    def decisions_by_value(self) -> list[int]:
-        """The decision columns whose outcomes are values."""
-        return [o.col for o in self._decisions if not o.numeric]
+        return Decision(col, tuple(spans), numeric, strict=declared is not None)
 
     @cached_property
     def decision_values(self) -> dict[int, list[Any]]:
@@ -274,23 +263,17 @@ class ParameterTree:
         """``num_edges`` booleans: whether that outcome switches on no decision."""
         leaf = torch.ones(self.num_edges, dtype=torch.bool)
         for col in self.decision_columns:
-            for a in self.conditions.get(col, And(())).atoms():
-                k = self._position[a.col]
-                decision = self._decisions[k]
-                start = self.edge_offsets[k]
-                is_inner = bits(decision.mask(a), len(decision) + 1)[1:]
-                leaf[start : start + len(decision)] &= torch.from_numpy(~is_inner)
+            for part in self.over_states[col].atoms():
+                start = self.edge_offsets[part.k]
+                size = len(self._decisions[part.k])
+                is_inner = bits(part.mask, size + 1)[1:]
+                leaf[start : start + size] &= torch.from_numpy(~is_inner)
         return leaf
-
-    @cached_property
-    def _order(self) -> list[int]:
-        """The decisions, parents first."""
-        return parents_first([self._exprs[o.col] for o in self._decisions])
 
     @cached_property
     def _search(self) -> PathSearch:
         sizes = [len(o.intervals) for o in self._decisions]
-        conditions = [self._exprs[o.col] for o in self._decisions]
+        conditions = [self.over_states[o.col] for o in self._decisions]
         return PathSearch(sizes, conditions, self._order)
 
     @cached_property
@@ -314,11 +297,13 @@ class ParameterTree:
                 f"tree: expected at most {MAX_LISTED} paths to list, got up to "
                 f"{self.num_paths}: use path_key, path_of or random_paths."
             )
-        states = torch.from_numpy(self._search.states).long()
+        return self.points_at(torch.from_numpy(self._search.states).long())
+
+    def points_at(self, states: Tensor) -> Tensor:
+        """``n x D`` states of the decisions -> ``n x d`` points, otherwise 0."""
         X = torch.zeros(len(states), self.dim, dtype=torch.double)
         for k, o in enumerate(self._decisions):
-            values = [0.0, *(lo for lo, _ in o.spans())]
-            X[:, o.col] = X.new_tensor(values)[states[:, k]]
+            X[:, o.col] = X.new_tensor([0.0, *o.representatives])[states[:, k]]
         return X
 
     @cached_property
@@ -340,10 +325,10 @@ class ParameterTree:
         """On how many declared paths each column is active; above 4,096 paths 2 stands
         for more."""
         if self._search.is_listed:
-            return self._locate(self.path_points).active.sum(0).tolist()
-        distinct = set(self._exprs)
-        counts = {e: len(self._search.where(e, most=2)[0]) for e in distinct}
-        return [counts[expr] for expr in self._exprs]
+            return self.active_mask(self.path_points).sum(0).tolist()
+        distinct = set(self.over_states)
+        counts = {c: len(self._search.where(c, most=2)[0]) for c in distinct}
+        return [counts[condition] for condition in self.over_states]
 
     def can_be_active(self, column: int, fixed: Mapping[int, float]) -> bool:
         """Whether a column is active on some path with other columns fixed.
@@ -353,7 +338,7 @@ class ParameterTree:
             fixed: Column -> its value wherever it is active. Those that decide nothing
                 do not matter.
         """
-        return self.can_hold(self.conditions.get(column, And(())), fixed)
+        return self.can_hold(self.conditions.get(column, ALWAYS), fixed)
 
     def can_hold(self, condition: Condition, fixed: Mapping[int, float]) -> bool:
         """Whether a condition can hold at some point with columns fixed.
@@ -364,26 +349,26 @@ class ParameterTree:
             condition: The condition; of any columns, decisions or not.
             fixed: Column -> its value wherever it is active.
         """
-        goals = [translated(condition, partial(self._possible, fixed=fixed))]
+        goals = [condition.replaced(partial(self._possible, fixed=fixed))]
         for k, o in enumerate(self._decisions):
             if (value := fixed.get(o.col)) is not None:  # it has the value, or none
-                goals.append(atom(k, 1 | _overlapping(o, [(value, value)])))
-        states, _ = self._search.where(all_of(goals))
+                goals.append(State(k, 1 | _overlapping(o, [(value, value)])))
+        states, _ = self._search.where(And(tuple(goals)))
         return len(states) > 0
 
-    def _possible(self, condition: Any, fixed: Mapping[int, float]) -> Expr:
+    def _possible(self, a: Atom, fixed: Mapping[int, float]) -> Condition:
         """On which paths an atom holds at some point with columns fixed."""
-        is_active = self._exprs[condition.col]
-        if isinstance(condition, Inactive):
+        is_active = self.over_states[a.col]
+        if isinstance(a, Inactive):
             return negated(is_active)
-        if (value := fixed.get(condition.col)) is not None:
+        if (value := fixed.get(a.col)) is not None:
             x = torch.tensor(value, dtype=torch.double)
-            return all_of([is_active, bool(condition.takes(x))])
-        if condition.col not in self._position:
+            return is_active if a.takes(x) else NEVER
+        if a.col not in self._position:
             return is_active
         # it may hold in a part of an interval, other than the conditions of the tree
-        k = self._position[condition.col]
-        return atom(k, _overlapping(self._decisions[k], condition.intervals))
+        k = self._position[a.col]
+        return State(k, _overlapping(self._decisions[k], a.intervals))
 
     @cached_property
     def own_columns(self) -> list[int]:
@@ -408,18 +393,19 @@ class ParameterTree:
 
     def _paths_of(self, X: Tensor) -> Iterator[Path]:
         """The path of each of ``n x d`` points."""
-        located = self._locate(X)
-        every_row = (located.values.tolist(), located.states.tolist(), located.active)
-        for values, states, active in zip(*every_row, strict=True):
+        _, values, states = self._locate(X)
+        active = self.active_mask(X)
+        rows = (values.tolist(), states.tolist(), active)
+        for numbers, path, on in zip(*rows, strict=True):
             decisions = {}
-            for o, x, state in zip(self._decisions, values, states, strict=True):
+            for o, x, state in zip(self._decisions, numbers, path, strict=True):
                 if state:
                     is_declared = state <= len(o)
                     decisions[o.col] = o.values[state - 1] if is_declared else x
-            yield Path(decisions, tuple(active.nonzero().flatten().tolist()))
+            yield Path(decisions, tuple(on.nonzero().flatten().tolist()))
 
     def _identity(self) -> tuple[Any, ...]:
-        return (self.dim, tuple(self._decisions), tuple(self._exprs))
+        return (self.dim, tuple(self._decisions), tuple(self.over_states))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ParameterTree):
@@ -435,8 +421,9 @@ class ParameterTree:
 
     def __getstate__(self) -> dict[str, Any]:
         # Tables (on a device) and the decomposition (large) are computed again.
-        keep = ("dim", "conditions", "space", "_dependencies", "_values", "_decisions")
-        return {k: self.__dict__[k] for k in (*keep, "_position", "_exprs")}
+        again = ("_search", "paths", "path_points", "sorted_keys")
+        state = {name: v for name, v in self.__dict__.items() if name not in again}
+        return {**state, "_lookups": {}}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ParameterTree:
         return self  # nothing about it changes
@@ -458,7 +445,8 @@ class ParameterTree:
             `decision_columns`: the number of the outcome in `decision_values`; -1 where
             the decision is inactive; the number of outcomes for an undeclared value.
         """
-        return self._locate(X, strict).states - 1
+        _, _, states = self._locate(X, strict)
+        return states - 1
 
     def locate(self, X: Tensor, strict: bool = True) -> tuple[Tensor, Tensor, Tensor]:
         """`decision_codes`, `active_mask` and `path_key` in one pass.
@@ -473,12 +461,8 @@ class ParameterTree:
             ``batch_shape x n x num_decisions`` integers, ``batch_shape x n x d``
             booleans and ``batch_shape x n`` integers.
         """
-        located = self._locate(X, strict)
-        return located.states - 1, located.active.clone(), located.keys.clone()
-
-    def _active_states(self, states: Tensor) -> Tensor:
-        """Which columns are active, given the states of the decisions."""
-        return self._lookup(states.device).active(states)
+        lookup, values, states = self._locate(X, strict)
+        return states - 1, lookup.active(states), lookup.keys(values, states)
 
     def is_declared(self, X: Tensor) -> Tensor:
         """Whether all active decisions of a row have values that were declared.
@@ -489,7 +473,8 @@ class ParameterTree:
         Returns:
             ``batch_shape x n`` booleans.
         """
-        return ~self._locate(X, strict=False).undeclared.any(-1)
+        lookup, _, states = self._locate(X, strict=False)
+        return (states != lookup.undeclared).all(-1)
 
     def active_mask(self, X: Tensor, strict: bool = True) -> Tensor:
         """Which columns are active.
@@ -502,7 +487,8 @@ class ParameterTree:
         Returns:
             ``batch_shape x n x d`` booleans.
         """
-        return self._locate(X, strict).active.clone()
+        lookup, _, states = self._locate(X, strict)
+        return lookup.active(states)
 
     def impute(self, X: Tensor, fill: float | Tensor = 0.5) -> Tensor:
         """Set the inactive columns to a constant.
@@ -518,11 +504,6 @@ class ParameterTree:
         """
         active = self.active_mask(X)
         value = torch.as_tensor(fill, dtype=X.dtype, device=X.device)
-        if value.shape not in ((), (self.dim,)):
-            raise ValueError(
-                f"fill: expected a number or {self.dim} numbers, got shape "
-                f"{tuple(value.shape)}."
-            )
         return torch.where(active, X, value)
 
     def path_key(self, X: Tensor) -> Tensor:
@@ -538,7 +519,8 @@ class ParameterTree:
             ``batch_shape x n`` integers (exact below 2^62 combinations of outcomes;
             beyond that, and for undeclared values, hashes of 62 bits).
         """
-        return self._locate(X, strict=False).keys.clone()
+        lookup, values, states = self._locate(X, strict=False)
+        return lookup.keys(values, states)
 
     def path_index(self, X: Tensor) -> Tensor:
         """The number of every row's path in `paths`.
@@ -554,7 +536,8 @@ class ParameterTree:
             ValueError: A strictly declared decision has another value, or there are
                 more than 4,096 paths.
         """
-        key = self._locate(X).keys
+        lookup, values, states = self._locate(X)
+        key = lookup.keys(values, states)
         listed, number = self.sorted_keys.to(X.device)
         if not len(listed):
             return key
@@ -568,47 +551,28 @@ class ParameterTree:
         Args:
             x: ``d`` (or ``1 x d``) point.
         """
-        self._check_points(x)
+        self.check_rows(x)
         return next(self._paths_of(x.reshape(1, -1).double()))
 
-    def random_paths(
-        self,
-        n: int,
-        generator: torch.Generator | None = None,
-        bounds: Tensor | None = None,
-    ) -> Tensor:
+    def random_paths(self, n: int, generator: torch.Generator | None = None) -> Tensor:
         """Points on random paths, for spaces with too many paths to list.
 
         Every decision takes each of its outcomes with the same probability (numeric
-        ones a uniform number inside the interval; if that is unbounded its finite end,
-        or 0). The other columns are 0.
+        ones a number in the interval). The other columns are 0.
 
         Args:
             n: The number of points.
             generator: A CPU generator.
-            bounds: ``2 x d`` bounds to cut the intervals to.
 
         Returns:
             ``n x d`` float64 points.
         """
-        arguments.check_count("n", n, least=0)
-        X = torch.zeros(n, self.dim, dtype=torch.double)
-        for o in self._decisions:
-            limits = () if bounds is None else (bounds[:, o.col].tolist(),)
-            low, high = X.new_tensor(o.spans(*limits)).unbind(-1)
-            code = torch.randint(len(low), (n,), generator=generator)
-            u = torch.rand(n, generator=generator, dtype=torch.double)
-            x = low[code] + u * (high - low)[code]
-            X[:, o.col] = torch.minimum(x, high[code])
-        return X
+        sizes = torch.tensor([len(o) for o in self._decisions])
+        share = torch.rand(n, len(sizes), generator=generator, dtype=torch.double)
+        return self.points_at(1 + (share * sizes).long())
 
-    def _lookup(self, device: torch.device) -> Lookup:
-        lookups: dict[torch.device, Lookup] = self.__dict__.setdefault("_lookups", {})
-        if device not in lookups:
-            lookups[device] = Lookup(self._decisions, self._exprs, self._order, device)
-        return lookups[device]
-
-    def _check_points(self, X: Tensor) -> None:
+    def check_rows(self, X: Any) -> None:
+        """Raise a ``ValueError`` unless ``X`` holds rows of ``d`` floats."""
         got = type(X).__name__
         if isinstance(X, Tensor):
             if X.shape[-1:] == (self.dim,) and X.is_floating_point():
@@ -619,14 +583,21 @@ class ParameterTree:
             f"{got}."
         )
 
-    def _locate(self, X: Tensor, strict: bool = True) -> Located:
-        """Values and states of all decisions, and what they say."""
-        self._check_points(X)
-        located = self._lookup(X.device).at(X)
-        if strict and (refused := located.refused) is not None:
+    def _locate(self, X: Tensor, strict: bool = True) -> tuple[Lookup, Tensor, Tensor]:
+        """The tables for a device, and the values and states of all decisions."""
+        self.check_rows(X)
+        lookup = self._lookups.get(X.device)
+        if lookup is None:
+            lookup = Lookup(
+                self._decisions, self.over_states, self._parts, self._order, X.device
+            )
+            self._lookups[X.device] = lookup
+        values, states = lookup.find(X)
+        # NaN is an error wherever the decision is active
+        refused = (states == lookup.undeclared) & (lookup.strict | values.isnan())
+        if strict and refused.any():
             k = int(refused.flatten(0, -2).any(0).nonzero()[0])
-            values = located.values[..., k]
-            got = values[refused[..., k]].unique().tolist()
+            got = values[..., k][refused[..., k]].unique().tolist()
             decision = self._decisions[k]
             expected = "a number, as it decides which columns are active"
             if decision.strict:
@@ -634,7 +605,7 @@ class ParameterTree:
             raise ValueError(
                 f"X: column {decision.col}: expected {expected}, got {got}."
             )
-        return located
+        return lookup, values, states
 
 
 def _overlapping(decision: Decision, spans: Sequence[Span]) -> int:
@@ -646,14 +617,6 @@ def _overlapping(decision: Decision, spans: Sequence[Span]) -> int:
     )
 
 
-def translated(condition: Condition, of_atom: Callable[[Condition], Expr]) -> Expr:
-    """A condition over the decisions, given what becomes of one without parts."""
-    if isinstance(condition, (And, Or)):
-        combine = all_of if isinstance(condition, And) else any_of
-        return combine(translated(part, of_atom) for part in condition.parts)
-    return of_atom(condition)
-
-
 def _mapping(name: str, value: Any, form: str) -> Mapping[Any, Any]:
     """``value`` if it is a mapping; an empty one for None."""
     if value is not None and not isinstance(value, Mapping):
@@ -662,43 +625,40 @@ def _mapping(name: str, value: Any, form: str) -> Mapping[Any, Any]:
 
 
 def _read_dependencies(
-    dim: int, dependencies: HierarchicalDependencies | None
-) -> Branches:
-    """The dictionary with plain integers and floats, once it is checked."""
+    dim: int,
+    dependencies: HierarchicalDependencies | None,
+    parts: dict[int, list[Condition]],
+) -> dict[int, set[float]]:
+    """The values of each parent; adds to ``parts`` the conditions of the children."""
     name = "hierarchical_dependencies"
-    plain: Branches = {}
+    named: dict[int, set[float]] = {}
     branches_of = _mapping(name, dependencies, "{parent: {value: [children]}}")
     for parent, branches in branches_of.items():
         parent = arguments.check_column(name, parent, dim)
+        named[parent] = set()
+        by_child: dict[int, set[float]] = {}
         if not _mapping(f"{name}[{parent}]", branches, "{value: [children]}"):
             raise ValueError(
                 f"{name}[{parent}]: expected at least one value (a value without "
                 "children is written {value: []}), got {}."
             )
         for value, children in branches.items():
-            number = arguments.check_number(f"{name}[{parent}]", value)
             where = f"{name}[{parent}][{value}]"
-            columns = arguments.check_columns(where, children, dim)
-            if len(set(columns)) < len(columns):
-                raise ValueError(f"{where}: expected distinct columns, got {columns}.")
-            plain.setdefault(parent, {})[number] = columns
-    return plain
+            number = arguments.check_number(where, value)
+            named[parent].add(number)
+            for child in arguments.check_columns(where, children, dim):
+                by_child.setdefault(child, set()).add(number)
+        for child, numbers in by_child.items():
+            parts.setdefault(child, []).append(In(parent, sorted(numbers)))
+    return named
 
 
 def _read_conditions(
     dim: int,
-    dependencies: Branches,
     conditions: Mapping[int, Condition] | None,
-) -> dict[int, Condition]:
-    """``{child: condition}``, children ascending, one condition for each."""
-    parts: dict[int, list[Condition]] = {}
-    for parent, branches in dependencies.items():
-        values: dict[int, list[float]] = {}
-        for value, children in branches.items():
-            for child in children:
-                values.setdefault(child, []).append(value)
-        for child in values:
-            parts.setdefault(child, []).append(In(parent, values[child]))
+    parts: dict[int, list[Condition]],
+) -> None:
+    """Add conditions to ``parts``, once they are checked."""
     conditions = _mapping("conditions", conditions, "{child: condition}")
     for child, condition in conditions.items():
         child = arguments.check_column("conditions", child, dim)
@@ -710,19 +670,3 @@ def _read_conditions(
             )
         arguments.check_columns(name, sorted(condition.columns()), dim)
         parts.setdefault(child, []).append(condition)
-    joined = {}
-    for child in sorted(parts):
-        several = parts[child]
-        joined[child] = several[0] if len(several) == 1 else Or(tuple(several))
-    return joined
-
-
-def _read_values(
-    dim: int, values: Mapping[int, Sequence[float]] | None
-) -> dict[int, tuple[float, ...]]:
-    """``{decision: all its values}``, both ascending."""
-    values = _mapping("values", values, "{decision: [all its values]}")
-    listed = {arguments.check_column("values", c, dim): v for c, v in values.items()}
-    return {
-        c: arguments.check_values(f"values[{c}]", listed[c]) for c in sorted(listed)
-    }

@@ -3,28 +3,19 @@
 A *path* is one joint setting of the decisions that are active. Paths are rows of
 states (see `lookup`), which are built up decision by decision, parents first:
 a row has a successor for each outcome where the decision is active, and one where it is
-not. Of more than a number of rows some are kept, random ones or those worth most.
+not. Of more than a number of rows random ones are kept.
 """
 
 from __future__ import annotations
 
 import math
-import operator
-from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property, partial
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cached_property
 
 import numpy as np
 
-from botorch_structured.spaces.lookup import (
-    Expr,
-    all_of,
-    atom,
-    atoms,
-    bits,
-    holds,
-    refers_to,
-    replaced,
-)
+from botorch_structured.spaces.conditions import ALWAYS, And, Condition
+from botorch_structured.spaces.lookup import State, bits
 
 # Up to so many paths are listed.
 MAX_LISTED = 4096
@@ -50,30 +41,42 @@ class PathSearch:
     """
 
     def __init__(
-        self, sizes: Sequence[int], conditions: Sequence[Expr], order: Sequence[int]
+        self,
+        sizes: Sequence[int],
+        conditions: Sequence[Condition],
+        order: Sequence[int],
     ) -> None:
         self.sizes = sizes
         self.conditions = conditions
         self.order = order
         rng = np.random.default_rng(0)
-        self.states, self.is_listed = self._search(True, MAX_LISTED, rng)
+        self.states, self.is_listed = self._search(ALWAYS, MAX_LISTED, rng)
         self.num_paths = len(self.states)
         if not self.is_listed:
-            inactive = [condition is not True for condition in conditions]
-            self.num_paths = math.prod(map(operator.add, sizes, inactive))
+            pairs = zip(sizes, conditions, strict=True)
+            self.num_paths = math.prod(size + (c != ALWAYS) for size, c in pairs)
 
-    def holds(self, goal: Expr, states: np.ndarray) -> np.ndarray:
-        """Which of ``n x D`` states a goal holds for."""
-        if isinstance(goal, bool):
-            return np.full(len(states), goal)
-        truth = {}
-        for part in atoms(goal):
-            _, k, mask = part
-            truth[part] = bits(mask, self.sizes[k] + 1)[states[:, k]]
-        return holds(goal, truth)
+    def holds(
+        self, goal: Condition, states: np.ndarray, undecided: Collection[int] = ()
+    ) -> np.ndarray:
+        """For which of ``n x D`` states a goal holds, or may hold in the end.
+
+        Args:
+            goal: The goal.
+            states: The states.
+            undecided: Decisions that may have any state yet.
+        """
+
+        def truth(part: State) -> np.ndarray | bool:
+            if part.k in undecided:
+                return True
+            return bits(part.mask, self.sizes[part.k] + 1)[states[:, part.k]]
+
+        everywhere = np.full(len(states), True)
+        return everywhere if goal == ALWAYS else everywhere & goal.evaluate(truth)
 
     def where(
-        self, goal: Expr, most: int = _BEAM, seed: Sequence[int] = (0,)
+        self, goal: Condition, most: int = _BEAM, seed: Sequence[int] = (0,)
     ) -> tuple[np.ndarray, bool]:
         """Paths on which a goal holds, and whether these are all.
 
@@ -88,10 +91,10 @@ class PathSearch:
 
     def _search(
         self,
-        goal: Expr,
+        goal: Condition,
         most: int,
         rng: np.random.Generator,
-        wanted: Iterable[Expr] | None = None,
+        wanted: Collection[Condition] = (),
     ) -> tuple[np.ndarray, bool]:
         """Paths on which a goal holds, in the order of their states.
 
@@ -99,20 +102,16 @@ class PathSearch:
             goal: The goal.
             most: How many rows are kept.
             rng: Chooses among more.
-            wanted: Atoms. Rows in which more of them hold are kept first, and one of
-                the best is chosen in the end.
+            wanted: Outcomes: at each decision one of them is taken where rows have one.
 
         Returns:
             ``n x D`` states, and whether these are all paths.
         """
-        if goal is not True:
-            goal = replaced(goal, partial(_with_parents, self._reached))
-        concerned = refers_to(goal)
-        worth = [np.zeros(size + 1) for size in self.sizes]
-        for _, k, mask in wanted or ():
-            worth[k] += bits(mask, self.sizes[k] + 1)
+        concerned: Collection[int] = ()
+        if goal != ALWAYS:
+            goal = goal.replaced(lambda part: _with_parents(part, self._reached))
+            concerned = goal.columns()
         states = np.zeros((1, len(self.sizes)), dtype=np.int32)
-        score = np.zeros(1)
         is_complete = True
         undecided = set(self.order)
         for k in self.order:
@@ -123,49 +122,35 @@ class PathSearch:
             first = np.repeat(successors.cumsum() - successors, successors)
             outcome = np.arange(len(row)) - first
             state = np.where(is_active[row], outcome + 1, 0)
+            keep = np.full(len(row), True)
             if k in concerned:
-                truth = {}
-                for part in atoms(goal):
-                    _, j, mask = part
-                    if j in undecided:
-                        truth[part] = np.full(len(row), True)
-                        continue
-                    column = state if j == k else states[row, j]
-                    truth[part] = bits(mask, self.sizes[j] + 1)[column]
-                possible = holds(goal, truth)
-                row = row[possible]
-                state = state[possible]
-            score = score[row] + worth[k][state]
-            if len(row) > most:
-                best = np.lexsort((rng.random(len(row)), -score))[:most]
-                best.sort()
-                row = row[best]
-                state = state[best]
-                score = score[best]
+                rows = states[row]
+                rows[:, k] = state
+                keep = self.holds(goal, rows, undecided)
+            if new := _outcomes(k, state[keep], wanted):
+                keep &= state == rng.choice(new)
+            chosen = np.flatnonzero(keep)
+            if len(chosen) > most:
+                chosen = np.sort(rng.permutation(chosen)[:most])
                 is_complete = False
-            states = states[row]
-            states[:, k] = state
-        if goal is False:
-            states = states[:0]
-        if wanted is not None and len(states):
-            best = np.flatnonzero(score == score.max())
-            states = states[[rng.choice(best)]]
-        return states, is_complete
+            states = states[row[chosen]]
+            states[:, k] = state[chosen]
+        return states[self.holds(goal, states)], is_complete
 
     @cached_property
-    def _reached(self) -> dict[int, Expr]:
+    def _reached(self) -> dict[int, Condition]:
         """The conditions of decisions, with those of their parents."""
-        reached: dict[int, Expr] = {}
+        reached: dict[int, Condition] = {}
         for k in self.order:
-            add_parents = partial(_with_parents, reached)
-            reached[k] = replaced(self.conditions[k], add_parents)
+            condition = self.conditions[k]
+            reached[k] = condition.replaced(lambda part: _with_parents(part, reached))
         return reached
 
     def cover(
         self,
         n: int | None,
-        where: Expr,
-        goals: Iterable[Expr],
+        where: Condition,
+        goals: Iterable[Condition],
         seed: int,
         first: np.ndarray,
     ) -> np.ndarray:
@@ -188,51 +173,51 @@ class PathSearch:
                 missing = [g for g in missing if not _holds_on(path, g)]
             if not missing or len(paths) == n:
                 return paths
-            goal = all_of([missing[0], where])
-            wanted = [g for g in missing if not isinstance(g, bool) and g[0] == "atom"]
-            if self.is_listed:
-                new = self._pick(
-                    self.states[self.holds(goal, self.states)], wanted, rng
-                )
-            else:
-                new, _ = self._search(goal, _BEAM, rng, wanted)
+            new = self._new_path(And((missing[0], where)), set(missing), rng)
             paths = np.concatenate([paths, new])
             if not len(new):  # the goal cannot be reached
                 missing = missing[1:]
 
-    def _pick(
-        self, paths: np.ndarray, wanted: Sequence[Expr], rng: np.random.Generator
+    def _new_path(
+        self, goal: Condition, wanted: Collection[Condition], rng: np.random.Generator
     ) -> np.ndarray:
-        """One of the paths: at each decision a wanted outcome, if one is left.
+        """A path with a goal: at each decision a wanted outcome, if one is left.
 
-        Otherwise outcomes are drawn in proportion to their paths.
+        Otherwise outcomes are drawn in proportion to their paths. ``1 x D`` states, or
+        none.
         """
-        for k in self.order if len(paths) else ():
-            states = paths[:, k]
-            new = [s for s in np.unique(states) if atom(k, 1 << int(s)) in wanted]
-            paths = paths[states == rng.choice(new or states)]
-        return paths[:1]
+        if self.is_listed:
+            paths = self.states[self.holds(goal, self.states)]
+            for k in self.order if len(paths) else ():
+                states = paths[:, k]
+                new = _outcomes(k, states, wanted)
+                paths = paths[states == rng.choice(new or states)]
+            return paths[:1]
+        paths, _ = self._search(goal, _BEAM, rng, wanted)
+        if not len(paths):  # what was wanted has led astray
+            paths, _ = self._search(goal, _BEAM, rng)
+        return rng.permutation(paths)[:1]
 
-    def _shared(self, goals: Sequence[Expr]) -> set[Expr]:
+    def _shared(self, goals: Sequence[Condition]) -> set[Condition]:
         """Outcomes on which a column is active that is so on some of the others, too.
 
         Args:
             goals: When columns are active.
         """
-        shared: set[Expr] = set()
+        shared: set[Condition] = set()
         for goal in goals:
             states = self.states[self.holds(goal, self.states)]
-            for k in refers_to(goal):
+            for k in goal.columns():
                 seen = [s for s in np.unique(states[:, k]).tolist() if s]
                 if 1 < len(seen) < self.sizes[k]:
-                    shared |= {atom(k, 1 << s) for s in seen}
+                    shared |= {State(k, 1 << s) for s in seen}
         return shared
 
     def spread(
         self,
         n: int | None,
-        where: Expr,
-        goals: Sequence[Expr],
+        where: Condition,
+        goals: Sequence[Condition],
         seed: int,
         first: np.ndarray,
     ) -> np.ndarray:
@@ -265,22 +250,25 @@ class PathSearch:
             few = self.spread(more, where, goals, seed, first) if more else listed[:0]
             return np.concatenate([*[every_path] * times, few])
         covering = self.cover(n, where, goals, seed, first)
-        return _distinct([covering, np.random.default_rng(seed).permutation(listed)])[
-            :n
-        ]
+        shuffled = np.random.default_rng(seed).permutation(listed)
+        return _distinct([covering, shuffled])[:n]
 
 
-def _with_parents(reached: Mapping[int, Expr], part: Expr) -> Expr:
+def _with_parents(part: State, reached: Mapping[int, Condition]) -> Condition:
     """An atom, and what has to hold for its decision to be active."""
-    _, k, mask = part
-    return part if mask & 1 else all_of([part, reached[k]])
+    return part if part.mask & 1 else And((part, reached[part.k]))
 
 
-def _holds_on(path: Sequence[int], goal: Expr) -> bool:
+def _holds_on(path: Sequence[int], goal: Condition) -> bool:
     """Whether a goal holds for the states of one path."""
+    return bool(goal.evaluate(lambda part: part.mask >> path[part.k] & 1))
 
-    truth = {part: bool(part[2] >> path[part[1]] & 1) for part in atoms(goal)}
-    return holds(goal, {**truth, True: True, False: False})
+
+def _outcomes(k: int, states: np.ndarray, wanted: Collection[Condition]) -> list[int]:
+    """Which of the states of a decision are wanted."""
+    if not wanted:
+        return []
+    return [s for s in np.unique(states).tolist() if State(k, 1 << s) in wanted]
 
 
 def _distinct(tables: Sequence[np.ndarray]) -> np.ndarray:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -29,10 +28,11 @@ from botorch_structured.spaces.columns import (
     described,
     is_blank,
     is_same_parameter,
+    positions,
     random_source,
     with_slack,
 )
-from botorch_structured.spaces.conditions import And, Condition
+from botorch_structured.spaces.conditions import ALWAYS, Condition
 from botorch_structured.spaces.parameter_tree import ParameterTree
 from botorch_structured.spaces.starts import Starts
 
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from botorch_structured.spaces.dictionaries import DictionaryNames
 
+Row = dict[str, Any]
 #: The kinds of `SearchSpace.starts`.
 KINDS = ("random", "spread", "middle", "default")
 
@@ -107,7 +108,7 @@ class SearchSpace:
     ) -> None:
         names = _names(names)
         d = len(names)
-        limits = _bounds(bounds, names)
+        limits = _bounds(bounds, d)
         if tree is not None and not isinstance(tree, ParameterTree):
             raise ValueError(
                 f"tree: expected a ParameterTree (ParameterTree({d}, {{...}})), got "
@@ -120,39 +121,39 @@ class SearchSpace:
         listed = arguments.check_by_column(
             "categorical_features", categorical_features, d
         )
-        codes: dict[int, Sequence[Any]] = {
-            c: tree.decision_values[c]
-            for c in tree.decisions_by_value
-            if c not in integers
-        }
-        codes |= listed
-        for name, some in (("integer_features", integers), ("log_features", logs)):
-            if some & codes.keys():
+        by_value = {*tree.decisions_by_value} - integers
+        codes = {c: tree.decision_values[c] for c in by_value} | listed
+        for name, wrong in (
+            ("integer_features", integers & codes.keys()),
+            ("log_features", logs & codes.keys()),
+            ("choices", labels.keys() - codes.keys()),
+        ):
+            if wrong:
+                expected = "only" if name == "choices" else "none of the"
                 raise ValueError(
-                    f"{name}: expected none of the categorical columns {list(codes)}, "
-                    f"got {sorted(some)}."
+                    f"{name}: expected {expected} categorical columns ({sorted(codes)} "
+                    f"are), got {sorted(wrong)}."
                 )
-        if labels.keys() - codes.keys():
-            raise ValueError(
-                f"choices: expected categorical columns ({list(codes)}), got "
-                f"{sorted(labels)}."
-            )
         columns: list[Column] = []
         for c, name in enumerate(names):
-            span = (limits[0, c].item(), limits[1, c].item())
-            declared = tree._values.get(c, ())
+            lo, hi = limits[:, c].tolist()
             if c in codes:
                 argument = f"categorical_features[{c}]" if c in listed else "tree"
-                numbers = _codes(argument, codes[c], span, declared)
+                numbers = [arguments.check_number(argument, v) for v in codes[c]]
+                allowed = tree._values.get(c, numbers)
+                if odd := [v for v in numbers if not lo <= v <= hi or v not in allowed]:
+                    raise ValueError(
+                        f"{argument}: expected values within the bounds, {lo} to {hi}, "
+                        f"among those that the tree declares, {list(allowed)}, got "
+                        f"{odd}."
+                    )
                 plain = [int(v) if v.is_integer() else v for v in numbers]
                 values = labels.get(c, plain)
                 columns.append(CategoricalColumn(name, values, codes=numbers))
             elif c in integers:
-                columns.append(_integer(c, name, span, declared, c in logs))
-            elif c in logs:
-                columns.append(_logarithmic(c, name, span))
+                columns.append(_integer(c, name, (lo, hi), c in logs))
             else:
-                columns.append(FloatColumn(name, *span))
+                columns.append(_real(c, name, (lo, hi), c in logs))
         self._setup(columns, tree, feasible=feasible)
         defaults = {} if defaults is None else defaults
         if not isinstance(defaults, Mapping):
@@ -180,6 +181,51 @@ class SearchSpace:
         return space
 
     @classmethod
+    def from_parameters(
+        cls,
+        argument: str,
+        parameters: Mapping[str, Column],
+        conditions: Mapping[str, Condition],
+        by_value: Iterable[str],
+        forbidden: Sequence[Condition] = (),
+    ) -> SearchSpace:
+        """The space of columns and constants.
+
+        Args:
+            argument: What it is called in errors.
+            parameters: All of them by name, in order.
+            conditions: Where they are active.
+            by_value: Those that declare their values, if they are decisions.
+            forbidden: See `from_columns`.
+        """
+        position = positions(parameters)
+        if not position:
+            only = f"only constants, {[*parameters]}" if parameters else "none"
+            raise ValueError(
+                f"{argument}: expected at least one parameter with several values, got "
+                f"{only}."
+            )
+        where = {
+            c: condition
+            for name, c in position.items()
+            if (condition := conditions[name]) != ALWAYS
+        }
+        decisions = set().union(*(condition.columns() for condition in where.values()))
+        values = {}
+        for name in by_value:
+            if position.get(name) in decisions:
+                lo, hi = parameters[name].bounds
+                values[position[name]] = [float(x) for x in range(int(lo), int(hi) + 1)]
+        constants = [
+            Constant(name, p.value, conditions[name], place)
+            for place, (name, p) in enumerate(parameters.items())
+            if isinstance(p, Constant)
+        ]
+        columns = [parameters[name] for name in position]
+        tree = ParameterTree(len(columns), conditions=where, values=values)
+        return cls.from_columns(columns, tree, constants, forbidden)
+
+    @classmethod
     def from_configspace(cls, cs: ConfigurationSpace) -> SearchSpace:
         """Read a ConfigSpace; it is not needed afterwards, nor changed.
 
@@ -196,7 +242,7 @@ class SearchSpace:
         """
         from botorch_structured.spaces.other_spaces import read_configspace
 
-        return cls.from_columns(*read_configspace(cs))
+        return cls.from_parameters("cs", *read_configspace(cs))
 
     @classmethod
     def from_ax(
@@ -217,7 +263,7 @@ class SearchSpace:
         """
         from botorch_structured.spaces.other_spaces import read_ax
 
-        return cls.from_columns(*read_ax(search_space, aligned))
+        return cls.from_parameters("search_space", *read_ax(search_space, aligned))
 
     @classmethod
     def from_dictionaries(cls, dictionaries: Any) -> SearchSpace:
@@ -267,8 +313,8 @@ class SearchSpace:
         """
         from botorch_structured.spaces.dictionaries import read_dictionaries
 
-        columns, tree, constants, names = read_dictionaries(dictionaries)
-        space = cls.from_columns(columns, tree, constants)
+        parts, names = read_dictionaries(dictionaries)
+        space = cls.from_parameters("dictionaries", *parts)
         space._dictionaries = names
         return space
 
@@ -307,24 +353,24 @@ class SearchSpace:
         }
         discrete = [i for i, c in enumerate(columns) if c.discrete]
         self.integer_features = [i for i in discrete if columns[i].ordered]
-        self._discrete = discrete
-        # The tree has its own tolerance around the values of decisions. All other
-        # discrete columns are rounded.
-        self._rounded = [i for i in discrete if i not in tree.decisions_by_value]
+        # Rounded to a whole number, or to the nearest of the codes. Not so decisions by
+        # value, around which the tree has its own tolerance.
+        self._codes = {
+            i: column.codes
+            for i in discrete
+            if isinstance(column := columns[i], CategoricalColumn)
+            and column.codes != tuple(range(len(column.codes)))
+        }
+        self._is_whole = torch.tensor(
+            [c.discrete and i not in self._codes for i, c in enumerate(columns)]
+        )
+        self._is_decision = torch.zeros(len(columns), dtype=torch.bool)
+        self._is_decision[tree.decisions_by_value] = True
         self._position = {p.name: i for i, p in enumerate(self.parameters)}
-        #: Under which the parameters are active.
-        self._conditions = [tree.conditions.get(i, And(())) for i in range(tree.dim)]
-        self._conditions += [c.condition for c in constants]
-
-    def __getstate__(self) -> dict[str, Any]:
-        try:
-            pickle.dumps(self._feasible)
-        except Exception as error:  # pickle has many kinds of them
-            raise pickle.PicklingError(
-                "feasible: expected a function that can be pickled, defined at the top "
-                f"level of a module, got {self._feasible!r} ({error})."
-            ) from None
-        return self.__dict__
+        #: The numbers of the parameters in the order they were declared in.
+        self._order = list(range(len(columns)))
+        for i, constant in sorted(enumerate(constants), key=lambda pair: pair[1].place):
+            self._order.insert(constant.place, len(columns) + i)
 
     def __copy__(self) -> SearchSpace:
         return self  # nothing about it changes
@@ -360,7 +406,7 @@ class SearchSpace:
         return (
             self.names == other.names
             and self.tree == other.tree
-            and repr(self._forbidden) == repr(other._forbidden)
+            and self._forbidden == other._forbidden
             and self._feasible == other._feasible
             and self._dictionaries == other._dictionaries
             and len(self.constants) == len(other.constants)
@@ -398,28 +444,27 @@ class SearchSpace:
             rows = [self._dictionaries.encode(row) for row in rows]
         numbers = np.zeros((len(rows), len(self.parameters)))
         numbers[:, : self.dim] = self.fill.numpy()
-        has_value = np.zeros(numbers.shape, dtype=bool)
-        is_empty = np.zeros(numbers.shape, dtype=bool)
+        # 1: a blank, which may also stand for an inactive parameter; 2: a value
+        told = np.zeros(numbers.shape, dtype=int)
         for i, row in enumerate(rows):
             if unknown := [name for name in row if name not in self._position]:
                 raise ValueError(
-                    "configs: expected parameters among "
-                    f"{[p.name for p in self._ordered()]}, got unknown ones {unknown} "
-                    f"in {row}."
+                    f"configs: expected parameters among {[*self._position]}, got "
+                    f"unknown ones {unknown} in {row}."
                 )
             for name, value in row.items():
                 k = self._position[name]
-                is_empty[i, k] = is_blank(value)
-                if not is_empty[i, k] or self.parameters[k].takes_blank:
+                is_empty = is_blank(value)
+                if not is_empty or self.parameters[k].takes_blank:
                     numbers[i, k] = self.parameters[k].encode(value)
-                    has_value[i, k] = True
+                    told[i, k] = 1 if is_empty else 2
         X = torch.from_numpy(numbers[:, : self.dim].copy())
         active = self.tree.active_mask(X)
-        present = self._present(X, active)
-        stated = has_value & (present.numpy() | ~is_empty)
-        for row, on, told in zip(rows, present.tolist(), stated.tolist(), strict=True):
-            if on != told:
-                raise ValueError(self._mismatch(row, on, told))
+        present = self._present(X, active).numpy()
+        is_wrong = np.where(present, told == 0, told == 2)
+        if is_wrong.any():
+            i = int(is_wrong.any(-1).argmax())
+            raise ValueError(self._mismatch(rows[i], present[i], is_wrong[i]))
         return torch.where(active, X, self.fill)
 
     def decode(self, X: Tensor) -> list[dict[str, Any]]:
@@ -437,26 +482,33 @@ class SearchSpace:
         Raises:
             ValueError: A point beyond the bounds, or a decision between its values.
         """
-        shape = X.shape if isinstance(X, Tensor) else ()
-        if len(shape) not in (1, 2) or shape[-1] != self.dim:
-            got = tuple(shape) if isinstance(X, Tensor) else type(X).__name__
-            raise ValueError(f"X: expected an n x {self.dim} tensor, got {got}.")
+        self.tree.check_rows(X)
         X = self._snap(X.reshape(-1, self.dim).detach().double().cpu())
-        active = self.tree.active_mask(X)
-        self._check_inside("X", X, active)
+        active = self._check(X, "X")
         present = self._present(X, active)
-        order = [(self._position[p.name], p) for p in self._ordered()]
-        configs = [
-            {
-                p.name: p.value if isinstance(p, Constant) else self._decode(k, x[k])
-                for k, p in order
-                if on[k]
-            }
-            for x, on in zip(X.tolist(), present.tolist(), strict=True)
-        ]
+        numbers = torch.nn.functional.pad(X, (0, len(self.constants)))
+        configs = []
+        for x, on in zip(numbers.tolist(), present.tolist(), strict=True):
+            config = {}
+            for k in self._order:
+                if on[k]:
+                    config[self.parameters[k].name] = self._decode(k, x[k])
+            configs.append(config)
         if self._dictionaries is not None:
             return [self._dictionaries.decode(config) for config in configs]
         return configs
+
+    def _decode(self, k: int, x: float) -> Any:
+        column = self.parameters[k]
+        if k in self._cuts and isinstance(column, FloatColumn):
+            x = column.beside_cuts(x, self._cuts[k])
+        return column.decode(x)
+
+    @cached_property
+    def _cuts(self) -> dict[int, list[Span]]:
+        """The intervals that numeric decisions are cut into."""
+        tree = self.tree
+        return {c: tree.decision_values[c] for c in tree.numeric_decisions}
 
     def check_points(self, X: Tensor, argument: str = "X") -> None:
         """Raise a ``ValueError`` for points beyond the bounds, or between values.
@@ -465,23 +517,27 @@ class SearchSpace:
             X: ``n x d`` points; what is in inactive columns does not matter.
             argument: The name of the argument in the error.
         """
-        points = self._snap(X.detach())
-        try:
-            active = self.tree.active_mask(points)
-        except ValueError as error:  # of the tree, which calls them X
-            raise type(error)(f"{argument}{str(error).removeprefix('X')}") from None
-        self._check_inside(argument, points, active)
-        distance = (X - self._snap(X.detach(), self._discrete)).abs()
-        between = active & (distance > SLACK * X.abs().clamp_min(1.0))
-        if between.any():
-            i, c = between.nonzero()[0].tolist()
+        self._check(X.detach(), argument)
+
+    def _check(self, X: Tensor, argument: str) -> Tensor:
+        """The same; which columns are active."""
+        active = self.tree.active_mask(X, strict=False)
+        distance = (X - self._snap(X, decisions=True)).abs()
+        good = self._inside(X) & (distance <= SLACK * X.abs().clamp_min(1.0))
+        wrong = active & ~good
+        if wrong.any():
+            i, c = wrong.nonzero()[0].tolist()
             column = self.columns[c]
-            codes = getattr(column, "codes", None)
-            expected = f"one of {list(codes)}" if codes else column.expected()
+            expected = column.expected()
+            if isinstance(column, CategoricalColumn):
+                expected = f"one of {list(column.codes)}"
+            elif column.log and not column.discrete:
+                expected = f"a decimal logarithm in {list(column.bounds)}"
             raise ValueError(
                 f"{argument}: expected {expected} for {self.names[c]!r} (column {c}), "
                 f"got {X[i, c].item()} in row {i}."
             )
+        return active
 
     @property
     def is_restricted(self) -> bool:
@@ -526,7 +582,7 @@ class SearchSpace:
         Returns:
             ``batch_shape x m`` booleans.
         """
-        self.tree._check_points(X)
+        self.tree.check_rows(X)
         points = self._snap(X.detach())
         active = self.tree.active_mask(points, strict=False)
         good = (self._inside(points) | ~active).all(-1) & self.tree.is_declared(points)
@@ -557,21 +613,20 @@ class SearchSpace:
         """
         n = arguments.check_count("n", n, least=0)
         generator = random_source(seed)
-        points: list[Tensor] = [self.bounds.new_zeros(0, self.dim)]
-        missing = n
+        points = [self.bounds.new_zeros(0, self.dim)]
+        missing = batch = n
         drawn = 0
-        batch = n
         while missing > 0:
-            X = torch.stack([c.draw(batch, generator) for c in self.columns], -1)
-            X = self.impute(X)
-            drawn += batch
-            points.append(X[self.feasible(X)][:missing])
-            missing -= len(points[-1])
-            if missing and drawn > 1_000_000:
+            if drawn > 1_000_000:
                 raise ValueError(
                     f"space: expected {n} points that are not forbidden, got "
                     f"{n - missing} of {drawn} random draws."
                 )
+            X = torch.stack([c.draw(batch, generator) for c in self.columns], -1)
+            X = self.impute(X)
+            points.append(X[self.feasible(X)][:missing])
+            missing -= len(points[-1])
+            drawn += batch
             batch = max(64, min(2 * batch, 16384))
         return torch.cat(points)
 
@@ -587,8 +642,7 @@ class SearchSpace:
         The default is one start on each path, in the order of ``tree.path_index``.
         Paths that the bounds or the forbidden clauses rule out as a whole have none,
         nor has a path on which none of 10,000 random points is feasible. (Where ``n``
-        or ``at_most`` name fewer than there are, and such paths are chosen twenty times
-        in a row, `sample` gives the points that are missing.)
+        or ``at_most`` name a number, `sample` gives the points that are missing.)
         More than 1,000 paths are not listed: in their place there are as many starts as
         it takes to show every value (or interval) of every decision that can be active,
         and to have every column active once. A model over the tree then has data for
@@ -612,9 +666,8 @@ class SearchSpace:
                 or it lies outside of the path's interval. The path that the defaults
                 are on comes first. After the first start on a path, further ones are
                 random for these two kinds. A start that is forbidden is replaced by the
-                nearest feasible one (by any, if it is ``"random"``) of 100 random
-                points on its path (of 1,000, then 10,000, where none of these is
-                feasible).
+                nearest feasible one of 100 random points on its path (of 1,000, then
+                10,000, where none of these is feasible).
             seed: The same seed gives the same points. Default: PyTorch's generator;
                 for ``"middle"`` and ``"default"`` 0.
             at_most: In place of ``n``, no more than this: one start on each of up to
@@ -669,116 +722,59 @@ class SearchSpace:
         """The columns of ``integer_features`` that are on a logarithmic scale."""
         return [i for i in self.integer_features if self.columns[i].log]
 
-    def _ordered(self) -> list[Column | Constant]:
-        """Columns and constants in the order they were declared in."""
-        ordered: list[Column | Constant] = list(self.columns)
-        for constant in sorted(self.constants, key=lambda c: c.place):
-            ordered.insert(constant.place, constant)
-        return ordered
-
-    def named(self) -> dict[str, list[Column | Constant]]:
+    def named(self) -> dict[str, list[Column]]:
         """Columns and constants by the names that configurations have for them.
 
         There are several of one name where dictionaries give it different values.
         """
-        named: dict[str, list[Column | Constant]] = {}
-        for p in self._ordered():
+        named: dict[str, list[Column]] = {}
+        for k in self._order:
+            p = self.parameters[k]
             if (shown := self._shown(p.name)) is not None:
                 named.setdefault(shown, []).append(p)
         return named
 
-    def can_have(self, p: Column | Constant, fixed: Mapping[int, float]) -> bool:
+    def can_have(self, p: Column, fixed: Mapping[int, float]) -> bool:
         """Whether some configuration with columns fixed has a parameter.
 
         Args:
             p: A column or a constant.
             fixed: Column -> its value wherever it is active.
         """
-        return self.tree.can_hold(self._conditions[self._position[p.name]], fixed)
+        if isinstance(p, Constant):
+            return self.tree.can_hold(p.condition, fixed)
+        return self.tree.can_be_active(self._position[p.name], fixed)
 
     def _present(self, X: Tensor, active: Tensor) -> Tensor:
         """``n x (d + num_constants)`` booleans: which parameters points have."""
         constants = [c.condition.holds(X, active) for c in self.constants]
         return torch.cat([active, *(on.unsqueeze(-1) for on in constants)], -1)
 
-    def _mismatch(
-        self, row: dict[str, Any], active: Sequence[bool], stated: Sequence[bool]
-    ) -> str:
+    def _mismatch(self, row: Row, present: np.ndarray, is_wrong: np.ndarray) -> str:
         """The error of a row that lacks parameters, or has inactive ones."""
-        parameters = self.parameters
-        missing = {k for k, on in enumerate(active) if on and not stated[k]}
-        # Where a decision is missing, what depends on it is not known: leave it out.
-        certain = [
-            k
-            for k, on in enumerate(active)
-            if on and not self._conditions[k].columns() & missing
-        ]
-        absent = [parameters[k] for k in certain if k in missing]
-        if absent and absent[0].name in row:
-            return (
-                f"{absent[0].name!r}: expected {absent[0].expected()}, as it is "
-                f"active, got {row[absent[0].name]!r}."
-            )
-        extra = [p.name for k, p in enumerate(parameters) if stated[k] > active[k]]
-        wrong = f"with {extra}, inactive there"
-        if absent:
-            wrong = f"without {[p.name for p in absent]}"
-        expected = [parameters[k].name for k in certain]
-        return (
-            f"configs: expected the active parameters {expected} only, got {row} "
-            f"{wrong}."
+        for k in np.flatnonzero(is_wrong & present).tolist():
+            p = self.parameters[k]
+            expected = f"{p.expected()}, as it is active"
+            return f"{p.name!r}: expected {expected}, got {row.get(p.name)!r} in {row}."
+        p = self.parameters[int(is_wrong.argmax())]
+        got = f"{row[p.name]!r} in {row}"
+        return f"{p.name!r}: expected no value, as it is inactive, got {got}."
+
+    def _snap(self, X: Tensor, decisions: bool = False) -> Tensor:
+        """Round what is discrete; decisions by value only if asked to."""
+        is_rounded = (
+            self._is_whole if decisions else self._is_whole & ~self._is_decision
         )
-
-    def _decode(self, c: int, x: float) -> Any:
-        """The value of a number, on the same side of the cuts of the tree.
-
-        A number next to a cut may be taken for the cut itself, where other parameters
-        are active: by ConfigSpace, which rounds, and on a logarithmic scale, as
-        logarithms are denser than values. A number of few decimal places is meant as it
-        is, and may be the cut.
-        """
-        column = self._cut_columns.get(c)
-        if column is not None and not column.is_round(x):
-            room = column.beside_cut
-            for lo, hi in self.tree.decision_values[c]:
-                if lo <= x <= hi and hi - lo > 2 * room:
-                    x = min(max(x, lo + room), hi - room)
-                    break
-        return self.columns[c].decode(x)
-
-    @cached_property
-    def _cut_columns(self) -> dict[int, FloatColumn]:
-        """The real columns whose intervals decide."""
-        columns = ((c, self.columns[c]) for c in self.tree.numeric_decisions)
-        return {c: column for c, column in columns if isinstance(column, FloatColumn)}
-
-    def _snap(self, X: Tensor, columns: Sequence[int] | None = None) -> Tensor:
-        """Round what is discrete; by default where it is no decision by value."""
-        X = X.clone()
-        for c in self._rounded if columns is None else columns:
-            column = self.columns[c]
-            if isinstance(column, CategoricalColumn):
-                codes = X.new_tensor(column.codes)
-                x = X[..., c]
-                is_far = (x < codes[0] - 0.5) | (x > codes[-1] + 0.5)
-                nearest = (x.unsqueeze(-1) - codes).abs().argmin(-1)
-                X[..., c] = torch.where(is_far, x, codes[nearest])
-            else:
-                X[..., c] = X[..., c].round()
+        X = torch.where(is_rounded.to(X.device), X.round(), X)
+        for c, numbers in self._codes.items():
+            if self._is_decision[c] and not decisions:
+                continue
+            x = X[..., c]
+            codes = X.new_tensor(numbers)
+            nearest = codes[(x.unsqueeze(-1) - codes).abs().argmin(-1)]
+            is_near = (x >= codes[0] - 0.5) & (x <= codes[-1] + 0.5)
+            X[..., c] = torch.where(is_near, nearest, x)
         return X
-
-    def _check_inside(self, argument: str, X: Tensor, active: Tensor) -> None:
-        outside = active & ~self._inside(X)
-        if outside.any():
-            i, c = outside.nonzero()[0].tolist()
-            column = self.columns[c]
-            lo, hi = column.bounds
-            log = column.log and not column.discrete
-            hint = ", decimal logarithms" if log else ""
-            raise ValueError(
-                f"{argument}: expected numbers in [{lo}, {hi}] for {self.names[c]!r} "
-                f"(column {c}{hint}), got {X[i, c].item()} in row {i}."
-            )
 
     def _inside(self, X: Tensor) -> Tensor:
         low, high = self._ends.to(X)
@@ -793,8 +789,7 @@ def _names(names: Any) -> list[str]:
     return listed
 
 
-def _bounds(bounds: Any, names: list[str]) -> Tensor:
-    d = len(names)
+def _bounds(bounds: Any, d: int) -> Tensor:
     try:
         limits = torch.as_tensor(bounds, dtype=torch.double)
     except (TypeError, ValueError, RuntimeError):
@@ -804,57 +799,23 @@ def _bounds(bounds: Any, names: list[str]) -> Tensor:
             f"bounds: expected 2 x {d} numbers for {d} names, got shape "
             f"{tuple(limits.shape)}."
         )
-    for name, lo, hi in zip(names, *limits.tolist(), strict=True):
-        if not -torch.inf < lo <= hi < torch.inf:
-            raise ValueError(
-                "bounds: expected finite numbers in ascending order, got "
-                f"{lo} and {hi} for {name!r}."
-            )
     return limits.detach().cpu()
 
 
-def _codes(
-    name: str, values: Sequence[Any], bounds: Span, declared: Sequence[float]
-) -> list[float]:
-    """Numbers of a categorical column, within the bounds and the declared values."""
-    numbers = [arguments.check_number(name, v) for v in values]
-    if numbers != sorted(set(numbers)) or not numbers:
-        raise ValueError(
-            f"{name}: expected distinct ascending values, at least one, got {numbers}."
-        )
-    lo, hi = bounds
-    if outside := [v for v in numbers if not lo <= v <= hi]:
-        raise ValueError(
-            f"{name}: expected values within the bounds, {lo} to {hi}, got {outside}."
-        )
-    if declared and (odd := sorted({*numbers} - {*declared})):
-        raise ValueError(
-            f"{name}: expected among the values that the tree declares, {declared}, "
-            f"got {odd}."
-        )
-    return numbers
-
-
-def _integer(
-    c: int, name: str, span: Span, declared: Sequence[float], log: bool
-) -> IntegerColumn:
+def _integer(c: int, name: str, span: Span, log: bool) -> IntegerColumn:
     lo, hi = span
     if not (lo.is_integer() and hi.is_integer()):
         raise ValueError(
             f"bounds: expected whole numbers for the integer column {c} ({name!r}), "
             f"got {lo} and {hi}."
         )
-    if declared and list(declared) != list(range(int(lo), int(hi) + 1)):
-        raise ValueError(
-            f"integer_features: expected column {c}, a decision, to have all whole "
-            f"numbers from {lo} to {hi} among its values, got {list(declared)}: list "
-            "them in categorical_features."
-        )
     return IntegerColumn(name, int(lo), int(hi), log=log)
 
 
-def _logarithmic(c: int, name: str, span: Span) -> FloatColumn:
+def _real(c: int, name: str, span: Span, log: bool) -> FloatColumn:
     lo, hi = span
+    if not log:
+        return FloatColumn(name, lo, hi)
     if not -307.0 <= lo <= hi <= 308.0:  # others are no float64
         raise ValueError(
             "bounds: expected decimal logarithms from -307 to 308 for column "
@@ -863,12 +824,12 @@ def _logarithmic(c: int, name: str, span: Span) -> FloatColumn:
     return FloatColumn(name, 10.0**lo, 10.0**hi, log=True)
 
 
-def _rows(configs: Any) -> list[dict[str, Any]]:
+def _rows(configs: Any) -> list[Row]:
     """Configurations as dictionaries, whatever they came in."""
     if getattr(configs, "ndim", None) == 2 and hasattr(configs, "to_dict"):
         configs = configs.to_dict("records")  # a DataFrame
-    several = hasattr(configs, "__iter__") and not isinstance(configs, str)
-    many = list(configs) if several and not hasattr(configs, "keys") else [configs]
+    is_one = hasattr(configs, "keys") or not isinstance(configs, Iterable)
+    many = [configs] if is_one or isinstance(configs, str) else list(configs)
     for config in many:
         if not hasattr(config, "keys"):
             raise ValueError(

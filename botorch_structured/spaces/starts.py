@@ -6,7 +6,6 @@ active columns of each.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,9 +13,8 @@ import torch
 from torch import Tensor
 
 from botorch_structured.spaces.columns import Column, Source, Span, random_source
-from botorch_structured.spaces.conditions import Atom, Between, Condition
-from botorch_structured.spaces.lookup import Expr, all_of, any_of, atom, negated
-from botorch_structured.spaces.parameter_tree import translated
+from botorch_structured.spaces.conditions import NEVER, Atom, Condition, Or
+from botorch_structured.spaces.lookup import State, negated
 
 # A forbidden start is replaced by one of 100 random points on its path; if none of them
 # is feasible, by one of 1,000, then of 10,000.
@@ -37,65 +35,57 @@ class Starts:
         self.tree = space.tree
         self.kind = kind
         self.seed = seed
+        self.generator = random_source(seed)
 
     def draw(self, n: int | None, at_most: int | None) -> Tensor:
         """``n x d`` points, see `SearchSpace.starts`."""
-        empty: list[Expr] = []  # paths on which no point was found
-        for _ in range(20):
-            generator = random_source(self.seed)
-            paths = self._choose_paths(n, at_most, generator, empty)
-            states = torch.from_numpy(paths).long()
-            distinct = len({*map(tuple, paths.tolist())})
-            first = len(states) if self.kind == "spread" else distinct
-            X, good = self._points(states[:first], self.kind, generator)
-            again, good_again = self._points(states[first:], "random", generator)
-            X = torch.cat([X, again])
-            good = torch.cat([good, good_again])
-            if good.all():
-                return X
-            for path in paths[~good.numpy()].tolist():
-                active = [(k, state) for k, state in enumerate(path) if state]
-                empty.append(all_of(atom(k, 1 << state) for k, state in active))
-        others = self.space.sample(len(X) - int(good.sum()), self.seed)
-        return torch.cat([X[good], others])
+        paths = self._choose_paths(n, at_most)
+        states = torch.from_numpy(paths).long()
+        first = len(states)
+        if self.kind != "spread":
+            first = len({*map(tuple, paths.tolist())})
+        X, good = self._points(states[:first], self.kind)
+        again, good_again = self._points(states[first:], "random")
+        X = torch.cat([X, again])[torch.cat([good, good_again])]
+        if n is None and at_most is None:
+            if not len(X):
+                raise self._no_path(f" (of {_OTHERS[-1]} random draws on each)")
+            return X
+        others = self.space.sample(len(states) - len(X), self.seed)
+        return torch.cat([X, others])
 
-    def _choose_paths(
-        self,
-        n: int | None,
-        at_most: int | None,
-        generator: Source,
-        empty: Sequence[Expr],
-    ) -> np.ndarray:
-        """``n x D`` states of the decisions; ``empty``: paths that are not chosen."""
+    def _no_path(self, draws: str = "") -> ValueError:
+        return ValueError(
+            "space: expected some path that has points within the bounds that are not "
+            f"forbidden, got none of {self.tree.num_paths}{draws}."
+        )
+
+    def _choose_paths(self, n: int | None, at_most: int | None) -> np.ndarray:
+        """``n x D`` states of the decisions."""
         search = self.tree._search
         outcomes = []
-        excluded = list(empty)
+        excluded = [c.replaced(self._certain) for c in self.space._forbidden]
         for k, decision in enumerate(self.tree._decisions):
             for code in range(len(decision)):
-                outcomes.append(atom(k, 2 << code))
+                outcomes.append(State(k, 2 << code))
                 if self._span(k, code) is None:
                     excluded.append(outcomes[-1])
-        excluded += [translated(c, self._certain) for c in self.space._forbidden]
-        where = negated(any_of(excluded))
-        goals = [*outcomes, *self.tree._exprs]
+        where = negated(Or(tuple(excluded)))
+        goals = [*outcomes, *self.tree.over_states]
         many = 0 if at_most is None else min(at_most, 10)
         some, is_complete = search.where(where, many + 1)
         if not len(some):
-            raise ValueError(
-                "space: expected some path that has points within the bounds that are "
-                f"not forbidden, got none of {self.tree.num_paths}"
-                + (f" (of {_OTHERS[-1]} random draws on each)." if empty else ".")
-            )
+            raise self._no_path()
         first = some[:0]
         columns = self.space.columns
         if self.kind == "default" and any(c.default is not None for c in columns):
-            x = [_draw(c, 1, self.kind, generator, c.bounds) for c in columns]
+            x = [_draw(c, 1, self.kind, self.generator, c.bounds) for c in columns]
             X = torch.stack(x, -1)
             states = 1 + self.tree.decision_codes(X, strict=False).numpy()
             is_path = bool(self.tree.is_declared(X))
             if is_path and search.holds(where, states).all():
                 first = states
-        seed = int(torch.randint(1 << 62, (), generator=generator))
+        seed = int(torch.randint(1 << 62, (), generator=self.generator))
         if at_most is not None and (not is_complete or len(some) > many):
             first = search.cover(at_most, where, goals, seed, first)
             n = min(at_most, max(len(first), 5))
@@ -106,64 +96,59 @@ class Starts:
         decision = self.tree._decisions[k]
         return self.space.columns[decision.col].within(*decision.intervals[code])
 
-    def _certain(self, clause: Condition) -> Expr:
-        """On which paths a clause forbids every point (False where that is not seen).
+    def _certain(self, clause: Condition) -> Condition:
+        """On which paths a clause forbids every point (on none where that is not seen).
 
         Of clauses that compare parameters it is not: draws show that.
         """
         if not isinstance(clause, Atom) or clause.col not in self.tree._position:
-            return False
-        if not isinstance(clause, Between):
-            return self.tree._states(clause)
+            return NEVER
         k = self.tree._position[clause.col]
         mask = 0
         for code in range(len(self.tree._decisions[k])):
-            span = self._span(k, code)
-            if span and clause.lo <= span[0] and span[1] <= clause.hi:
+            low, high = self._span(k, code) or (-torch.inf, torch.inf)
+            if any(lo <= low and high <= hi for lo, hi in clause.intervals):
                 mask |= 2 << code
-        return atom(k, mask)
+        return State(k, mask)
 
-    def _points(
-        self, states: Tensor, kind: str, generator: Source
-    ) -> tuple[Tensor, Tensor]:
+    def _points(self, states: Tensor, kind: str) -> tuple[Tensor, Tensor]:
         """``n x D`` states -> ``n x d`` points, and which are feasible.
 
         All are, but those on paths where no feasible point is found.
         """
-        X = self._place(states, kind, generator)
+        X = self._place(states, kind)
         good = self.space.feasible(X)
         lower, upper = self.space.bounds
         width = (upper - lower).clamp(min=1e-300)
         for i in (~good).nonzero().flatten().tolist():
             for size in _OTHERS:
-                same_path = states[i].expand(size, -1)
-                others = self._place(same_path, "random", generator)
+                others = self._place(states[i].expand(size, -1), "random")
                 others = others[self.space.feasible(others)]
-                if not len(others):
-                    continue
-                distance = ((others - X[i]) / width).square().sum(-1)
-                nearest = 0 if kind == "random" else distance.argmin()
-                X[i] = others[nearest]
-                good[i] = True
-                break
+                if len(others):
+                    distance = ((others - X[i]) / width).square().sum(-1)
+                    X[i] = others[distance.argmin()]
+                    good[i] = True
+                    break
         return X, good
 
-    def _place(self, states: Tensor, kind: str, generator: Source) -> Tensor:
+    def _place(self, states: Tensor, kind: str) -> Tensor:
         """``n x D`` states -> ``n x d`` points, feasible or not."""
         X = self.space.fill.repeat(len(states), 1)
-        active = self.tree._active_states(states)
+        active = self.tree.active_mask(self.tree.points_at(states))
         for c in active.any(0).nonzero().flatten().tolist():
             column = self.space.columns[c]
             k = self.tree._position.get(c)
-            # without an outcome, or by outcomes
-            group = active[:, c].long() if k is None else states[:, k]
-            for state in group.unique().tolist():
-                if not state:
-                    continue
-                span = column.bounds if k is None else self._span(k, state - 1)
-                assert span is not None  # it is a path within the bounds
+            spans: list[Span | None] = [column.bounds]
+            group = active[:, c].long()
+            if k is not None:
+                outcomes = range(len(self.tree._decisions[k]))
+                spans = [self._span(k, code) for code in outcomes]
+                group = states[:, k]
+            for state, span in enumerate(spans, 1):
                 rows = group == state
-                X[rows, c] = _draw(column, int(rows.sum()), kind, generator, span)
+                n = int(rows.sum())
+                if n and span:
+                    X[rows, c] = _draw(column, n, kind, self.generator, span)
         return X
 
 
@@ -173,6 +158,6 @@ def _draw(column: Column, n: int, kind: str, generator: Source, span: Span) -> T
         return column.draw(n, generator, span, spread=kind == "spread")
     value = column.middle(span)
     if kind == "default" and column.default is not None:
-        is_inside = span[0] <= column.default <= span[1]
-        value = column.default if is_inside else value
+        if span[0] <= column.default <= span[1]:
+            value = column.default
     return torch.full((n,), value, dtype=torch.double)

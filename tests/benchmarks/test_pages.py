@@ -30,14 +30,16 @@ def tables() -> list[tuple[tuple[str, ...], str]]:
 
     A command without a table of its own adds to the one before it.
     """
-    text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-    parts = re.split(r"`python -m (benchmarks\.[^`]+)`", text)
     found: list[tuple[tuple[str, ...], str]] = []
-    for near, command in zip(parts[0:-1:2], parts[1::2], strict=True):
-        if not rows(near) and found:
-            found[-1] = (*found[-1][0], command), found[-1][1]
-        else:
-            found.append(((command,), rows(near)))
+    notes = (ROOT / "benchmarks" / "NOTES.md").read_text(encoding="utf-8")
+    results = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    for text in (results, notes[notes.index("## Further tables") :]):
+        parts = re.split(r"`python -m (benchmarks\.[^`]+)`", text)
+        for near, command in zip(parts[0:-1:2], parts[1::2], strict=True):
+            if not rows(near) and found:
+                found[-1] = (*found[-1][0], command), found[-1][1]
+            else:
+                found.append(((command,), rows(near)))
     for paper in ("jenatton", "levesque", "assael", "perrone", "wang"):
         text = (ROOT / "docs" / "papers" / f"{paper}.md").read_text(encoding="utf-8")
         found.append(((f"benchmarks.papers.{paper}",), rows(text)))

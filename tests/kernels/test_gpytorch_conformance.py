@@ -9,7 +9,7 @@ import unittest
 from typing import Any
 
 import torch
-from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import Kernel, MaternKernel, ScaleKernel
 from gpytorch.test.base_kernel_test_case import BaseKernelTestCase
 
 from botorch_structured.kernels import (
@@ -17,11 +17,6 @@ from botorch_structured.kernels import (
     LaplaceKernel,
     MondrianKernel,
     TreeStructuredKernel,
-)
-from botorch_structured.models.monotone.expectation_propagation import GaussianSites
-from botorch_structured.models.monotone.site_kernel import (
-    DerivativeSites,
-    SiteConditionedKernel,
 )
 from botorch_structured.spaces import Between, ParameterTree
 
@@ -72,20 +67,3 @@ class TestTreeStructuredKernel(BaseKernelTestCase, unittest.TestCase):
         for parameter in kernel.parameters():  # each element of a batch is another one
             parameter.data += 0.1 * torch.randn_like(parameter)
         return kernel
-
-
-class TestSiteConditionedKernel(BaseKernelTestCase, unittest.TestCase):
-    test_active_dims_list = test_active_dims_range = ALL_COLUMNS
-
-    def create_kernel_no_ard(self, **kwargs: Any) -> Kernel:
-        return self.create_kernel_ard(None, **kwargs)
-
-    def create_kernel_ard(self, num_dims: int | None, **kwargs: Any) -> Kernel:
-        batch_shape = kwargs.get("batch_shape", torch.Size())
-        sites = DerivativeSites(
-            torch.tensor([[-0.5, 0.0], [0.5, 1.0]]), [0], batch_shape
-        )
-        precision = 1.0 + torch.rand(*batch_shape, sites.num_sites)
-        shift = torch.ones_like(precision)
-        sites.set(GaussianSites(precision, shift, shift.sum(-1)))
-        return SiteConditionedKernel(RBFKernel(num_dims, **kwargs), sites)

@@ -1,6 +1,5 @@
 """Parts of a batch of kernels are those of its covariances, for every kernel."""
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -19,14 +18,9 @@ from botorch_structured.kernels import (
     ConditionalKernel,
     LaplaceKernel,
     MondrianKernel,
-    RandomFourierFeatures,
     TreeStructuredKernel,
 )
-from botorch_structured.models import MultiTaskABLR, TreedGP
-from botorch_structured.models.monotone.site_kernel import (
-    DerivativeSites,
-    SiteConditionedKernel,
-)
+from botorch_structured.models import TreedGP
 from botorch_structured.spaces import ParameterTree
 
 D = 4
@@ -49,14 +43,6 @@ def stationary(batch: Size) -> Kernel:
     return ScaleKernel(base, batch_shape=batch)
 
 
-def sites(batch: Size) -> Kernel:
-    given = DerivativeSites(points(2), [1], batch)
-    for name in ("precision", "shift"):
-        value = getattr(given, name)
-        value.copy_(torch.rand(value.shape) + 0.5)
-    return SiteConditionedKernel(stationary(batch), given)
-
-
 def treed(batch: Size, **kwargs: Any) -> Kernel:
     """Trees that differ along the batch; the last dimension is that of the outputs."""
     X = torch.rand(*batch[:-1], 24, D)
@@ -64,17 +50,6 @@ def treed(batch: Size, **kwargs: Any) -> Kernel:
     Y = 3.0 * (X[..., :1] > cut) + X[..., 1:2].sin()
     model = TreedGP(X, Y + 0.01 * torch.randn_like(Y), **kwargs)
     assert model.partition.num_leaves > 1
-    return model.eval().covar_module
-
-
-def signals(batch: Size) -> Kernel:
-    X = torch.rand(12, D)
-    model = MultiTaskABLR(
-        X,
-        torch.rand(12, batch.numel()),
-        None,
-        feature_map=RandomFourierFeatures(8, num_dims=D, seed=0),
-    )
     return model.eval().covar_module
 
 
@@ -98,18 +73,14 @@ KERNELS: dict[str, Callable[[Size], Kernel]] = {
     ),
     "laplace": lambda b: LaplaceKernel(2, active_dims=(1, 3), batch_shape=b),
     "mondrian": mondrian,
-    "sites": sites,
     "treed": treed,
     "treed_copies": lambda b: treed(b, covar_module=stationary(b)),
-    "signals": signals,
 }
 
 
 @pytest.mark.parametrize("batch", BATCHES, ids=str)
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_part_of_the_batch(name: str, batch: Size) -> None:
-    if name == "signals" and len(batch) > 1:
-        batch = Size([math.prod(batch)])
     kernel = KERNELS[name](batch)
     with torch.no_grad():
         for parameter in kernel.parameters():

@@ -186,14 +186,6 @@ def test_the_dictionary_of_botorch() -> None:
     assert tree == ParameterTree(5, {0: {2: [], 1: [2, 1], 0: [1]}})
 
 
-def test_the_dictionary_comes_back() -> None:
-    tree = ParameterTree(5, {0: {0: [1], 1: (1, 2), 2: []}}, {3: Equals(1, 1)})
-    for copied in (tree, pickle.loads(pickle.dumps(tree))):
-        given = copied.hierarchical_dependencies
-        assert given == {0: {0.0: [1], 1.0: [1, 2], 2.0: []}}
-        assert ParameterTree(5, given, {3: Equals(1, 1)}) == tree
-
-
 def test_without_decisions_everything_is_one_leaf() -> None:
     for dependencies in (None, {}):
         tree = ParameterTree(3, dependencies)
@@ -371,8 +363,6 @@ def test_impute_keeps_gradients_of_active_columns() -> None:
     assert X.grad is not None and X.grad.tolist() == [[1.0, 1.0, 0.0]]
     fill = torch.tensor([9.0, 8.0, 7.0])
     assert tree.impute(X, fill)[0, 2] == 7.0
-    with pytest.raises(ValueError, match="fill: expected"):
-        tree.impute(X, torch.zeros(2))
 
 
 def test_from_any() -> None:
@@ -407,7 +397,6 @@ def test_random_paths_reach_every_path() -> None:
         ({"hierarchical_dependencies": {7: {0: [1]}}}, "from 0 to 2, got 7"),
         ({"hierarchical_dependencies": {0: [1]}}, "value: "),
         ({"hierarchical_dependencies": {0: {}}}, "at least one value"),
-        ({"hierarchical_dependencies": {0: {0: [1, 1]}}}, "distinct columns"),
         ({"hierarchical_dependencies": {0: {math.nan: [1]}}}, "finite"),
         ({"hierarchical_dependencies": {0: {"a": [1]}}}, "a number, got 'a'"),
         ({"hierarchical_dependencies": {0: {0: [0]}}}, "0 -> 0"),
@@ -416,7 +405,7 @@ def test_random_paths_reach_every_path() -> None:
             "0 -> 1 -> 2 -> 0",
         ),
         ({"conditions": {1: 3}}, "Equals, In, Between"),
-        ({"values": [1]}, r"values: expected {decision: \[all its values\]}, got"),
+        ({"values": [1]}, r"values: expected {column: \[values\]}, got"),
         ({"conditions": {1: Equals(5, 0)}}, r"conditions\[1\]: .* 0 to 2, got 5"),
         ({"values": {0: [0, 0]}}, "distinct values"),
         ({"values": {0: []}}, "at least one"),

@@ -140,7 +140,7 @@ def test_what_a_table_may_hold() -> None:
         space.encode({**full, "code": "3"})
     with pytest.raises(ValueError, match="'k': expected 3, got '4'"):
         space.encode({**full, "k": "4"})
-    with pytest.raises(ValueError, match=r"with \['maybe'\], inactive there"):
+    with pytest.raises(ValueError, match="'maybe': expected no value"):
         space.encode({**off, "maybe": "yes"})
 
     class Series:
@@ -445,24 +445,24 @@ def test_samples_follow_the_scales() -> None:
     ("change", "message"),
     [
         ({"typo": 1}, r"among \[.*'model'.*unknown ones \['typo'\]"),
-        ({"depth": ...}, r"without \['depth'\]"),
-        ({"model": ...}, r"without \['model'\]"),
-        ({"solver": ...}, r"without \['solver'\]"),
+        ({"depth": ...}, "'depth': expected an integer .*active, got None"),
+        ({"model": ...}, "'model': expected one of .*active, got None"),
+        ({"solver": ...}, "'solver': expected 'adam', as it is active, got None"),
         ({"layers": 51}, r"'layers': expected an integer in \[1, 50\], got 51"),
         ({"layers": "2.5"}, r"'layers': expected an integer in \[1, 50\], got '2.5'"),
         ({"layers": None}, "'layers': expected an integer .*active, got None"),
         ({"model": "", "depth": ""}, "'depth': expected an integer .*active, got ''"),
         ({"size": ""}, "'size': expected one of .*active, got ''"),
         ({"scale": "0.25x"}, "'scale': expected a number in .*got '0.25x'"),
-        ({"solver": ""}, "'solver': expected its constant 'adam', as it is active"),
+        ({"solver": ""}, "'solver': expected 'adam', as it is active"),
         ({"layers": True}, "an integer"),
         ({"scale": -1.1}, r"a number in \[-1.0, 1.0\], got -1.1"),
         ({"scale": float("nan")}, "a number in"),
         ({"size": "xl"}, r"one of \['s', 'm', 'l'\], got 'xl'"),
-        ({"C": 1.0}, r"with \['C'\]"),
-        ({"gamma": 1.0, "kernel": "rbf"}, "with .*'kernel'"),
+        ({"C": 1.0}, "'C': expected no value, as it is inactive, got 1.0"),
+        ({"gamma": 1.0, "kernel": "rbf"}, "'kernel': expected no value"),
         ({"solver": "sgd"}, "'solver': expected 'adam', got 'sgd'"),
-        ({"layers": 5}, r"with \['width'\]"),
+        ({"layers": 5}, "'width': expected no value"),
     ],
 )
 def test_configurations_that_are_refused(change: dict, message: str) -> None:
@@ -477,7 +477,7 @@ def test_the_rounding_of_an_integer_is_that_of_its_end() -> None:
     for x, value in [(0.9, 1), (1e12 + 1e5, 10**12)]:
         assert space.decode(torch.tensor([[x]], dtype=torch.double)) == [{"x": value}]
     for x in (0.0, -1e5, 1e12 + 1e7):  # the logarithm of 0 is no number
-        with pytest.raises(ValueError, match="expected numbers in"):
+        with pytest.raises(ValueError, match="expected an integer in"):
             space.decode(torch.tensor([[x]], dtype=torch.double))
 
 
@@ -514,9 +514,9 @@ def test_decode_clamps_rounding_and_refuses_more() -> None:
     for x in ([1.1, 2.0], [0.5, 5.6], [float("nan"), 2.0]):
         bad = torch.tensor([x], dtype=torch.double)
         assert not space.feasible(bad).any()
-        with pytest.raises(ValueError, match="X: expected numbers in"):
+        with pytest.raises(ValueError, match="X: expected an? (number|integer) in"):
             space.decode(bad)
-    with pytest.raises(ValueError, match="n x 2 tensor"):
+    with pytest.raises(ValueError, match="rows of 2 columns"):
         space.decode(torch.zeros(2, 3))
 
 
@@ -553,24 +553,23 @@ def test_a_space_of_numbers() -> None:
         ({"tree": {0: {0: [1]}}}, "tree: expected a ParameterTree .*got dict"),
         ({"integer_features": [3]}, "integer_features: .* from 0 to 2, got 3"),
         ({"integer_features": 1}, "integer_features: expected a list"),
-        (
-            {"integer_features": [0], "bounds": [[0, 0, 0], [2, 1, 1]]},
-            "integer_features: .*all whole numbers from 0.0 to 2.0",
-        ),
         ({"log_features": [-1]}, "log_features: .* from 0 to 2, got -1"),
         ({"log_features": [0]}, "log_features: .*categorical"),
-        ({"categorical_features": {1: [0, 5]}}, r"_features\[1\]: .*got \[5.0\]"),
-        ({"categorical_features": {1: []}}, r"_features\[1\]: .* at least one"),
-        ({"categorical_features": {1: [1, 0]}}, r"_features\[1\]: .*ascending"),
+        (
+            {"categorical_features": {1: [0, 5]}},
+            r"_features\[1\]: .*within .*got \[5.0\]",
+        ),
+        ({"categorical_features": {1: []}}, "'a': .* at least one"),
+        ({"categorical_features": {1: [1, 0]}}, "'a': .*ascending"),
         ({"categorical_features": {1: ["a"]}}, r"_features\[1\]: expected a number"),
         ({"categorical_features": {3: [0]}}, "categorical_features: .*got 3"),
         ({"categorical_features": [1]}, "categorical_features: .*values"),
         ({"categorical_features": {0: [0, 0.5]}}, r"declares, .*got \[0.5\]"),
-        ({"choices": {1: ["a", "b"]}}, "choices: expected categorical columns"),
+        ({"choices": {1: ["a", "b"]}}, "choices: expected only categorical columns"),
         ({"choices": {0: "ab"}}, r"choices\[0\]: expected a list"),
         ({"choices": {0: ["a"]}}, "'x'.*as many"),
-        ({"bounds": [[1.0, 0.0, 0.0], [0.0, 1.0, 1.0]]}, "bounds: .*ascending.*'x'"),
-        ({"bounds": [[0.0, nan, 0.0], [1.0, 1.0, 1.0]]}, "bounds: .*finite.*'a'"),
+        ({"bounds": [[0.0, 1.0, 0.0], [1.0, 0.0, 1.0]]}, "'a': .*ascending"),
+        ({"bounds": [[0.0, nan, 0.0], [1.0, 1.0, 1.0]]}, "'a': .*ascending order"),
         ({"bounds": "unit"}, "bounds: expected 2 x 3 numbers, got 'unit'"),
         ({"bounds": [[0.5, 0.0, 0.0], [1.0, 1.0, 1.0]]}, r"tree: .*got \[0.0\]"),
         (
@@ -631,7 +630,7 @@ def test_only_constraints_of_a_module_can_be_pickled() -> None:
     for other in (pickle.loads(pickle.dumps(space.tree)).space, copy.deepcopy(local)):
         assert other.feasible(X).tolist() == [True, False]
     for what in (local, local.tree):
-        with pytest.raises(pickle.PicklingError, match="feasible: .*got <.*lambda"):
+        with pytest.raises((pickle.PicklingError, AttributeError), match="lambda"):
             pickle.dumps(what)
 
 
@@ -686,7 +685,7 @@ def test_spaces_that_cannot_be_read() -> None:
     with pytest.raises(ValueError, match="ConfigurationSpace, got dict"):
         SearchSpace.from_configspace({})
     cs = CS.ConfigurationSpace()
-    with pytest.raises(ValueError, match="cs: .* to search over, got none"):
+    with pytest.raises(ValueError, match="cs: .* with several values, got none"):
         SearchSpace.from_configspace(cs)
     cs.add(CS.Constant("only", 1))
     with pytest.raises(ValueError, match=r"got only constants, \['only'\]"):

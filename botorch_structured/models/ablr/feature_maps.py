@@ -18,7 +18,8 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from itertools import repeat
+from contextlib import suppress
+from itertools import zip_longest
 
 import torch
 from botorch.exceptions.warnings import InputDataWarning
@@ -28,6 +29,7 @@ from gpytorch.priors import NormalPrior
 from torch import Tensor, nn
 
 from botorch_structured._botorch_names import BatchNorm, DropoutNd
+from botorch_structured.models.ablr.hyperparameters import RawValue
 from botorch_structured.models.ablr.processes import Processes
 from botorch_structured.spaces.arguments import check_count, later_seed
 
@@ -47,7 +49,8 @@ class TanhNetwork(Module):
     random features; with thousands of evaluations the evidence outweighs the prior.
     ``prior_scale=None`` is the paper.
 
-    The state dict holds the weights, those they started from, and the bounds.
+    The state dict holds the weights (as one vector), those they started from, and the
+    bounds.
 
     *As published* the network has weights only and sees its inputs as they are:
     ``TanhNetwork(d, prior_scale=None, bias=False, bounds=torch.tensor([[-1.0] * d,
@@ -99,34 +102,30 @@ class TanhNetwork(Module):
         self.register_buffer("center", bounds.mean(0))
         self.register_buffer("half_range", (bounds[1] - bounds[0]) / 2.0)
         self.dim = dim
-        self.prior_scale = prior_scale
-        fans = [dim, *widths]
-        self.weights = nn.ParameterList(
-            nn.Parameter(torch.zeros(b, a, dtype=torch.float64))
-            for a, b in zip(fans[:-1], fans[1:], strict=True)
-        )
-        self.biases = nn.ParameterList(
-            nn.Parameter(torch.zeros(b, dtype=torch.float64)) for b in fans[1:] if bias
-        )
-        if prior_scale is not None:
-            for kind, i, values in self._layers():
-                spread, root = self._spread(values)
-                scale = torch.full_like(values.detach(), prior_scale * spread / root)
-                prior = NormalPrior(torch.zeros_like(scale), scale)
-                entry = _Entry(kind, i)
-                self.register_prior(f"{kind}_prior_{i}", prior, entry, entry.set)
         self.seed = seed
+        self.prior_scale = prior_scale
+        # standard deviations at the start, of Z_1, Z_2, ..., then of b_1, b_2, ...
+        scales = [
+            torch.ones(width, fan, dtype=torch.float64) * (self.weight_scale / fan**0.5)
+            for width, fan in zip(widths, [dim, *widths], strict=False)
+        ]
+        if bias:
+            biases = torch.ones(sum(widths), dtype=torch.float64) * self.bias_scale
+            scales += biases.split(list(widths))
+        self._shapes = [scale.shape for scale in scales]
+        self._scale = torch.cat([scale.flatten() for scale in scales])
+        self.register_parameter("values", nn.Parameter(torch.zeros_like(self._scale)))
+        if prior_scale is not None:
+            read = RawValue("values")
+            prior = NormalPrior(self.values.detach(), prior_scale * self._scale)
+            self.register_prior("values_prior", prior, read, read.set)
         self.restart()
 
-    def _layers(self) -> list[tuple[str, int, nn.Parameter]]:
-        weights = [("weights", i, p) for i, p in enumerate(self.weights)]
-        return weights + [("biases", i, p) for i, p in enumerate(self.biases)]
-
-    def _spread(self, values: Tensor) -> tuple[float, float]:
-        """The standard deviation at the start, times a root, and that root."""
-        if values.ndim == 2:
-            return self.weight_scale, math.sqrt(values.shape[-1])
-        return self.bias_scale, 1.0
+    @property
+    def parts(self) -> list[Tensor]:
+        """The weights Z_1, Z_2, ..., then the biases b_1, b_2, ..."""
+        flat = self.values.split([shape.numel() for shape in self._shapes])
+        return [v.view(shape) for v, shape in zip(flat, self._shapes, strict=True)]
 
     def restart(self, number: int = 0) -> None:
         """Draw the weights anew, and center their prior there.
@@ -135,31 +134,23 @@ class TanhNetwork(Module):
             number: Which start; the seed is that of the constructor plus this.
         """
         self.number = number
-        with torch.no_grad():
-            for (kind, i, values), drawn in zip(
-                self._layers(), self._drawn(), strict=True
-            ):
-                values.copy_(drawn)
-                if self.prior_scale is not None:
-                    getattr(self, f"{kind}_prior_{i}").loc = values.detach().clone()
+        drawn = self._drawn().to(self.values)
+        self.initialize(values=drawn)
+        if self.prior_scale is not None:
+            self.values_prior.loc = drawn
 
     def has_started(self) -> bool:
         """Whether the weights are others than those that were drawn."""
-        return not all(
-            torch.equal(values, drawn.to(values))
-            for (*_, values), drawn in zip(self._layers(), self._drawn(), strict=True)
-        )
+        return not torch.equal(self.values, self._drawn().to(self.values))
 
-    def _drawn(self) -> list[Tensor]:
+    def _drawn(self) -> Tensor:
         """The same for a seed whatever dtype and device."""
-        seed = later_seed(self.seed, self.number)
-        generator = torch.Generator().manual_seed(seed)
-        drawn = []
-        for *_, values in self._layers():
-            normal = torch.randn(values.shape, generator=generator, dtype=torch.float64)
-            scale, root = self._spread(values)
-            drawn.append(normal * scale / root)
-        return drawn
+        generator = torch.Generator().manual_seed(later_seed(self.seed, self.number))
+        normal = [
+            torch.randn(shape, generator=generator, dtype=torch.float64).flatten()
+            for shape in self._shapes
+        ]
+        return self._scale * torch.cat(normal)
 
     def forward(self, X: Tensor) -> Tensor:
         """The features.
@@ -171,34 +162,11 @@ class TanhNetwork(Module):
             ``batch_shape x n x D``.
         """
         values = (X - self.center) / self.half_range
-        biases = self.biases or repeat(None)
-        for weight, bias in zip(self.weights, biases, strict=False):
+        parts = self.parts
+        count = sum(part.ndim == 2 for part in parts)
+        for weight, bias in zip_longest(parts[:count], parts[count:]):
             values = torch.tanh(nn.functional.linear(values, weight, bias))
         return values
-
-
-class _Entry:
-    """A parameter of a list by its place: closures of priors that can be pickled."""
-
-    def __init__(
-        self,
-        kind: str,
-        place: int,
-    ) -> None:
-        self.kind = kind
-        self.place = place
-        self.reads = f"{kind}.{place}", 1.0
-
-    def __call__(self, module: TanhNetwork) -> Tensor:
-        return getattr(module, self.kind)[self.place]
-
-    def set(
-        self,
-        module: TanhNetwork,
-        value: Tensor,
-    ) -> None:
-        with torch.no_grad():
-            self(module).copy_(torch.as_tensor(value).expand_as(self(module)))
 
 
 class KernelFeatures(Module):
@@ -233,7 +201,7 @@ def as_feature_map(
     """The one feature map that a user means by two arguments.
 
     Args:
-        feature_map: A module, a bound method of one, ``published_network``, or None.
+        feature_map: A module, a bound method of one, or None.
         covar_module: A kernel with a method ``features``, or None.
         X: Transformed inputs without the task column, ``n x d``.
         seed: Of a network that is made here.
@@ -249,15 +217,7 @@ def as_feature_map(
                 "covar_module: expected None beside feature_map, which is what "
                 f"determines the covariance; got {type(covar_module).__name__}."
             )
-        if not callable(getattr(covar_module, "features", None)):
-            raise ValueError(
-                "covar_module: expected a kernel with explicit features, such as "
-                f"MondrianKernel, got {type(covar_module).__name__}; for an RBF kernel "
-                "pass feature_map=RandomFourierFeatures()."
-            )
-        return KernelFeatures(covar_module)
-    if feature_map is published_network:
-        return published_network(X.shape[-1], seed)
+        feature_map = getattr(covar_module, "features", covar_module)
     if feature_map is None:
         return default_network(X, seed, processes)
     owner = getattr(feature_map, "__self__", None)
@@ -265,9 +225,10 @@ def as_feature_map(
         feature_map = KernelFeatures(owner, str(feature_map.__name__))
     if isinstance(feature_map, Kernel) or not isinstance(feature_map, nn.Module):
         raise ValueError(
-            "feature_map: expected a torch.nn.Module from ``n x d`` to ``n x D`` (a "
-            "bound method of one, such as MondrianKernel(...).features, will do), got "
-            f"{type(feature_map).__name__}."
+            "feature_map: expected a torch.nn.Module from ``n x d`` to ``n x D``, or "
+            "covar_module: a kernel with explicit features, such as MondrianKernel; "
+            f"got {type(feature_map).__name__}. For an RBF kernel pass "
+            "feature_map=RandomFourierFeatures()."
         )
     for name, part in feature_map.named_modules():
         if isinstance(part, BatchNorm | DropoutNd):
@@ -347,27 +308,20 @@ def weight_level(
     Raises:
         ValueError: If the features are not finite, all zero, or of another shape.
     """
-    count = processes.count(X)
+    X = X if len(X) else X.new_zeros(1, X.shape[-1])
     squares = X.new_zeros((), dtype=torch.float64)
-    some = X if len(X) else X.new_zeros(1, X.shape[-1])
-    for rows in some.split(4_096):
-        try:
+    for rows in X.split(4_096):
+        phi = None
+        with suppress(RuntimeError):
             phi = feature_map(rows)
-        except RuntimeError as error:
+        if phi is None or phi.shape[:-1] != rows.shape[:-1] or not phi.isfinite().all():
             raise ValueError(
-                "feature_map: expected a map of inputs ``n x "
-                f"{rows.shape[-1]}`` (no task column); on {tuple(rows.shape)} it "
-                f"fails with: {error}"
-            ) from error
-        finite = bool(phi.isfinite().all())
-        if phi.ndim != 2 or len(phi) != len(rows) or not phi.shape[-1] or not finite:
-            raise ValueError(
-                "feature_map: expected finite features ``n x D`` of ``n x d``, got "
-                f"shape {tuple(phi.shape)}, finite: {finite}."
+                f"feature_map: expected a map of inputs ``n x {X.shape[-1]}`` (no task "
+                "column) to finite features ``n x D``, got "
+                f"{None if phi is None else tuple(phi.shape)} of {tuple(rows.shape)}."
             )
-        if len(X) or not count:
-            squares += phi.double().square().sum()
-    level = float(processes.total(squares)) / max(count, 1)
+        squares += phi.double().square().sum()
+    level = float(processes.total(squares)) / processes.count(X)
     if not level > 0.0:
         raise ValueError(
             "feature_map: expected features that are not all zero at the training rows."

@@ -19,9 +19,9 @@ from __future__ import annotations
 
 __all__ = ["MultiTaskABLR"]
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
+from operator import itemgetter
 from typing import Any, Self
 
 import torch
@@ -64,9 +64,9 @@ from botorch_structured.models.ablr.feature_maps import (
 from botorch_structured.models.ablr.hyperparameters import (
     TaskFeatureKernel,
     TaskLikelihood,
-    WeightPrecision,
     fill_without_rows,
     noise_model,
+    weight_precision,
 )
 from botorch_structured.models.ablr.processes import Processes
 from botorch_structured.models.ablr.regressions import (
@@ -79,7 +79,6 @@ from botorch_structured.models.ablr.tasks import (
     TaskColumn,
     find_tasks,
 )
-from botorch_structured.models.contexts import progress_bar
 from botorch_structured.models.fast_inference import (
     FastInference,
     check_own_objective,
@@ -181,8 +180,7 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
     # The posteriors of models that were conditioned on a batch of outcomes: they have
     # the rows and hyperparameters of the model that they come from.
     _conditioned: list[WeightPosterior] | None = None
-    _conditioned_batch = torch.Size()
-    _observed_rows: Tensor
+    _order: Tensor
     _original_train_inputs: Any
     train_inputs: Any
 
@@ -230,13 +228,14 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
                 "train_X: expected one data set, ``n x d``, since a batch of models "
                 f"would not share its features; got shape {tuple(train_X.shape)}."
             )
-        if isinstance(seed, bool) or not isinstance(seed, int):
-            raise ValueError(f"seed: expected an integer, got {seed!r}.")
         with torch.no_grad():
             X = self.transform_inputs(train_X, input_transform=input_transform)
         # on some rows a transform shows what it does to columns
         some = train_X[:100] if len(train_X) else train_X.new_zeros(1, len(train_X.mT))
-        predicted = in_evaluation(input_transform, some, X.shape[-1])
+        predicted, fantasised = (
+            in_evaluation(input_transform, some, X.shape[-1], mode)
+            for mode in (False, True)
+        )
         group = Processes(process_group)
         pairs = [(train_X, X), predicted]
         tasks, outputs = find_tasks(
@@ -260,7 +259,7 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         likelihood = noise_model(likelihood, targets, train_Yvar, tasks, priors)
         ExactGP.__init__(self, train_X, targets, likelihood)
         self._num_columns = train_X.shape[-1]
-        self._columns_of_mode = {False: predicted[0].shape[-1]}
+        self._columns = [predicted[0].shape[-1], fantasised[0].shape[-1]]
         self.tasks = tasks
         self.num_tasks = len(tasks)
         self.num_non_task_features = plain.shape[-1]
@@ -269,14 +268,14 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         self._num_outputs = len(outputs)
         self._group = group
         self.mean_module = mean_module or ZeroMean()
-        precision = WeightPrecision(len(tasks), level, prior=priors)
+        precision = weight_precision(len(tasks), level, priors)
         self.covar_module = TaskFeatureKernel(features, precision, tasks)
         if input_transform is not None:
             self.input_transform = input_transform
         if outcome_transform is not None:
             self.outcome_transform = outcome_transform
         self.to(train_X)
-        self._check_mean(X)
+        self._prior_means(X[:1])  # may raise
         self._training_data()  # made here rather than within the first step of a fit
 
     @classmethod
@@ -316,14 +315,14 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
             >>> model = MultiTaskABLR.as_published(X_and_task, Y, task_feature=-1)
             >>> fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
         """
-        network: Any = published_network  # called by the constructor, which knows d
+        d = train_X.shape[-1] - (task_feature is not None)
         return cls(
             train_X,
             train_Y,
             task_feature,
             train_Yvar,
             outcome_transform=None,
-            feature_map=network,
+            feature_map=published_network(d, seed),
             priors=False,
             seed=seed,
             **kwargs,
@@ -394,7 +393,8 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
     @property
     def batch_shape(self) -> torch.Size:
         """The batch of outcomes conditioned on; there is none without fantasies."""
-        return self._conditioned_batch
+        weights = self._conditioned
+        return torch.Size() if weights is None else weights[0].mean.shape[:-1]
 
     def subset_output(self, idcs: list[int]) -> MultiTaskABLR:
         """A model that answers for some of the outputs; it learns from all signals.
@@ -402,9 +402,6 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         Args:
             idcs: Indices of outputs.
         """
-        count = self._num_outputs
-        if not idcs or not all(-count <= i < count for i in idcs):
-            raise ValueError(f"idcs: expected indices of {count} outputs, got {idcs}.")
         new = self._sharing_rows()
         new._output_tasks = [self._output_tasks[i] for i in idcs]
         new._num_outputs = len(idcs)
@@ -417,17 +414,6 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         X = self.train_inputs[0]
         return X if self._has_transformed_inputs else self.transform_inputs(X)
 
-    def _features_of_rows(
-        self,
-        X: Tensor,
-        row: Tensor,
-    ) -> Tensor:
-        """Inputs of the features: the rows, or one row for each outcome."""
-        plain = self.tasks.without(X)
-        if self.tasks.share_rows or len(row) == len(plain):
-            return plain
-        return plain[row]
-
     def _given_noise(self) -> Tensor | None:
         fixed = isinstance(self.likelihood, FixedNoiseGaussianLikelihood)
         return self.likelihood.noise if fixed else None
@@ -436,22 +422,25 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
     def _training_data(self) -> TaskData:
         """Everything that does not change with the hyperparameters, made once."""
         if self._data is None:
-            inputs = self._transformed_rows()
-            observed = ~self.train_targets.isnan()
-            task, row = self.tasks.locate(observed, inputs)
+            X = self._transformed_rows()
+            place = self.tasks.index(X)
+            # rows of a task follow each other
+            order = self._order = place[:, 0].argsort(stable=True)
+            Y = self.tasks.to_outcomes(self.train_targets)[order]
+            row, column = (~Y.isnan()).nonzero(as_tuple=True)
             noise = self._given_noise()
-            self._observed_rows = row
+            if noise is not None:
+                noise = self.tasks.to_outcomes(noise)[order][row, column]
             self._data = TaskData(
                 self.feature_map,
-                self._features_of_rows(inputs, row),
-                self.train_targets[observed],
-                task,
+                self.tasks.without(X)[order],
+                Y[row, column],
+                place[order][row, column],
                 self.num_tasks,
-                row if self.tasks.share_rows else None,
-                None if noise is None else noise.expand_as(observed)[observed],
+                row,
+                noise,
                 self._group,
             )
-            self._data.total = self._group.count(inputs)
         return self._data
 
     def _prior_means(self, X: Tensor) -> Tensor:
@@ -460,51 +449,48 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         A ``MultitaskMean`` has one mean per task; of any other, rows with their task
         column have one value.
         """
-        if isinstance(self.mean_module, MultitaskMean):
-            return self.mean_module(self.tasks.without(X))
-        return self.mean_module(X).unsqueeze(-1).expand(*X.shape[:-1], self.num_tasks)
-
-    def _check_mean(self, X: Tensor) -> None:
-        """Raise a ``ValueError`` if the user's mean is of another shape."""
-        expected = (len(X[:1]), self.num_tasks)
-        try:
-            shape: object = tuple(self._prior_means(X[:1]).shape)
-        except RuntimeError as error:
-            shape = str(error)
-        if shape != expected:
+        several = isinstance(self.mean_module, MultitaskMean)
+        means = self.mean_module(self.tasks.without(X) if several else X)
+        if not several:
+            means = means.unsqueeze(-1)
+        count = self.num_tasks if several else 1
+        if means.shape != (*X.shape[:-1], count):
             raise ValueError(
                 "mean_module: expected one value for each row, or a MultitaskMean with "
-                f"{self.num_tasks} of them, got {type(self.mean_module).__name__}: "
-                f"{shape}."
+                f"{self.num_tasks} of them, got {type(self.mean_module).__name__} of "
+                f"shape {tuple(means.shape)}."
             )
+        return means.expand(*X.shape[:-1], self.num_tasks)
 
     def _regressions(self, Y: Tensor | None = None) -> Regressions:
         """The regressions with the present hyperparameters.
 
         Args:
-            Y: Outcomes in place of the observed ones, ``m``.
+            Y: Outcomes in place of those of the training data, ``m``.
 
         Raises:
             UnsupportedError: For a batch of conditioned models.
         """
-        if self._conditioned is not None:
-            raise UnsupportedError(
-                "A batch of conditioned models has no evidence of its own, and cannot "
-                "be fitted. Condition on one set of outcomes instead."
-            )
+        self._refuse_batch()
         data = self._training_data()
-        row = self._observed_rows
-        X = data.X
         Y = data.Y if Y is None else Y
-        inputs = self._transformed_rows()
+        rows = self._transformed_rows()
+        X = data.X
         if hasattr(self, "input_transform"):  # which may have parameters
-            X = self._features_of_rows(inputs, row)
-        Y = Y - self._prior_means(inputs)[row, data.task]
+            X = self.tasks.without(rows)[self._order]
+        prior = self._prior_means(rows)[self._order[data.row], data.task]
         log_alpha = None
         if data.noise_variance is None:
             log_alpha = -self.likelihood.noise.log().expand(self.num_tasks)
         log_beta = self.covar_module.weight_precision.raw_value
-        return Regressions(data.with_values(X, Y), log_alpha, log_beta)
+        return Regressions(data.with_values(X, Y - prior), log_alpha, log_beta)
+
+    def _refuse_batch(self) -> None:
+        if self._conditioned is not None:
+            raise UnsupportedError(
+                "A batch of conditioned models keeps its data and hyperparameters, and "
+                "cannot be fitted. Condition on one set of outcomes instead."
+            )
 
     def log_evidence(self) -> Tensor:
         """Log evidence of the standardised outcomes, summed over tasks: minus (3).
@@ -523,14 +509,15 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
                 "mll(model(X), Y): one process has only some of the rows. Expected "
                 "fit_gpytorch_mll, or model.compute_custom_loss(mll)."
             )
-        observed = ~value.isnan()
-        if not torch.equal(observed, ~self.train_targets.isnan()):
+        if not torch.equal(value.isnan(), self.train_targets.isnan()):
             raise ValueError(
                 f"value: expected shape {tuple(self.train_targets.shape)} and outcomes "
                 "where the training data have them, got shape "
                 f"{tuple(value.shape)} or others."
             )
-        return self._regressions(value[observed]).log_evidence()
+        self._training_data()
+        Y = self.tasks.to_outcomes(value)[self._order]
+        return self._regressions(Y[~Y.isnan()]).log_evidence()
 
     def _fast_evidence(
         self,
@@ -542,14 +529,14 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
 
     @property
     def _num_observed(self) -> int:
-        return max(1, self._training_data().total)
+        return max(1, self._group.count(self.train_inputs[0]))
 
     def forward(self, x: Tensor) -> MultivariateNormal:
         """The prior of function values at ``n x d`` rows; of signals, a batch of T."""
         if self.training:
             x = self.transform_inputs(x)
-        mean = self.tasks.select(self._prior_means(x), x)
-        prior = MultivariateNormal(mean, self.covar_module(x))
+        means = self._prior_means(x).gather(-1, self.tasks.index(x))
+        prior = MultivariateNormal(self.tasks.to_targets(means), self.covar_module(x))
         prior.rows = x  # a likelihood that gets the prior alone reads their tasks here
         return prior
 
@@ -569,26 +556,22 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         mll: MarginalLogLikelihood,
         optimizer_kwargs: dict[str, Any] | None = None,
         num_starts: int = 3,
-        progress: bool | None = None,
         **kwargs: Any,
     ) -> MarginalLogLikelihood:
         r"""Joint L-BFGS over features, noise and weight precisions.
 
-        ``fit_gpytorch_mll(mll, num_starts=..., progress=...)`` calls this; every
-        argument of it is honoured, retries included. Not for direct use.
+        ``fit_gpytorch_mll(mll, num_starts=...)`` calls this; every argument of it is
+        honoured, retries included. Not for direct use.
 
         A network that is as it was drawn is first fitted in brief from ``num_starts``
         draws (random Fourier features: from as many bandwidths), and the one with the
         largest objective goes on. A model that was fitted before, or has the state of
-        one that was, goes on from there: the warm restart of a search. Interrupted
-        (``KeyboardInterrupt``), the model keeps the parameters of the last step, and is
-        ready to predict.
+        one that was, goes on from there: the warm restart of a search.
 
         Args:
             mll: Of this model.
             optimizer_kwargs: See ``fit_gpytorch_mll``.
             num_starts: How many draws to try.
-            progress: Whether there is a bar; None: when it takes more than 3 seconds.
             kwargs: See ``fit_gpytorch_mll``; with a ``closure`` or an ``optimizer``
                 there is one start.
 
@@ -597,79 +580,36 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         """
         if num_starts < 1:
             raise ValueError(f"num_starts: expected at least 1, got {num_starts}.")
-        if kwargs.get("closure") is not None or "optimizer" in kwargs:
-            fit_map(mll, optimizer_kwargs=optimizer_kwargs, **kwargs)
-        else:
-            # the objective is per outcome: finer tolerances change no prediction. On
-            # exact data the cap ends a fit; a second one goes on from there
-            arguments = dict(optimizer_kwargs or {})
-            options: dict[str, Any] = {"ftol": 1e-6, "gtol": 1e-5, "maxiter": 300}
-            options.update(arguments.pop("options", None) or {})
-            callback = arguments.pop("callback", None)
-            last: dict[str, Any] = {}
-            bar = progress if self._group.rank == 0 else False
-            with progress_bar(None, bar, "ABLR fit", "step") as advance:
-
-                def step(
-                    parameters: dict[str, Any],
-                    result: Any,
-                ) -> None:
-                    advance()
-                    last.update((n, p.detach().clone()) for n, p in parameters.items())
-                    if callback is not None:
-                        callback(parameters, result)
-
-                def fit(maxiter: int) -> None:
-                    arguments["options"] = {**options, "maxiter": maxiter}
-                    arguments["callback"] = step
-                    fit_map(mll, optimizer_kwargs=arguments, **kwargs)
-
-                try:
-                    self._take_best_start(mll, fit, num_starts, options["maxiter"])
-                    fit(options["maxiter"])
-                except KeyboardInterrupt:
-                    mll.load_state_dict(last, strict=False)
-                    mll.eval()
-                    raise
-        if self.tasks.column is not None:
-            # by maximum likelihood, nothing moves those of tasks without rows
-            counts = torch.tensor(self._training_data().counts)
-            empty = self._group.total(counts.to(self.train_targets.device)) == 0
-            if empty.any() and not empty.all():
-                fill_without_rows(self.covar_module.weight_precision, "value", empty)
-                if isinstance(self.likelihood, TaskLikelihood):
-                    fill_without_rows(self.likelihood.noise_covar, "noise", empty)
-        return mll.eval()
-
-    def _take_best_start(
-        self,
-        mll: MarginalLogLikelihood,
-        fit: Callable[[int], None],
-        num_starts: int,
-        maxiter: int,
-    ) -> None:
-        """Leave the model where the brief fit with the largest objective ends.
-
-        One that was fitted before, or whose features are not drawn, is left as it is.
-        """
+        # the objective is per outcome: finer tolerances change no prediction. On exact
+        # data the cap ends a fit; a second one goes on from there
+        options: dict[str, Any] = {"ftol": 1e-6, "gtol": 1e-5, "maxiter": 300}
         network: Any = self.feature_map
         drawn = isinstance(network, (RandomFourierFeatures, TanhNetwork))
-        if num_starts == 1 or not drawn or network.has_started():
-            return
-        before = deepcopy(mll.state_dict())
-        best: tuple[float, dict[str, Any], int] | None = None
-        for number in range(num_starts):
-            mll.load_state_dict(before)
-            network.restart(number)
-            fit(min(15, maxiter))
-            mll.train()
-            with torch.no_grad():
-                loss = float(self.compute_custom_loss(mll))
-            if math.isfinite(loss) and (best is None or loss < best[0]):
-                best = (loss, deepcopy(mll.state_dict()), number)
-        if best is not None:
-            mll.load_state_dict(best[1])
-            network.number = best[2]
+        one = kwargs.get("closure") is not None or "optimizer" in kwargs
+        if num_starts > 1 and drawn and not one and not network.has_started():
+            brief = dict(optimizer_kwargs or {})
+            brief["options"] = options | (brief.get("options") or {})
+            brief["options"]["maxiter"] = min(15, brief["options"]["maxiter"])
+            before = deepcopy(mll.state_dict())
+            ends = []
+            for number in range(num_starts):
+                mll.load_state_dict(before)
+                network.restart(number)
+                fit_map(mll, optimizer_kwargs=brief, **kwargs)
+                mll.train()
+                with torch.no_grad():
+                    loss = float(self.compute_custom_loss(mll))
+                ends.append((loss, number, deepcopy(mll.state_dict())))
+            _, network.number, state = min(ends, key=itemgetter(0))
+            mll.load_state_dict(state)
+        fit_map(mll, options, optimizer_kwargs=optimizer_kwargs, **kwargs)
+        # in a large fit, or by maximum likelihood, nothing moves those without rows
+        empty = self._training_data().counts == 0
+        if empty.any() and not empty.all():
+            fill_without_rows(self.covar_module.weight_precision.raw_value, empty)
+            if isinstance(self.likelihood, TaskLikelihood):
+                fill_without_rows(self.likelihood.raw_noise, empty)
+        return mll.eval()
 
     # -- weights ------------------------------------------------------------------
 
@@ -683,11 +623,13 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
             self._weights = list(map(WeightPosterior, mean, root))
         return self._weights
 
-    def _stacked_weights(self, outputs: Sequence[int]) -> WeightPosterior:
-        """Those of some outputs, ``... x m x D`` and ``... x m x D x D``."""
+    def _weights_of(self, indices: Iterable[int]) -> WeightPosterior:
+        """Those of some tasks, ``... x m x D`` and ``... x m x D x D``."""
         weights = self._all_weights()
-        indices = [self.tasks.index_of(t) for t in outputs]
-        return WeightPosterior.stacked([weights[i] for i in indices])
+        # some may have been conditioned on a batch of outcomes, and others not
+        means, roots = zip(*(weights[i] for i in indices), strict=True)
+        mean = torch.stack(torch.broadcast_tensors(*means), dim=-2)
+        return WeightPosterior(mean, torch.stack(torch.broadcast_tensors(*roots), -3))
 
     def weight_posterior(self) -> MultivariateNormal:
         """Posterior of the weights w_t of each output, on the standardised scale.
@@ -696,7 +638,7 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
             A distribution over ``num_outputs x D``, or ``D`` for one output.
         """
         self.eval()
-        mean, root = self._stacked_weights(self._output_tasks)
+        mean, root = self._weights_of(map(self.tasks.index_of, self._output_tasks))
         if self._num_outputs == 1:
             mean = mean.squeeze(-2)
             root = root.squeeze(-3)
@@ -708,59 +650,23 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         Raises:
             ValueError: If they have another shape.
         """
-        if X.ndim < 2:
-            raise ValueError(
-                f"X: expected ``batch_shape x q x d``, got shape {tuple(X.shape)}."
-            )
-        columns = self._columns_with_task()
+        # perhaps fewer than training rows have, or others in ``fantasize``
+        columns = self._columns[fantasize_flag.on()]
         tasks = self.tasks.column is not None
-        if tasks and X.shape[-1] == columns:
-            return True
-        if X.shape[-1] != columns - tasks:
+        if X.ndim < 2 or not columns - tasks <= X.shape[-1] <= columns:
             raise ValueError(
                 f"X: expected {columns} columns"
                 + (", or one less without tasks" if tasks else "")
-                + f", got {X.shape[-1]}."
+                + f", ``batch_shape x q x d``, got {tuple(X.shape)}."
             )
-        return False
+        return tasks and X.shape[-1] == columns
 
-    def _columns_with_task(self) -> int:
-        """How many an input has, the task's included: perhaps fewer than training rows.
-
-        In ``fantasize`` other transforms may apply than in ``posterior``.
-        """
-        mode = fantasize_flag.on()
-        if mode not in self._columns_of_mode:
-            rows = self.train_targets.new_zeros(1, self._num_columns)
-            transform = getattr(self, "input_transform", None)
-            seen = self.num_non_task_features + (self.tasks.column is not None)
-            before, _ = in_evaluation(transform, rows, seen, fantasize=mode)
-            self._columns_of_mode[mode] = before.shape[-1]
-        return self._columns_of_mode[mode]
-
-    def _check_place(self, output_indices: list[int] | None) -> list[int] | None:
-        """Output indices that come with noise variances; None for the only output.
-
-        A ``ModelListGP`` passes the place of this model in the list.
-
-        Raises:
-            ValueError: If it is another task.
-        """
-        one = output_indices is not None and len(output_indices) == 1
-        if output_indices is None or not one or self._num_outputs > 1:
-            return output_indices
-        (output,) = self._output_tasks
-        try:
-            other = self.tasks.index_of(output_indices[0])
-        except ValueError:  # no task, so it is a place
-            return None
-        if other != self.tasks.index_of(output):
-            raise ValueError(
-                f"output_indices: expected {[output]}, the only output, where "
-                f"observation_noise is a tensor, got {output_indices}, which is "
-                "another task; in a ModelListGP use observation_noise=True."
-            )
-        return None
+    def _tasks_at(self, X: Tensor) -> Tensor:
+        """The task of each outcome at some inputs, ``batch_shape x q x m``."""
+        if self.tasks.column is not None and self._has_task(X):
+            return self.tasks.index(X)
+        indices = list(map(self.tasks.index_of, self._output_tasks))
+        return torch.tensor(indices, device=X.device).expand(*X.shape[:-1], -1)
 
     # -- posterior ------------------------------------------------------------------
 
@@ -777,10 +683,9 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
             X: ``batch_shape x q x d``, answered for ``output_tasks`` (or all signals),
                 or ``batch_shape x q x (d + 1)`` with a task column: one output.
             output_indices: Task values, or indices of signals, to answer for instead.
-                Not with a task column in ``X``. With one output and a tensor of noise
-                variances only that output may be named: a ``ModelListGP`` then passes
-                to each model its place in the list, which is ignored where it is no
-                task, and refused where it is another one.
+                Not with a task column in ``X``. A model of one output ignores a single
+                one beside a tensor of noise variances: a ``ModelListGP`` then passes to
+                each model its place in the list.
             observation_noise: Whether to add the noise of each task. A tensor,
                 ``batch_shape x q x m``, has variances on the standardised scale.
             posterior_transform: An optional transform.
@@ -792,124 +697,100 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         if self.training:
             self.eval()
         checks.check_finite_points(X, self.train_targets.dtype)
-        with_task = self._has_task(X)
-        if with_task and output_indices is not None:
-            raise ValueError(
-                "output_indices: expected None where X has a task column, got "
-                f"{output_indices}."
-            )
-        if torch.is_tensor(observation_noise):
-            output_indices = self._check_place(output_indices)
-        outputs = list(self._output_tasks if output_indices is None else output_indices)
-        if not outputs:
-            raise ValueError("output_indices: expected at least one, got none.")
-        if with_task:
-            mean, root, place = self._at_rows(self.transform_inputs(X))
+        one = self._num_outputs == 1 and len(output_indices or ()) == 1
+        if torch.is_tensor(observation_noise) and one:
+            output_indices = None
+        outputs = None
+        if self._has_task(X):
+            if output_indices is not None:
+                raise ValueError(
+                    "output_indices: expected None where X has a task column, got "
+                    f"{output_indices}."
+                )
+            mean, root, task = self._at_rows(self.transform_inputs(X))
         else:
-            phi, prior = self._features_at(X, outputs)
-            mean, root = self._stacked_weights(outputs).at(phi)
-            mean = prior + mean
-            indices = [self.tasks.index_of(t) for t in outputs]
-            place = torch.tensor(indices, device=X.device).unsqueeze(-1)
-        noise = self._noise_at(observation_noise, X, place, with_task)
+            outputs = self._output_tasks if output_indices is None else output_indices
+            if not outputs:
+                raise ValueError("output_indices: expected at least one, got none.")
+            indices = list(map(self.tasks.index_of, outputs))
+            mean, root = self._at_outputs(self._rows_of(X, outputs), indices)
+            task = torch.tensor(indices, device=X.device).unsqueeze(-1)
+        noise = None
+        if torch.is_tensor(observation_noise):
+            noise = observation_noise.mT
+        elif observation_noise:
+            noise = self._noise_levels()[task]
         unit: Tensor | float = 1.0
-        asked = None if with_task else outputs
-        scales = self._scales(X, place, asked)
-        if scales is not None:
-            shift, scale = scales
-            mean = shift + scale * mean
+        transform: Any = getattr(self, "outcome_transform", None)
+        standardised = isinstance(transform, StandardizeTasks)
+        if standardised:
+            scale = transform.stdvs[task]
+            mean = transform.means[task] + scale * mean
             root = scale.unsqueeze(-1) * root
             unit = scale**2
             noise = None if noise is None else noise * unit
-        posterior: Any
-        if with_task:
-            covariance = _covariance(root, place, noise, unit)
-            posterior = GPyTorchPosterior(_normal(mean, covariance))
-        else:
-            posterior = _joint(mean, _covariance(root, None, noise, unit))
-        if scales is None and hasattr(self, "outcome_transform"):
-            transform, rows = self._transform_at(X, asked)
+        covariance = _covariance(root, task if outputs is None else None, noise, unit)
+        posterior: Any = GPyTorchPosterior(_joint(mean, covariance))
+        if transform is not None and not standardised:
+            transform, rows = self._transform_at(X, outputs)
             posterior = transform.untransform_posterior(posterior, X=rows)
         if posterior_transform is not None:
             return posterior_transform(posterior=posterior, X=X)
         return posterior
 
-    def _noise_at(
-        self,
-        noise: bool | Tensor,
-        X: Tensor,
-        place: Tensor,
-        with_task: bool,
-    ) -> Tensor | None:
-        """Noise variances on the standardised scale, of the shape of means."""
-        if not torch.is_tensor(noise):
-            return self._noise_levels()[place] if noise else None
-        q = X.shape[-2]
-        m = 1 if with_task else len(place)
-        shape = noise.shape
-        if len(shape) < 2 or shape[-1] != m or shape[-2] not in (1, q):
-            raise ValueError(
-                f"observation_noise: expected ``batch_shape x {q} x {m}`` variances, "
-                f"got shape {tuple(shape)}."
-            )
-        return noise.squeeze(-1) if with_task else noise.mT
-
     def _fast_posterior(self, X: Tensor) -> MultivariateNormal:
         """On the standardised scale at transformed inputs: ``model(X)``."""
         if self.tasks.column is not None:
             mean, root, task = self._at_rows(X)
-            return _normal(mean, _covariance(root, task))
-        weights = self._stacked_weights(range(self.num_tasks))
-        mean, root = weights.at(self.feature_map(X).unsqueeze(-3))
-        mean = self._prior_means(X).mT + mean
-        if self.num_tasks == 1:
-            mean = mean.squeeze(-2)
-            root = root.squeeze(-3)
-        return _normal(mean, _covariance(root))
+            return _joint(mean, _covariance(root, task))
+        mean, root = self._at_outputs([X] * self.num_tasks, range(self.num_tasks))
+        joint = _normal if self.tasks.share_rows else _joint
+        return joint(mean, _covariance(root))
 
     def _at_rows(self, X: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Means, roots ``... x q x D`` and tasks of transformed rows with tasks."""
-        assert isinstance(self.tasks, TaskColumn)
-        task = self.tasks.index(X)
-        phi = self.feature_map(self.tasks.without(X))
-        means = self._prior_means(X)
-        prior = means.gather(-1, task.unsqueeze(-1)).squeeze(-1)
-        weights = self._all_weights()
-        mean = torch.zeros_like(prior)
+        """Means, roots and tasks of transformed rows with a task column.
+
+        Returns:
+            ``... x 1 x q``, ``... x 1 x q x D`` and ``... x 1 x q``.
+        """
+        task = self.tasks.index(X).mT
+        phi = self.feature_map(self.tasks.without(X)).unsqueeze(-3)
+        prior = self._prior_means(X).gather(-1, task.mT).mT
+        mean = prior
         root = torch.zeros_like(phi)
         for t in task.unique().tolist():
-            mean_of_task, root_of_task = weights[t].at(phi)
-            mean = torch.where(task == t, mean_of_task, mean)
-            root = torch.where((task == t).unsqueeze(-1), root_of_task, root)
-        return prior + mean, root, task
+            deviation, root_of_task = self._weights_of([t]).at(phi)
+            of_task = task == t
+            mean = torch.where(of_task, prior + deviation, mean)
+            root = torch.where(of_task.unsqueeze(-1), root_of_task, root)
+        return mean, root, task
 
-    def _features_at(
+    def _rows_of(
         self,
         X: Tensor,
         outputs: Sequence[int],
+    ) -> list[Tensor]:
+        """Transformed rows of each output, of inputs without a task column."""
+        return [self.transform_inputs(self.tasks.insert(X, t)) for t in outputs]
+
+    def _at_outputs(
+        self,
+        rows: Sequence[Tensor],
+        indices: Sequence[int],
     ) -> tuple[Tensor, Tensor]:
-        """Features and prior means of some outputs at inputs without a task column.
+        """Means and roots of some tasks, ``... x m x q`` and ``... x m x q x D``.
 
         Args:
-            X: ``... x q x d``, not transformed.
-            outputs: Task values, or indices of signals.
-
-        Returns:
-            ``... x m x q x D``, or ``... x 1 x q x D`` for all; ``... x m x q``.
+            rows: Transformed rows of each, ``... x q x d``.
+            indices: Which tasks.
         """
-        indices = [self.tasks.index_of(t) for t in outputs]
-        if self.tasks.column is None:
-            x = self.transform_inputs(X)
-            prior = self._prior_means(x)[..., indices].mT
-            return self.feature_map(x).unsqueeze(-3), prior
-        rows = [self.transform_inputs(self.tasks.insert(X, t)) for t in outputs]
-        means = [
-            self._prior_means(x)[..., i] for x, i in zip(rows, indices, strict=True)
-        ]
-        if not hasattr(self, "input_transform"):  # which may look at the task
-            rows = rows[:1]
+        means = zip(map(self._prior_means, rows), indices, strict=True)
+        prior = torch.stack([mean[..., i] for mean, i in means], dim=-2)
+        if self.tasks.column is None or not hasattr(self, "input_transform"):
+            rows = rows[:1]  # they differ in their tasks only
         phi = [self.feature_map(self.tasks.without(x)) for x in rows]
-        return torch.stack(phi, dim=-3), torch.stack(means, dim=-2)
+        mean, root = self._weights_of(indices).at(torch.stack(phi, dim=-3))
+        return prior + mean, root
 
     def _noise_levels(self) -> Tensor:
         """The noise variance of a new outcome of each task, ``T``.
@@ -923,80 +804,38 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         if self._given_noise() is None:
             return self.likelihood.noise.expand(self.num_tasks)
         data = self._training_data()
-        noise = data.noise_variance
-        task = data.task
-        assert noise is not None
+        noise: Any = data.noise_variance
         zeros = noise.new_zeros(self.num_tasks)
-        total = self._group.total(zeros.index_add(0, task, noise))
-        count = self._group.total(zeros.index_add(0, task, torch.ones_like(noise)))
-        if not count.any():
+        total = self._group.total(zeros.index_add(0, data.task, noise))
+        if not data.counts.any():
             raise ValueError(
                 "noise: expected the noise variances of new outcomes, since none was "
                 "given with a row; got None."
             )
-        usual = total.sum() / count.sum()
-        return torch.where(count > 0, total / count, usual)
-
-    def _scales(
-        self,
-        X: Tensor,
-        place: Tensor,
-        outputs: list[int] | None,
-    ) -> tuple[Tensor, Tensor] | None:
-        """Shift and scale of outcomes, broadcastable to means.
-
-        None under a transform that is not linear, and without one.
-
-        Args:
-            X: The inputs, not transformed.
-            place: The index of each task.
-            outputs: The outputs; None for rows with their task.
-        """
-        transform = getattr(self, "outcome_transform", None)
-        if transform is None or not transform._is_linear:
-            return None
-        if isinstance(transform, StandardizeTasks):
-            return transform.means[place], transform.stdvs[place]
-        values = []
-        for value in (0.0, 1.0):
-            if outputs is None:
-                Y = X.new_full((*X.shape[:-1], 1), value)
-                values.append(transform.untransform(Y, X=X)[0].squeeze(-1))
-            elif self.tasks.column is None:
-                Y = X.new_full((1, self.num_tasks), value)
-                values.append(transform.untransform(Y, X=X)[0].squeeze(0)[place])
-            else:  # one by one, as it may look at the task
-                Y = X.new_full((1, 1), value)
-                rows = [
-                    self.tasks.insert(X.new_zeros(1, len(X.mT)), t) for t in outputs
-                ]
-                parts = [transform.untransform(Y, X=x)[0] for x in rows]
-                values.append(torch.cat(parts))
-        return values[0], values[1] - values[0]
+        usual = total.sum() / data.counts.sum()
+        return torch.where(data.counts > 0, total / data.counts, usual)
 
     def _transform_at(
         self,
         X: Tensor,
-        outputs: list[int] | None,
+        outputs: Sequence[int] | None,
     ) -> tuple[OutcomeTransform, Tensor | None]:
         """The outcome transform of some outputs, and the inputs that it may look at.
 
         These are None for several tasks: there is no task column for all of them.
 
         Args:
-            X: The inputs, not transformed.
+            X: The inputs.
             outputs: The outputs; None for rows with their task.
         """
         transform = self.outcome_transform
         if outputs is None:
             return transform, X
-        if self.tasks.column is not None:
-            one = len(outputs) == 1
-            return transform, self.tasks.insert(X, outputs[0]) if one else None
-        indices = [self.tasks.index_of(t) for t in outputs]
-        if indices != list(range(self.num_tasks)):
-            transform = transform.subset_output(indices)
-        return transform, X
+        if self.tasks.column is None or isinstance(transform, StandardizeTasks):
+            indices = list(map(self.tasks.index_of, outputs))
+            return transform.subset_output(indices), X
+        one = len(outputs) == 1
+        return transform, self.tasks.insert(X, outputs[0]) if one else None
 
     # -- conditioning -----------------------------------------------------------------
 
@@ -1029,27 +868,89 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
                 more rows of observations than of training data.
         """
         self.eval()
-        checked = fantasize_flag.on()  # BoTorch made them from checked points
-        if not checked:
-            checks.check_finite_points(X, self.train_targets.dtype)
-        with_task = self._has_task(X)
         outputs = self._output_tasks
+        with_task = self._has_task(X)
         if with_task:
             outputs = outputs[:1]
-        if not checked:
+        if fantasize_flag.off():  # else BoTorch made them from checked points
+            checks.check_finite_points(X, self.train_targets.dtype)
             m = len(outputs)
             checks.check_new_data(X, Y, noise, m, self.batch_shape, missing=True)
-        self._all_weights()  # made now, not in each of the models to come
+        if noise is not None:
+            noise = noise.expand(*noise.shape[:-2], *Y.shape[-2:])
+        column = self.tasks.column is not None
+        if column and not with_task:  # a row for each outcome
+            X = torch.cat([self.tasks.insert(X, t) for t in outputs], dim=-2)
+            Y = Y.mT.flatten(-2).unsqueeze(-1)
+            noise = None if noise is None else noise.mT.flatten(-2).unsqueeze(-1)
+        rows = self.transform_inputs(X)
+        if X.shape[-1] != self._num_columns or rows.shape[:-1] != X.shape[:-1]:
+            raise ValueError(
+                "input_transform: expected one that treats new observations as it does "
+                f"training rows (transform_on_train=True), got {tuple(rows.shape)} of "
+                f"{tuple(X.shape)}."
+            )
+        if hasattr(self, "outcome_transform"):
+            transform, seen = self._transform_at(rows, None if column else outputs)
+            Y, _ = transform(Y=Y, X=seen)
+        task = self._tasks_at(X)
+        noise = self._noise_levels()[task] if noise is None else noise
+        weights = self._updated(rows, Y, noise, task)
+        batch = torch.broadcast_shapes(self.batch_shape, Y.shape[:-2], X.shape[:-2])
         new = self._sharing_rows()
-        if self.tasks.column is None or with_task:
-            new._condition(X, Y, noise)
-        else:
-            for i, value in enumerate(outputs):
-                column = slice(i, i + 1)
-                rows = self.tasks.insert(X, value)
-                variances = None if noise is None else noise[..., column]
-                new._condition(rows, Y[..., column], variances)
+        if batch:
+            # as many means as there are models, of tasks that they have in common too
+            new._conditioned = [
+                w._replace(mean=w.mean.expand(*batch, w.mean.shape[-1]))
+                for w in weights
+            ]
+            return new
+        Y = Y.detach()
+        noise = noise.detach().expand_as(Y)
+        if self.tasks.share_rows:
+            none = Y.new_full((len(Y), self.num_tasks), torch.nan)
+            noise = torch.ones_like(none).scatter(-1, task, noise)
+            Y = none.scatter(-1, task, Y)
+        # in the first process only: the sum over processes has them from there
+        q = 0 if self._group.rank else len(Y)
+        new.train()  # with inputs that are not transformed
+        new.train_inputs = (torch.cat([new.train_inputs[0], X[:q].detach()]),)
+        old_Y, old_noise = new._extract_targets_and_noise()
+        noise = None if old_noise is None else torch.cat([old_noise, noise[:q]])
+        new._restore_targets_and_noise(torch.cat([old_Y, Y[:q]]), noise, strict=False)
+        new.eval()
+        new._weights = weights
         return new
+
+    def _updated(
+        self,
+        rows: Tensor,
+        Y: Tensor,
+        noise: Tensor,
+        task: Tensor,
+    ) -> list[WeightPosterior]:
+        """The weights of each task, given more outcomes of which some may be missing.
+
+        Args:
+            rows: Transformed, ``... x q x d``.
+            Y: Transformed outcomes, ``... x q x m``; NaN where not observed.
+            noise: Noise variances, ``... x q x m``; fewer dimensions than those of Y
+                mean one covariance for many fantasies.
+            task: Of each outcome, ``... x q x m``.
+        """
+        phi = self.feature_map(self.tasks.without(rows))
+        missing = Y.isnan()
+        missed = Y - self._prior_means(rows).gather(-1, task)
+        if missing.any():
+            missed = torch.where(missing, 0.0, missed)
+            task = torch.where(missing, -1, task)
+        weights = list(self._all_weights())
+        for i in range(Y.shape[-1]):
+            for t in set(task[..., i].unique().tolist()) - {-1}:
+                # features of zero change nothing
+                of_task = phi * (task[..., i] == t).unsqueeze(-1)
+                weights[t] = weights[t].update(of_task, missed[..., i], noise[..., i])
+        return weights
 
     def get_fantasy_model(
         self,
@@ -1105,105 +1006,10 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         """
         if observation_noise is None and self._given_noise() is not None:
             with fantasize_flag():
-                with_task = self._has_task(X)
-            levels = self._noise_levels()[self._places(X, with_task)]
-            observation_noise = levels.expand(*X.shape[:-1], levels.shape[-1])
+                observation_noise = self._noise_levels()[self._tasks_at(X)]
         return super().fantasize(
             X, sampler, observation_noise=observation_noise, **kwargs
         )
-
-    def _places(
-        self,
-        X: Tensor,
-        with_task: bool,
-    ) -> Tensor:
-        """The task of each outcome at some inputs, ``batch_shape x q x m`` or ``m``."""
-        if with_task and isinstance(self.tasks, TaskColumn):
-            return self.tasks.index(X).unsqueeze(-1)
-        indices = [self.tasks.index_of(t) for t in self._output_tasks]
-        return torch.tensor(indices, device=X.device)
-
-    def _condition(
-        self,
-        X: Tensor,
-        Y: Tensor,
-        noise: Tensor | None,
-    ) -> None:
-        """Take in ``batch_shape x q`` rows, of one task each or of all signals."""
-        transformed = self.transform_inputs(X)
-        expected = (*X.shape[:-1], self._num_columns)
-        if X.shape != expected or transformed.shape[:-1] != X.shape[:-1]:
-            raise ValueError(
-                "input_transform: expected one that treats new observations as it does "
-                f"training rows ({self._num_columns} columns), got one that makes "
-                f"{tuple(transformed.shape)} of {tuple(X.shape)}; use "
-                "transform_on_train=True, or construct the model anew."
-            )
-        if hasattr(self, "outcome_transform"):
-            asked = None if self.tasks.column is not None else self._output_tasks
-            transform, rows = self._transform_at(transformed, asked)
-            Y, _ = transform(Y=Y, Yvar=None, X=rows)
-        phi = self.feature_map(self.tasks.without(transformed))
-        prior = self._prior_means(transformed)
-        place = self._places(transformed, self.tasks.column is not None)
-        variance = self._noise_levels()[place] if noise is None else noise
-        variance = variance.expand_as(Y)
-        weights = list(self._all_weights())
-        for t in place.unique().tolist():
-            is_there = place == t
-            if self.tasks.column is None:
-                (i,) = is_there.nonzero()[0].tolist()
-                of_task = None
-            else:
-                i = 0
-                of_task = is_there.squeeze(-1)
-            y = Y[..., i] - prior[..., t]
-            weights[t] = _updated(weights[t], phi, y, variance[..., i], of_task)
-        if self.tasks.share_rows:
-            all_signals = (*Y.shape[:-1], self.num_tasks)
-            observed = Y.detach()
-            levels = variance.detach()
-            Y = observed.new_full(all_signals, torch.nan)
-            Y[..., place] = observed
-            variance = torch.ones_like(Y)
-            variance[..., place] = levels
-        batch = torch.broadcast_shapes(
-            self._conditioned_batch, Y.shape[:-2], X.shape[:-2]
-        )
-        if batch:
-            # as many means as there are models, of tasks that they have in common too
-            self._conditioned_batch = batch
-            self._conditioned = [
-                w._replace(mean=w.mean.expand(*batch, w.mean.shape[-1]))
-                for w in weights
-            ]
-        else:
-            self._append(X, transformed, Y, variance)
-            self._weights = weights
-
-    def _append(
-        self,
-        X: Tensor,
-        transformed: Tensor,
-        Y: Tensor,
-        variance: Tensor,
-    ) -> None:
-        """Add rows to the training data, ``q x ...``."""
-        # in the first process only: the sum over processes has them from there
-        q = 0 if self._group.rank else len(X)
-        seen = X
-        if self._has_transformed_inputs:
-            seen = transformed
-            rows = [self._original_train_inputs, X[:q].detach()]
-            self._original_train_inputs = torch.cat(rows)
-        self.train_inputs = (torch.cat([self.train_inputs[0], seen[:q].detach()]),)
-        targets = self.tasks.to_targets(Y[:q].detach())
-        self.train_targets = torch.cat([self.train_targets, targets], dim=-1)
-        given_noise = self._given_noise()
-        if given_noise is not None:
-            noise = self.tasks.to_targets(variance[:q].detach())
-            self.likelihood.noise_covar.noise = torch.cat([given_noise, noise], dim=-1)
-        self._drop_caches()
 
     def _sharing_rows(self) -> Any:
         """A copy that has the same training data, not a copy of them."""
@@ -1217,46 +1023,20 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
     def set_train_data(
         self, inputs: Any = None, targets: Tensor | None = None, strict: bool = True
     ) -> None:
-        """Replace the training data, see ``ExactGP.set_train_data``."""
-        super().set_train_data(inputs, targets, strict)
-        if targets is not None:  # BoTorch sets inputs alone, transformed or not
-            self._conditioned = None
-            self._conditioned_batch = torch.Size()
-
-    def load_state_dict(
-        self,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
-        """Load a state, see ``GPyTorchModel.load_state_dict``.
+        """Replace the training data, see ``ExactGP.set_train_data``.
 
         Raises:
-            UnsupportedError: For a batch of conditioned models, which have no
-                hyperparameters of their own.
+            UnsupportedError: For a batch of conditioned models.
         """
-        if self._conditioned is not None:
-            raise UnsupportedError(
-                "state_dict: expected the model that was conditioned, since a batch of "
-                "conditioned models keeps its hyperparameters, got such a batch."
-            )
-        result = super().load_state_dict(*args, **kwargs)
-        self._drop_caches()
-        return result
-
-    def _apply(self, fn: Callable[[Tensor], Tensor]) -> Any:
-        result = super()._apply(fn)
-        if self._conditioned is not None:
-            self._conditioned = [
-                WeightPosterior(fn(w.mean), fn(w.root)) for w in self._conditioned
-            ]
-        return result
+        if targets is not None:  # BoTorch sets inputs alone, transformed or not
+            self._refuse_batch()
+        super().set_train_data(inputs, targets, strict)
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
         if self._conditioned is not None:  # tensors with a graph cannot be copied
             state["_conditioned"] = [
-                WeightPosterior(w.mean.detach(), w.root.detach())
-                for w in self._conditioned
+                WeightPosterior(*(t.detach() for t in w)) for w in self._conditioned
             ]
         return state
 
@@ -1274,39 +1054,6 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         if Yvar is not None:
             self.likelihood.noise_covar.noise = self.tasks.to_targets(Yvar)
         self.set_train_data(targets=self.tasks.to_targets(Y), strict=strict)
-
-
-def _updated(
-    weights: WeightPosterior,
-    phi: Tensor,
-    y: Tensor,
-    variance: Tensor,
-    is_of_task: Tensor | None,
-) -> WeightPosterior:
-    """The weights of one task, given some outcomes of which some may be missing.
-
-    Args:
-        weights: Before.
-        phi: Features, ``... x q x D``.
-        y: Outcomes less their prior means, ``... x q``; NaN where not observed.
-        variance: Noise variances, ``... x q``.
-        is_of_task: Which rows are of the task; all if None.
-    """
-    observed = ~y.isnan()
-    if is_of_task is not None:
-        observed = observed & is_of_task
-    if not observed.all():
-        # other outcomes have a weight below rounding, and gradients stay finite
-        y = torch.where(observed, y, 0.0)
-        variance = torch.where(observed, variance, 1e30)
-    variance = variance.double()
-    # one covariance for all fantasies at a point, where their noise is one
-    extra = variance.ndim - (phi.ndim - 1)
-    if extra > 0 and all(s == 0 for s in variance.stride()[:extra]):
-        variance = variance[(0,) * extra]
-    before = WeightPosterior(weights.mean.double(), weights.root.double())
-    mean, root = before.update(phi.double(), y.double(), variance)
-    return WeightPosterior(mean.to(weights.mean), root.to(weights.mean))
 
 
 # -- normal distributions, whose covariances come as roots, and functions drawn -------
@@ -1364,18 +1111,18 @@ def _covariance(
 def _joint(
     mean: Tensor,
     covariance: LinearOperator,
-) -> GPyTorchPosterior:
-    """One posterior of independent outputs.
+) -> MultivariateNormal:
+    """One distribution of independent outputs.
 
     Args:
         mean: ``... x m x q``.
         covariance: ``... x m x q x q``.
     """
     if mean.shape[-2] == 1:
-        return GPyTorchPosterior(_normal(mean.squeeze(-2), covariance.squeeze(-3)))
+        return _normal(mean.squeeze(-2), covariance.squeeze(-3))
     covariance = covariance.expand(*mean.shape, mean.shape[-1])
     blocks = BlockDiagLinearOperator(at_unit_scale(covariance), block_dim=-3)
-    return GPyTorchPosterior(ScaledMultitaskNormal(mean.mT, blocks, interleaved=False))
+    return ScaledMultitaskNormal(mean.mT, blocks, interleaved=False)
 
 
 class WeightPath(SamplePath):
@@ -1389,20 +1136,12 @@ class WeightPath(SamplePath):
     against those of the weights, and outputs are the last of these.
 
     Args:
-        model: A ``MultiTaskABLR``; its features are used as they are when called.
-        weights: ``sample_shape x batch_shape x m x D``; ``... x D`` for one output.
+        model: A ``MultiTaskABLR`` that knows its weights exactly.
     """
 
-    weights: Tensor
-
-    def __init__(
-        self,
-        model: Any,
-        weights: Tensor,
-    ) -> None:
+    def __init__(self, model: MultiTaskABLR) -> None:
         super().__init__()
         self.model = model
-        self.register_buffer("weights", weights)
 
     def set_ensemble_as_batch(self, ensemble_as_batch: bool) -> None:
         """Nothing changes: this model is no ensemble."""
@@ -1411,29 +1150,16 @@ class WeightPath(SamplePath):
         """Function values.
 
         Args:
-            x: ``... x n x d`` inputs, or with a task column, which must then say the
-                task of the output; for several outputs ``n x d`` or
-                ``... x 1 x n x d``.
+            x: ``... x n x d`` inputs, or with a task column; without one, for several
+                outputs, ``n x d`` or ``... x 1 x n x d``.
 
         Returns:
             ``... x n``.
 
         Raises:
-            ValueError: For rows of another task than that of the output, and for
-                several outputs without the dimension that they have.
+            ValueError: For several outputs without the dimension that they have.
         """
-        model = self.model
-        model.eval()
-        outputs = model._output_tasks
-        one = len(outputs) == 1
-        if model._has_task(x):
-            if not one or not (x[..., model.tasks.column] == outputs[0]).all():
-                raise ValueError(
-                    f"x: expected inputs of task {outputs[0]}, which the functions "
-                    f"were drawn for (output_tasks={outputs}), or without a task "
-                    "column, got inputs of others."
-                )
-            x = model.tasks.without(x)
+        one = self.model.num_outputs == 1 or self.model._has_task(x)
         if not one and x.ndim > 2:  # a dimension for the outputs, which share points
             if x.shape[-3] != 1:
                 raise checks.ShapeError(
@@ -1441,30 +1167,13 @@ class WeightPath(SamplePath):
                     f"outputs share, got {tuple(x.shape)}."
                 )
             x = x.squeeze(-3)
-        phi, prior = model._features_at(x, outputs)
-        weights = self.weights.unsqueeze(-2) if one else self.weights
-        values = prior + (phi @ weights.unsqueeze(-1)).squeeze(-1)
-        values = self._untransformed(values, outputs, x)
-        return values.squeeze(-2) if one else values
-
-    def _untransformed(
-        self,
-        values: Tensor,
-        outputs: list[int],
-        x: Tensor,
-    ) -> Tensor:
-        """From ``... x m x n`` standardised values at ``... x n x d`` inputs."""
-        model = self.model
-        if not hasattr(model, "outcome_transform"):
-            return values
-        indices = [model.tasks.index_of(t) for t in outputs]
-        place = torch.tensor(indices, device=x.device).unsqueeze(-1)
-        scales = model._scales(x, place, outputs)
-        if scales is not None:
-            shift, scale = scales
-            return shift + scale * values
-        transform, rows = model._transform_at(x, outputs)
-        return transform.untransform(values.mT, X=rows)[0].mT
+        posterior: Any = self.model.posterior(x)
+        if isinstance(posterior, GPyTorchPosterior):
+            values = posterior.mean
+        else:  # where transformed outcomes may have no mean
+            zeros = x.new_zeros(1, *posterior.base_sample_shape)
+            (values,) = posterior.rsample_from_base_samples(torch.Size([1]), zeros)
+        return values.squeeze(-1) if one else values.mT
 
 
 @DrawMatheronPaths.register(MultiTaskABLR)  # exact, whatever strategies BoTorch has
@@ -1481,11 +1190,12 @@ def draw_path(
         sample_shape: How many.
         strategies: Not used: BoTorch's, for paths that are not exact.
     """
-    model.eval()
-    posterior = model.weight_posterior()
-    mean = posterior.mean
-    root = posterior.lazy_covariance_matrix.root.to_dense()
-    # on the CPU, so that a seed means the same on any device
-    normal = torch.randn(*sample_shape, *mean.shape, dtype=torch.float64)
-    deviation = (root @ normal.to(mean).unsqueeze(-1)).squeeze(-1)
-    return WeightPath(model, mean + deviation)
+    drawn = []
+    for mean, root in model.eval()._all_weights():
+        # on the CPU, so that a seed means the same on any device
+        normal = torch.randn(*sample_shape, *mean.shape, 1, dtype=torch.float64)
+        weights = mean + (root @ normal.to(mean)).squeeze(-1)
+        drawn.append(WeightPosterior(weights, root=torch.zeros_like(root[..., :1])))
+    exact = model._sharing_rows()
+    exact._conditioned = drawn
+    return WeightPath(exact)

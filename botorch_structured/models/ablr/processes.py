@@ -6,7 +6,7 @@ for bit, so that an optimiser that runs in each of them takes the same steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Any
 
 import torch
@@ -62,73 +62,46 @@ class Processes:
             ) from error
         return out
 
-    def sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Sums over processes, the same bits in each of them.
+    def first(self, tensor: Tensor) -> Tensor:
+        """That of the first process: rounding may differ between machines."""
+        return self.gather(tensor)[0]
 
-        Args:
-            tensors: They have the same shapes in all processes.
-        """
-        return self._together(tensors, sum)
+    def total(self, tensor: Tensor) -> Tensor:
+        """The sum over the processes, the same bits in each of them."""
+        return reduce(torch.add, self.gather(tensor))
 
-    def of_first(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The tensors of the first process: rounding may differ between machines.
-
-        Args:
-            tensors: They have the same shapes in all processes.
-        """
-        return self._together(tensors, lambda parts: parts[0])
-
-    def _together(
-        self,
-        tensors: Sequence[Tensor],
-        combine: Callable[[list[Tensor]], Any],
-    ) -> list[Tensor]:
-        if self.alone or not tensors:
-            return list(tensors)
-        flat = torch.cat([t.detach().double().reshape(-1) for t in tensors])
-        parts = combine(self.gather(flat)).split([t.numel() for t in tensors])
-        return [p.reshape(t.shape).to(t) for p, t in zip(parts, tensors, strict=True)]
-
-    def total(self, value: Tensor) -> Tensor:
-        """The sum of one tensor over the processes."""
-        return self.sum([value])[0]
+    def least(self, tensor: Tensor) -> Tensor:
+        """The elementwise minimum over the processes."""
+        return reduce(torch.minimum, self.gather(tensor))
 
     def count(self, rows: Tensor) -> int:
         """How many rows all processes have; ``rows`` are those of this one."""
+        if self.alone:
+            return len(rows)
         return int(self.total(torch.tensor(len(rows), device=rows.device)))
-
-    def least(self, value: Tensor) -> Tensor:
-        """The elementwise minimum of a tensor over the processes."""
-        return torch.stack(self.gather(value)).amin(0)
 
     def check_same(
         self,
-        values: dict[str, float],
-        device: torch.device,
+        name: str,
+        values: Tensor,
     ) -> None:
         """Compare numbers that have to agree, up to rounding.
 
         Args:
-            values: The numbers by name; the same names in all processes.
-            device: Where the group wants its tensors.
+            name: What they are.
+            values: Of the same shape in all processes.
 
         Raises:
-            ValueError: In all processes, if one of them has another number.
+            ValueError: In all processes, if one of them has other numbers.
             RuntimeError: If a process of the group has ended or does not answer.
         """
-        if self.alone:
-            return
-        numbers = list(values.values())
-        table = torch.stack(
-            self.gather(torch.tensor(numbers, dtype=torch.float64, device=device))
-        )
-        same = torch.isclose(table, table[:1], rtol=1e-9, atol=0.0, equal_nan=True)
-        for i, name in enumerate(values):
-            if not bool(same[:, i].all()):
+        first, *others = self.gather(values)
+        for other in others:
+            if not torch.allclose(other, first, rtol=1e-9, atol=0.0, equal_nan=True):
                 raise ValueError(
                     f"{name}: expected the same in all {self.size} processes, got "
-                    f"{table[:, i].tolist()}. Start them with the same seed, or send "
-                    "the first one's state_dict to the others."
+                    "others. Start them with the same seed, or send the first one's "
+                    "state_dict to the others."
                 )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Processes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import deepcopy
+from typing import Any
 
 import torch
 from botorch.exceptions.errors import UnsupportedError
@@ -24,7 +24,7 @@ class Tasks(nn.Module):
     """The base of ``TaskColumn`` and ``Signals``: T regressions, counted from 0.
 
     Args:
-        values: The names of the regressions, ascending: task values, or 0 to T - 1.
+        values: The names of the regressions: task values, ascending, or 0 to T - 1.
 
     Attributes:
         column: The index of the task column; None if there is none.
@@ -37,12 +37,37 @@ class Tasks(nn.Module):
 
     def __init__(self, values: Sequence[int]) -> None:
         super().__init__()
+        self._index_of = {value: i for i, value in enumerate(values)}
         # not part of the state: a state belongs to a model that has these tasks
         self.register_buffer("values", torch.tensor(values), persistent=False)
-        self._index_of = {value: i for i, value in enumerate(values)}
 
     def __len__(self) -> int:
-        return len(self._index_of)
+        return len(self.values)
+
+    def index_of(self, value: float) -> int:
+        """The number of a regression; negative ones count signals from the end.
+
+        Raises:
+            ValueError: If there is none of this name.
+        """
+        if value not in self._index_of:
+            raise self._unexpected([value])
+        return self._index_of[int(value)]
+
+    def _unexpected(self, values: list[float]) -> ValueError:
+        got = {int(v) if float(v).is_integer() else v for v in values[:10]}
+        return ValueError(
+            f"X or output_indices: expected task values among {self.values.tolist()}, "
+            f"got unexpected task values: {got}."
+        )
+
+    def index(self, X: Tensor) -> Tensor:
+        """The task of each outcome of rows, ``batch_shape x n x m``.
+
+        Args:
+            X: ``batch_shape x n x d``, with the task column if there is one.
+        """
+        raise NotImplementedError
 
     def without(self, X: Tensor) -> Tensor:
         """Rows without the task column, ``batch_shape x n x d``."""
@@ -74,76 +99,12 @@ class Signals(Tasks):
 
     def __init__(self, count: int) -> None:
         super().__init__(range(count))
+        self._index_of |= {i - count: i for i in range(count)}
         self.share_rows = count > 1
 
-    def index_of(self, value: int) -> int:
-        """The index of a signal; negative ones count from the end.
-
-        Raises:
-            ValueError: If there is none.
-        """
-        if not -len(self) <= value < len(self):
-            raise ValueError(
-                f"output_indices: expected signals below {len(self)}, got {value}."
-            )
-        return value % len(self)
-
-    def locate(
-        self,
-        observed: Tensor,
-        X: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        """The task and the row of each observed outcome, ``m``.
-
-        Args:
-            observed: Which outcomes are observed, of the shape of targets.
-            X: Their rows, ``n x d``.
-        """
-        task, row = observed.reshape(len(self), -1).nonzero(as_tuple=True)
-        return task, row
-
-    def select(
-        self,
-        values: Tensor,
-        X: Tensor,
-    ) -> Tensor:
-        """One value for each target, of ``batch_shape x n x T`` for all tasks.
-
-        Args:
-            values: One for each row and task.
-            X: The rows, ``batch_shape x n x d``.
-        """
-        return self.to_targets(values)
-
-    def covariance(
-        self,
-        products: Tensor,
-        beta: Tensor,
-        x1: Tensor,
-        x2: Tensor,
-        diag: bool,
-    ) -> Tensor:
-        """The covariance from products of features, see ``TaskFeatureKernel``."""
-        batch = beta.shape if self.share_rows else ()
-        return products / beta.reshape(*batch, *[1] * (2 - diag))
-
-    def places(
-        self,
-        Y: Tensor,
-        X: Tensor | None,
-    ) -> Tensor:
-        """The task of each outcome, broadcastable to ``batch_shape x n x m``.
-
-        Args:
-            Y: Outcomes, ``batch_shape x n x m``.
-            X: Their rows.
-        """
-        if self.share_rows and Y.shape[-1] != len(self):
-            raise ValueError(
-                f"Y: expected {len(self)} columns, one for each signal, got shape "
-                f"{tuple(Y.shape)}. Condition models of a list one by one."
-            )
-        return torch.arange(len(self), device=Y.device)
+    def index(self, X: Tensor) -> Tensor:
+        """See ``Tasks``."""
+        return self.values.expand(*X.shape[:-1], len(self))
 
 
 class TaskColumn(Tasks):
@@ -155,7 +116,7 @@ class TaskColumn(Tasks):
     Args:
         column: The index of the column, not negative.
         num_columns: The number of columns of a row, the task's included.
-        values: All task values.
+        values: All task values, ascending.
         default: The value that an unexpected one is taken for; None raises.
     """
 
@@ -168,52 +129,30 @@ class TaskColumn(Tasks):
         values: Sequence[int],
         default: int | None = None,
     ) -> None:
-        super().__init__(sorted(values))
+        super().__init__(values)
         self.column = column
         self.num_columns = num_columns
         self.default = default
 
     def index(self, X: Tensor) -> Tensor:
-        """The task index of each row, ``batch_shape x n``.
-
-        Args:
-            X: ``batch_shape x n x (d + 1)``.
+        """See ``Tasks``.
 
         Raises:
             ValueError: For values that no task has, unless there is a default.
         """
-        task = X[..., self.column].contiguous()
+        task = X[..., self.column].unsqueeze(-1).contiguous()
         values = self.values.to(task)
         place = torch.searchsorted(values, task).clamp_max(len(values) - 1)
         wrong = values[place] != task
         if wrong.any():
             if self.default is None:
-                raise ValueError(self._message(task[wrong].tolist()))
+                raise self._unexpected(task[wrong].tolist())
             place = place.masked_fill(wrong, self.index_of(self.default))
         return place
 
-    def _message(self, unexpected: list[float]) -> str:
-        got = {int(v) if float(v).is_integer() else v for v in unexpected[:10]}
-        return (
-            f"X: expected task values among {self.values.tolist()}, got unexpected "
-            f"task values: {got}."
-        )
-
-    def index_of(self, value: int) -> int:
-        """The index of a task value; there is no default here.
-
-        Raises:
-            ValueError: If no task has it.
-        """
-        if value not in self._index_of:
-            raise ValueError(self._message([value]))
-        return self._index_of[value]
-
     def without(self, X: Tensor) -> Tensor:
         """See ``Tasks``."""
-        before = X[..., : self.column]
-        after = X[..., self.column + 1 :]
-        return torch.cat([before, after], dim=-1) if after.shape[-1] else before
+        return torch.cat([X[..., : self.column], X[..., self.column + 1 :]], dim=-1)
 
     def insert(
         self,
@@ -224,74 +163,10 @@ class TaskColumn(Tasks):
         task = X.new_full((*X.shape[:-1], 1), value)
         return torch.cat([X[..., : self.column], task, X[..., self.column :]], dim=-1)
 
-    def locate(
-        self,
-        observed: Tensor,
-        X: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        """See ``Signals``."""
-        (row,) = observed.nonzero(as_tuple=True)
-        return self.index(X[row]), row
 
-    def select(
-        self,
-        values: Tensor,
-        X: Tensor,
-    ) -> Tensor:
-        """See ``Signals``."""
-        return values.gather(-1, self.index(X).unsqueeze(-1)).squeeze(-1)
-
-    def covariance(
-        self,
-        products: Tensor,
-        beta: Tensor,
-        x1: Tensor,
-        x2: Tensor,
-        diag: bool,
-    ) -> Tensor:
-        """See ``Signals``."""
-        task = self.index(x1)
-        other = self.index(x2)
-        if not diag:
-            task = task.unsqueeze(-1)
-            other = other.unsqueeze(-2)
-        return torch.where(task == other, products / beta[task], 0.0)
-
-    def places(
-        self,
-        Y: Tensor,
-        X: Tensor | None,
-    ) -> Tensor:
-        """See ``Signals``."""
-        if X is None or X.shape[-1] != self.num_columns:
-            raise ValueError(
-                "X: expected inputs with their task column, got "
-                f"{'None' if X is None else tuple(X.shape)}."
-            )
-        places = self.index(X)
-        # a ModelListGP leaves the one column out
-        bare = Y.shape[-places.ndim :] == places.shape
-        return places if bare else places.unsqueeze(-1)
-
-
-def _is_task(value: float) -> bool:
+def _is_task(value: Any) -> bool:
     """Whether it is an integer, of a size that double precision still counts."""
-    return abs(value) <= 2.0**53 and value == int(value)
-
-
-def _check_task_list(
-    name: str,
-    values: object,
-) -> None:
-    """Raise a ``ValueError`` unless a user's task values are a list of integers."""
-    if values is None:
-        return
-    if not isinstance(values, Sequence) or not all(
-        isinstance(v, int | float) and _is_task(v) for v in values
-    ):
-        raise ValueError(f"{name}: expected a list of integers, got {values!r}.")
-    if not values:
-        raise ValueError(f"{name}: expected at least one task, got none.")
+    return isinstance(value, int | float) and abs(value) <= 2.0**53 and value % 1 == 0
 
 
 def find_tasks(
@@ -301,7 +176,7 @@ def find_tasks(
     output_tasks: list[int] | None,
     all_tasks: list[int] | None,
     processes: Processes,
-) -> tuple[Signals | TaskColumn, list[int]]:
+) -> tuple[Tasks, list[int]]:
     """The task column, or the signals, that a user means, and what to answer for.
 
     Args:
@@ -321,35 +196,30 @@ def find_tasks(
         UnsupportedError: If ``all_tasks`` lacks one that has rows.
     """
     train_X, X = transformed[0]
-    arguments = {"output_tasks": output_tasks, "all_tasks": all_tasks}
     count = train_Y.shape[-1]
+    for name, values in (("output_tasks", output_tasks), ("all_tasks", all_tasks)):
+        listed = isinstance(values, Sequence) and all(map(_is_task, values))
+        if values is not None and (task_feature is None or not (listed and values)):
+            raise ValueError(
+                f"{name}: expected None or, with a task_feature, a list of integers, "
+                f"at least one, got {values!r}."
+            )
     if task_feature is None:
-        for name, value in arguments.items():
-            if value is not None:
-                raise ValueError(
-                    f"{name}: expected None without a task_feature, got {value}."
-                )
         return Signals(count), list(range(count))
-    if isinstance(task_feature, bool) or not isinstance(task_feature, int):
+    # of inputs as the user has them: what a transform appends is no column to count
+    d = train_X.shape[-1] - 1
+    number = isinstance(task_feature, int) and not isinstance(task_feature, bool)
+    if not number or not -d - 1 <= task_feature <= d:
         raise ValueError(
-            f"task_feature: expected an integer or None, got {task_feature!r}."
+            "task_feature: expected an integer or None, a column from "
+            f"{-d - 1} to {d}, got {task_feature!r}."
         )
-    for name, value in arguments.items():
-        _check_task_list(name, value)
     if count != 1:
         raise ValueError(
             f"train_Y: expected one column with a task_feature, got {count}: for "
             "several tasks and several signals make one model for each signal "
             "(ModelListGP), or each pair of both a task."
         )
-    # of inputs as the user has them: what a transform appends is no column to count
-    d = train_X.shape[-1] - 1
-    if not -d - 1 <= task_feature <= d:
-        raise ValueError(
-            f"task_feature: expected a column from {-d - 1} to {d}, got {task_feature}."
-        )
-    if d == 0:
-        raise ValueError("train_X: expected columns beside the task's, got none.")
     column = task_feature % (d + 1)
     if not all(leaves_alone([column], *pair) for pair in transformed):
         raise ValueError(
@@ -362,15 +232,10 @@ def find_tasks(
             "train_X: expected integers in the task column, of at most 2^53, got "
             f"{inferred[:10]}."
         )
-    if all_tasks is None and not processes.alone:
+    if all_tasks is None and not (processes.alone and inferred):
         raise ValueError(
-            "all_tasks: expected all task values with a process_group, since one "
-            "process may have no row of a task; got None."
-        )
-    if all_tasks is None and not inferred:
-        raise ValueError(
-            "all_tasks: expected all task values where train_X has no row that says "
-            "one, got None."
+            "all_tasks: expected all task values with a process_group, or where "
+            "train_X has no row that says one, got None."
         )
     values = sorted({int(v) for v in (inferred if all_tasks is None else all_tasks)})
     if not set(values).issuperset(inferred):
@@ -399,40 +264,50 @@ class StandardizeTasks(OutcomeTransform):
     Args:
         tasks: Tasks or signals, T of them.
         processes: The processes that share the rows.
+
+    Attributes:
+        is_of_rows: Whether the scale of an outcome depends on its row, by the task.
     """
 
     means: Tensor
     stdvs: Tensor
+    _is_linear = True
 
     def __init__(
         self,
-        tasks: Signals | TaskColumn,
+        tasks: Tasks,
         processes: Processes | None = None,
     ) -> None:
         super().__init__()
         self.tasks = tasks
+        self.is_of_rows = tasks.column is not None
         self._processes = processes or Processes()
         self.register_buffer("means", torch.zeros(len(tasks), dtype=torch.float64))
         self.register_buffer("stdvs", torch.ones(len(tasks), dtype=torch.float64))
         self.register_buffer("_is_trained", torch.tensor(False))
 
-    @property
-    def _is_linear(self) -> bool:
-        return True
-
-    @property
-    def is_of_rows(self) -> bool:
-        """Whether the scale of an outcome depends on its row, by the task column."""
-        return self.tasks.column is not None
-
-    def _scales_of(
+    def _task_of(
         self,
         Y: Tensor,
         X: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        """Mean and deviation for each outcome, broadcastable to ``Y``."""
-        places = self.tasks.places(Y, X)
-        return self.means[places], self.stdvs[places]
+    ) -> Tensor:
+        """The task of each outcome, broadcastable to ``Y``."""
+        tasks = self.tasks
+        if isinstance(tasks, TaskColumn):
+            if X is None or X.shape[-1] != tasks.num_columns:
+                raise ValueError(
+                    "X: expected inputs with their task column, got "
+                    f"{None if X is None else tuple(X.shape)}."
+                )
+            task = tasks.index(X)
+            # a ModelListGP leaves the one column out
+            return task if Y.shape[-1] == 1 else task.squeeze(-1)
+        if tasks.share_rows and Y.shape[-1] != len(tasks):
+            raise ValueError(
+                f"Y: expected {len(tasks)} columns, one for each signal, got shape "
+                f"{tuple(Y.shape)}. Condition models of a list one by one."
+            )
+        return tasks.values
 
     def forward(
         self,
@@ -450,43 +325,43 @@ class StandardizeTasks(OutcomeTransform):
         Returns:
             Both transformed.
         """
+        task = self._task_of(Y, X)
         if self.training:
-            self._learn(Y, self.tasks.places(Y, X).expand_as(Y))
-        mean, stdv = self._scales_of(Y, X)
-        return (Y - mean) / stdv, None if Yvar is None else Yvar / stdv**2
+            self._learn(Y, task.expand_as(Y))
+        stdv = self.stdvs[task]
+        Yvar = None if Yvar is None else Yvar / stdv**2
+        return (Y - self.means[task]) / stdv, Yvar
 
     def _learn(
         self,
         Y: Tensor,
-        places: Tensor,
+        task: Tensor,
     ) -> None:
         observed = ~Y.isnan()
         y = Y[observed]
-        task = places[observed]
+        task = task[observed]
+        zeros = y.new_zeros(len(self.tasks))
 
         def total(values: Tensor) -> Tensor:
-            sums = values.new_zeros(len(self.means)).index_add(0, task, values)
-            return self._processes.total(sums)
+            return self._processes.total(zeros.index_add(0, task, values))
 
         def least(values: Tensor) -> Tensor:
-            none = values.new_full((len(self.means),), torch.inf)
+            none = zeros + torch.inf
             return self._processes.least(none.scatter_reduce(0, task, values, "amin"))
 
         low = least(y)
         high = -least(-y)
         check_spread(low, high)
         count = total(torch.ones_like(y))
-        means = total(y) / count.clamp_min(1.0)
-        # twice: a mean of 1e6 loses the digits that the first sum has not
-        means = means + total(y - means[task]) / count.clamp_min(1.0)
+        # from the smallest one on: sums of numbers around 1e6 lose digits
+        means = low + total(y - low[task]) / count
         squares = total((y - means[task]).square())
-        stdvs = (squares / (count - 1.0).clamp_min(1.0)).sqrt()
-        some = count > 0
-        spread = (count > 1) & ~is_constant(low, high)
-        usual = stdvs[spread].log().mean().exp() if spread.any() else 1.0
-        average = means[some].mean() if some.any() else 0.0
-        self.means = torch.where(some, means, average)
-        self.stdvs = torch.where(spread, stdvs, usual)
+        varied = (count > 1) & ~is_constant(low, high)
+        stdvs = (squares / (count - 1.0)).sqrt()
+        usual = stdvs[varied].log().mean().nan_to_num(0.0).exp()
+        average = means[count > 0].mean().nan_to_num(0.0)
+        self.means = torch.where(count > 0, means, average)
+        self.stdvs = torch.where(varied, stdvs, usual)
         self._is_trained = torch.tensor(True)
 
     def untransform(
@@ -496,8 +371,10 @@ class StandardizeTasks(OutcomeTransform):
         X: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """The inverse of ``forward``, of the same shapes."""
-        mean, stdv = self._scales_of(Y, X)
-        return mean + stdv * Y, None if Yvar is None else Yvar * stdv**2
+        task = self._task_of(Y, X)
+        stdv = self.stdvs[task]
+        Yvar = None if Yvar is None else Yvar * stdv**2
+        return self.means[task] + stdv * Y, Yvar
 
     def untransform_posterior(
         self,
@@ -510,19 +387,17 @@ class StandardizeTasks(OutcomeTransform):
             posterior: Of standardised outcomes, of one task per row or of all signals.
             X: ``batch_shape x q x (d + 1)``, where tasks are a column.
         """
-        mean, stdv = self._scales_of(posterior.mean, X)
+        variance = self.stdvs[self._task_of(posterior.mean, X)].square()
         return TransformedPosterior(
             posterior=posterior,
-            sample_transform=lambda s: mean + stdv * s,
-            mean_transform=lambda m, v: mean + stdv * m,
-            variance_transform=lambda m, v: stdv**2 * v,
+            sample_transform=lambda s: self.untransform(s, X=X)[0],
+            mean_transform=lambda m, v: self.untransform(m, X=X)[0],
+            variance_transform=lambda m, v: variance * v,
         )
 
     def subset_output(self, idcs: list[int]) -> StandardizeTasks:
-        """The transform of some signals; with a task column there is one output."""
-        new = deepcopy(self)
-        if self.tasks.column is None:
-            new.tasks = Signals(len(idcs))
-            new.means = self.means[idcs]
-            new.stdvs = self.stdvs[idcs]
+        """The transform of some tasks or signals, as columns that share rows."""
+        new = StandardizeTasks(Signals(len(idcs))).to(self.means).train(self.training)
+        new.means = self.means[idcs]
+        new.stdvs = self.stdvs[idcs]
         return new

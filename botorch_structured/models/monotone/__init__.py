@@ -15,7 +15,7 @@ paper optimises a ``DecomposedGP`` whose components are ``MonotoneGP`` s.
   -> ``monotone_gp.default_virtual_points``
 * 2.2, the conditional GP by expectation propagation
   -> ``expectation_propagation.expectation_propagation``,
-  ``site_kernel.SiteConditionedKernel``, ``site_kernel.SiteConditionedMean``
+  ``derivative_process.DerivativeProcess``
 * 2.2, hyperparameters by a MAP estimate given data and signs (no priors are named)
   -> ``monotone_gp.MonotoneGP`` with ``signs_in_fit=True``
 * 2.3, shape constraints on the objective itself (Jauch and Pena)
@@ -35,7 +35,7 @@ paper optimises a ``DecomposedGP`` whose components are ``MonotoneGP`` s.
   -> the problems ``MonotoneMixture1D`` and ``ElasticNetTuning`` of ``test_functions``,
   ``ForestTuning`` and ``NetworkTuning`` of ``benchmarks.problems.trainings``
 * 5, virtual points one at a time where a sign is least probable (Wang and Berger 2016)
-  -> ``monotone_gp.MonotoneGP`` by default, ``MonotoneGP.add_virtual_points``
+  -> ``monotone_gp.MonotoneGP`` by default (``min_probability``)
 * 5, points that fill the space more sparsely than a grid
   -> ``monotone_gp.default_virtual_points`` (Sobol in place of Latin hypercubes)
 * 5, projection of samples onto monotone functions (Lin and Dunson 2014)
@@ -48,32 +48,29 @@ paper optimises a ``DecomposedGP`` whose components are ``MonotoneGP`` s.
 * (1) to (4) and log p(y | X), GP regression
   -> GPyTorch
 * section 2, mean of a derivative
-  -> ``site_kernel.partial_of_mean``
+  -> ``derivative_process.partial_of_mean``
 * section 2, covariances of values and derivatives
-  -> ``site_kernel.StationaryDerivatives`` (``cross``, ``gram``; Matern-5/2 as well)
+  -> ``derivative_process.DerivativeCovariance`` (Matern-5/2 as well)
 * section 2, posterior of a derivative
   -> ``monotone_gp.MonotoneGP.derivative_posterior``
 * (5) and (8), the probit likelihood
   -> ``expectation_propagation.probit_log_mass``
 * (6), joint prior of values and derivatives
-  -> ``site_kernel.SlopeMoments``, which conditions on the data first, so that EP
-  runs on the derivatives alone
+  -> ``derivative_process.DerivativeProcess``; EP runs on the derivatives given the
+  data alone
 * (7), the posterior, and (9), its Gaussian approximation
   -> ``expectation_propagation.expectation_propagation``
 * (10), means and variances of the sites, as shifts and precisions
-  -> ``expectation_propagation.GaussianSites``,
-  ``expectation_propagation.site_system``
+  -> ``expectation_propagation.EPResult``, ``derivative_process.Sites``
 * after (10), the moments Z^, mu^ and sigma^2
   -> ``expectation_propagation.probit_log_mass``,
   ``expectation_propagation.probit_site``,
   ``expectation_propagation.truncated_moments``
 * after (10), log Z_EP
-  -> ``expectation_propagation.log_site_evidence``, plus GPyTorch's evidence of the data
-  under the prior given the sites; ``array_evidence.EvidenceObjective`` with its
-  gradient, on arrays
+  -> GPyTorch's evidence of the data plus ``monotone_gp.SignEvidence``;
+  ``array_evidence.EvidenceObjective`` with its gradient, on arrays
 * after (10), E[f*] and Var[f*] given data and signs
-  -> ``site_kernel.SiteConditionedMean``, ``site_kernel.SiteConditionedKernel``;
-  ``site_kernel.ConditionedProcess`` from factors that are kept
+  -> ``derivative_process.DerivativeProcess.posterior``
 * section 3, classification
   -> not implemented: outcomes are real numbers
 * section 3.1, virtual points on a grid, or where a sign is improbable

@@ -18,178 +18,127 @@ W in this covariance. With H = A C those of log p(y) + log Z_EP are
     in m    sum(alpha) - w' H' 1.
 
 In hyperparameters the gradient in K is a product with the slope of the correlation;
-those in C and S are taken through ``StationaryDerivatives`` by autograd.
+those in C and S are taken through ``DerivativeCovariance`` by autograd.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from gpytorch.means import ConstantMean, ZeroMean
-from gpytorch.mlls import MarginalLogLikelihood
+from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from scipy.linalg.lapack import dpotri, dpotrs
-from torch.nn import Parameter
 
-from botorch_structured.linalg.correlations import (
-    Correlation,
-    computes_as,
-    stationary_form,
-)
+from botorch_structured.linalg.correlations import computes_as
 from botorch_structured.linalg.factor import Array, cholesky
 from botorch_structured.models.fast_inference import noise_is_known
+from botorch_structured.models.monotone.derivative_process import (
+    VALUE,
+    DerivativeCovariance,
+)
 from botorch_structured.models.monotone.expectation_propagation import (
     expectation_propagation,
 )
-from botorch_structured.models.monotone.site_kernel import StationaryDerivatives
 from botorch_structured.models.parameters import (
     LogPriors,
     RawParameters,
     UnknownFormError,
 )
 
-
-@dataclass(frozen=True)
-class ArrayGP:
-    """A process with a stationary kernel and a constant mean, and its data.
-
-    Attributes:
-        correlation: c.
-        X: Training inputs, the columns that the kernel sees, ``n x e``.
-        targets: ``n``.
-        raw: Parameters of lengthscales, variance, noise variances and mean; None where
-            the model has none.
-        values: The same, constrained: ``1`` or ``e``, ``1``, ``1`` or ``n``, ``1``.
-        active: The columns that the kernel sees.
-    """
-
-    correlation: Correlation
-    X: Array
-    targets: Array
-    raw: tuple[Parameter | None, ...]
-    values: tuple[Array, ...]
-    active: tuple[int, ...]
-
-    @classmethod
-    @torch.no_grad()
-    def of(cls, model: Any) -> ArrayGP | None:
-        """That of a model without its sites; None for what is not of this kind.
-
-        Args:
-            model: A ``MonotoneGP`` with sites.
-        """
-        mean = model.mean_module.base_mean
-        likelihood = model.likelihood
-        kernel = model.covar_module.base_kernel
-        X = model.train_inputs[0]
-        targets = model.train_targets
-        X = model.transform_inputs(X) if model.training else X
-        constant = computes_as(mean, ConstantMean)
-        if (
-            X.ndim != 2
-            or targets.ndim != 1
-            or stationary_form(kernel) is None
-            or kernel.batch_shape
-            or not (constant or computes_as(mean, ZeroMean))
-            or getattr(mean, "batch_shape", None)
-            or not noise_is_known(likelihood)
-            or getattr(likelihood, "second_noise_covar", None) is not None
-        ):
-            return None
-        form = StationaryDerivatives.of(kernel)
-        at = mean.constant if constant else X.new_zeros(())
-        tensors = form.lengthscale, form.variance, likelihood.noise, at
-        arrays = (X, targets, *tensors)
-        if any(t.device.type != "cpu" or t.dtype != torch.float64 for t in arrays):
-            return None
-        raw = (
-            getattr(kernel, "base_kernel", kernel).raw_lengthscale,
-            getattr(kernel, "raw_outputscale", None),
-            getattr(likelihood, "raw_noise", None),
-            getattr(mean, "raw_constant", None),
-        )
-        active = form.active or tuple(range(X.shape[-1]))
-        return cls(
-            form.correlation,
-            X[:, active].detach().numpy(),
-            targets.detach().numpy(),
-            raw,
-            tuple(t.reshape(-1).numpy().copy() for t in tensors),
-            active,
-        )
+# Numbers in the largest array of a fit. Above, several threads of torch are faster.
+_MOST_NUMBERS = 2**20
 
 
 class EvidenceObjective:
     """Minus the evidence and the log priors, per row, of raw hyperparameters.
 
     Args:
-        mll: The objective, in training mode.
-        gp: The process of its model.
-        points: Virtual points, the columns that the kernel sees, ``v x e``; None for
-            the evidence of the data alone.
-        places: Columns of the derivatives there, ``k`` of them.
-        signs: Of the derivatives, columns slowest, ``k v``.
-        sites: To start from, precisions and shifts, ``2 k v``.
-        nu: Width of the probit sites.
+        mll: The objective, of a ``MonotoneGP`` with signs.
 
     Raises:
-        UnknownFormError: For constraints, priors or parameters that are not known.
+        UnknownFormError: For objectives, models or priors that are not of this kind,
+            and large ones.
     """
 
     #: For EP in a fit.
     tolerance = 1e-8
 
-    def __init__(
-        self,
-        mll: MarginalLogLikelihood,
-        gp: ArrayGP,
-        points: Array | None = None,
-        places: Sequence[int] = (),
-        signs: Array | None = None,
-        sites: Array | None = None,
-        nu: float = 0.0,
-    ) -> None:
+    def __init__(self, mll: MarginalLogLikelihood) -> None:
+        model: Any = mll.model
+        mean = model.mean_module
+        kernel = model.covar_module
+        likelihood = model.likelihood
+        X = model.train_inputs[0]
+        X = model.transform_inputs(X) if model.training else X
+        constant = computes_as(mean, ConstantMean)
+        defining = ("forward", "__call__", "compute_custom_loss", "_fast_evidence")
+        if (
+            type(mll) is not ExactMarginalLogLikelihood
+            or mll.likelihood is not likelihood
+            or not model.redefined.isdisjoint(defining)
+            or len(list(model.added_loss_terms())) > model.signs_in_fit
+            or (X.ndim, model.train_targets.ndim) != (2, 1)
+            or kernel.batch_shape
+            or not (constant or computes_as(mean, ZeroMean))
+            or getattr(mean, "batch_shape", None)
+            or not noise_is_known(likelihood)
+            or getattr(likelihood, "second_noise_covar", None) is not None
+        ):
+            raise UnknownFormError
         raw = RawParameters(mll, None)
         self._parameters = raw
         self.read = raw.read
         self.write = raw.write
         self.bounds = raw.bounds
         self.units = np.ones(len(raw.free))
-        self._priors = LogPriors(mll.model, raw)
-        self.gp = gp
-        self.points = points
-        self.places = places
-        self.signs = signs
-        self.sites = sites
-        self.nu = nu
-        *positive, constant = gp.raw
+        self._priors = LogPriors(model, raw)
+        positive = (
+            getattr(kernel, "base_kernel", kernel).raw_lengthscale,
+            getattr(kernel, "raw_outputscale", None),
+            getattr(likelihood, "raw_noise", None),
+        )
         self._logarithms = [None if p is None else raw.logarithm(p) for p in positive]
-        self._constant = None if constant is None else raw.unbounded(constant)
-        read = {id(p) for p in gp.raw}
+        self._constant = raw.unbounded(mean.raw_constant) if constant else None
+        read = {id(p) for p in (*positive, getattr(mean, "raw_constant", None))}
         if any(p.requires_grad and id(p) not in read for p in mll.parameters()):
             raise UnknownFormError
-        apart = gp.X.T[:, :, None] - gp.X.T[:, None, :]
+        form = DerivativeCovariance.of(kernel)
+        self._correlation = form.correlation
+        active = form.active or tuple(range(X.shape[-1]))
+        tensors = X[:, active], model.train_targets
+        self._X, self._targets = (t.detach().numpy() for t in tensors)
+        self._values = [
+            t.detach().numpy().reshape(-1).copy()
+            for t in (form.lengthscale, form.variance, likelihood.noise)
+        ]
+        self._nu = model.nu
+        self._points = model.virtual_points[:, active]
+        self._places = [active.index(column) for column in model.columns]
+        self._signs = model.signs_at(self._points).numpy()
+        self._with_signs = model.signs_in_fit
+        self._sites = np.zeros(2 * len(self._signs))  # EP starts from the last ones
+        rows = max(len(self._X), len(self._signs) * self._with_signs)
+        if len(active) * rows**2 > _MOST_NUMBERS:
+            raise UnknownFormError
+        apart = self._X.T[:, :, None] - self._X.T[:, None, :]
         self._squares = np.square(apart).reshape(len(apart), -1)  # ``e x n^2``
 
     def __call__(self, theta: Array) -> tuple[float, Array]:
         """Value and gradient at raw parameters ``k``."""
         u, chain = self._parameters.logarithms(theta)
         prior, gradient = self._priors(u)
-        n, e = self.gp.X.shape
-        *fixed, constant = self.gp.values
+        n, e = self._X.shape
         values = [
             value if place is None else np.exp(u[place])
-            for place, value in zip(self._logarithms, fixed, strict=True)
+            for place, value in zip(self._logarithms, self._values, strict=True)
         ]
         length, (variance,), noise = values
-        if self._constant is not None:
-            constant = u[self._constant]
+        constant = 0.0 if self._constant is None else u[self._constant][0]
         evidence, *slopes, slope = self._evidence(
-            np.broadcast_to(length, e), variance, noise, constant[0]
+            np.broadcast_to(length, e), variance, noise, constant
         )
         for place, value, one in zip(self._logarithms, values, slopes, strict=True):
             if place is not None:
@@ -210,18 +159,18 @@ class EvidenceObjective:
         variance: float,
         noise: Array,
         constant: float,
-    ) -> tuple[float, Array, Array, Array, Array]:
+    ) -> tuple[float, Array, Array, Array, float]:
         """And its gradients in these four."""
-        n = len(self.gp.X)
+        n = len(self._X)
         squared = (length**-2.0 @ self._squares).reshape(n, n)
-        c, slope = self.gp.correlation.array_value_and_slope(squared)
+        c, slope = self._correlation.array_value_and_slope(squared)
         if not np.isfinite(c).all():
             nothing = np.zeros(1)
-            return math.nan, nothing, nothing, nothing, nothing
+            return math.nan, nothing, nothing, nothing, 0.0
         noisy = variance * c
         noisy.flat[:: n + 1] += noise
         L = cholesky(noisy)
-        residual = self.gp.targets - constant
+        residual = self._targets - constant
         alpha = dpotrs(L, residual, lower=1)[0]
         A = dpotri(L, lower=1)[0]
         A += np.tril(A, -1).T
@@ -232,24 +181,13 @@ class EvidenceObjective:
         d_length = np.zeros_like(length)
         d_variance = 0.0
         d_constant = alpha.sum()
-        if self.signs is not None:
-            C, S, pull = self._signed_covariances(length, variance)
-            H = dpotrs(L, C, lower=1)[0]
-            # the evidence is stationary in the sites, so it has twice the digits
-            ep = expectation_propagation(
-                C.T @ alpha, S - C.T @ H, self.nu, self.sites, tolerance=self.tolerance
+        if self._with_signs:
+            signs, in_K, in_constant, d_length, d_variance = self._signs_evidence(
+                length, variance, L, alpha
             )
-            if math.isfinite(ep.residual):
-                self.sites = ep.sites
-            evidence += ep.log_evidence
-            w = ep.weight
-            W = 0.5 * (np.multiply.outer(w, w) - ep.root.T @ ep.root)
-            HW = H @ W
-            Hw = H @ w
-            cross = np.multiply.outer(0.5 * Hw, alpha)
-            G += HW @ H.T - cross - cross.T
-            d_constant -= Hw.sum()
-            d_length, d_variance = pull(np.multiply.outer(alpha, w) - 2.0 * HW, W)
+            evidence += signs
+            G += in_K
+            d_constant += in_constant
         inner = (2.0 * variance) * slope
         inner *= G
         d_length = d_length + (self._squares @ inner.ravel()) / length**3.0
@@ -259,34 +197,64 @@ class EvidenceObjective:
             d_length,
             np.array([d_variance]),
             G.diagonal(),
-            np.array([d_constant]),
+            d_constant,
         )
 
-    def _signed_covariances(
+    def _signs_evidence(
         self,
         length: Array,
         variance: float,
-    ) -> tuple[Array, Array, Callable[[Array, Array], tuple[Array, float]]]:
-        """C, S, and their gradients in lengthscales and variance from those in them."""
-        assert self.points is not None
+        L: Array,
+        alpha: Array,
+    ) -> tuple[float, Array, float, Array, float]:
+        """The part of signs, and its gradients in K, m and, by C and S, in the kernel.
+
+        Args:
+            length: Lengthscales.
+            variance: Of the kernel.
+            L: The factor of K + noise.
+            alpha: See the module.
+        """
         lengthscale = torch.tensor(length[None], requires_grad=True)
         scale = torch.tensor(variance, requires_grad=True)
-        form = StationaryDerivatives(self.gp.correlation, lengthscale, scale, None)
-        points = torch.from_numpy(self.points)
-        signs = torch.from_numpy(self.signs)
+        form = DerivativeCovariance(self._correlation, lengthscale, scale, None)
+        X = torch.from_numpy(self._X)
+        points = self._points
+        places = self._places
+        signs = torch.from_numpy(self._signs)
         with torch.enable_grad():
-            C = form.cross(torch.from_numpy(self.gp.X), points, self.places) * signs
-            S = form.gram(points, self.places) * signs * signs.unsqueeze(-1)
+            C = form(X, VALUE, points, places) * signs
+            S = form(points, places, points, places) * signs * signs.unsqueeze(-1)
+        cross = C.detach().numpy()
+        H = dpotrs(L, cross, lower=1)[0]
+        # the evidence is stationary in the sites, so it has twice the digits
+        ep = expectation_propagation(
+            cross.T @ alpha,
+            S.detach().numpy() - cross.T @ H,
+            self._nu,
+            self._sites,
+            self.tolerance,
+        )
+        if math.isfinite(ep.residual):
+            self._sites = ep.sites
+        w = ep.weight
+        W = 0.5 * (np.multiply.outer(w, w) - ep.root.T @ ep.root)
+        HW = H @ W
+        Hw = H @ w
+        half = np.multiply.outer(0.5 * Hw, alpha)
+        in_K = HW @ H.T - half - half.T
+        in_C = torch.from_numpy(np.multiply.outer(alpha, w) - 2.0 * HW)
+        d_length, d_scale = torch.autograd.grad(
+            [C, S],
+            [lengthscale, scale],
+            [in_C, torch.from_numpy(W)],
+        )
+        return ep.log_evidence, in_K, -Hw.sum(), d_length[0].numpy(), float(d_scale)
 
-        def pull(
-            in_C: Array,
-            in_S: Array,
-        ) -> tuple[Array, float]:
-            d_length, d_scale = torch.autograd.grad(
-                [C, S],
-                [lengthscale, scale],
-                [torch.from_numpy(in_C), torch.from_numpy(in_S)],
-            )
-            return d_length[0].numpy(), float(d_scale)
 
-        return C.detach().numpy(), S.detach().numpy(), pull
+def array_objective(mll: MarginalLogLikelihood) -> EvidenceObjective | None:
+    """The objective of a fit on arrays; None where it is that of tensors."""
+    try:
+        return EvidenceObjective(mll) if mll.model.has_sites else None
+    except UnknownFormError:
+        return None

@@ -27,10 +27,9 @@ from botorch.models.deterministic import DeterministicModel
 from botorch.models.gpytorch import GPyTorchModel
 from botorch.models.model import Model, ModelList
 from botorch.models.utils.assorted import fantasize as fantasize_flag
-from botorch.posteriors import GPyTorchPosterior, Posterior, PosteriorList
+from botorch.posteriors import GPyTorchPosterior, Posterior
 from botorch.posteriors.fully_bayesian import GaussianMixturePosterior
 from botorch.sampling.base import MCSampler
-from botorch.sampling.list_sampler import ListSampler
 from botorch.sampling.pathwise import draw_matheron_paths
 from botorch.sampling.pathwise.paths import PathList, SamplePath
 from botorch.sampling.pathwise.posterior_samplers import DrawMatheronPaths
@@ -114,11 +113,10 @@ class DecomposedGP(ModelListGP):
 
     def __init__(self, *models: Model) -> None:
         _check_components(models)
-        is_known_model = [isinstance(model, DeterministicModel) for model in models]
-        pairs = list(zip(models, is_known_model, strict=True))
+        self._is_known = tuple(isinstance(m, DeterministicModel) for m in models)
+        pairs = list(zip(models, self._is_known, strict=True))
         super().__init__(*(model for model, is_known in pairs if not is_known))
         self.known_models = ModuleList(model for model, is_known in pairs if is_known)
-        self._is_known = tuple(is_known_model)
         self._columns = _common_columns(self._with_data)
 
     @property
@@ -162,13 +160,13 @@ class DecomposedGP(ModelListGP):
             joint = self.component_posterior(X, output_indices, observation_noise)
             return posterior_transform(posterior=joint, X=X)
         self._check_output(output_indices)
-        learned = self._learned(X, observation_noise)
+        noises = self._split("observation_noise", observation_noise)
+        learned = self._learned(X, noises)
         mean = sum(mvn.mean for mvn in learned)
         mean = sum(self._known_values(X, mean), mean)
         dense = sum(mvn.lazy_covariance_matrix.to_dense() for mvn in learned)
-        least: Any = sum(self._least(X))
         total = MultivariateNormal(mean, at_unit_scale(to_linear_operator(dense)))
-        return self._as_posterior(total, least)
+        return self._as_posterior(total, sum(self._least(X)))
 
     def component_posterior(
         self,
@@ -187,9 +185,10 @@ class DecomposedGP(ModelListGP):
             A posterior over ``batch_shape x q x k`` for ``k`` components; the variance
             of a known one is the least that GPyTorch allows, 1e-10 in double precision.
         """
-        mvns = self._learned(X, observation_noise)
-        values = self._known_values(X, mvns[0].mean)
-        parts = self._in_order(mvns, map(_certain, values))
+        noises = self._split("observation_noise", observation_noise)
+        learned = self._learned(X, noises)
+        certain = map(_certain, self._known_values(X, learned[0].mean))
+        parts = self._in_order(learned, certain)
         # a known component keeps the variance of ``_certain``
         least = self._in_order(self._least(X), repeat(X.new_zeros(1, 1)))
         if output_indices is not None:
@@ -234,20 +233,15 @@ class DecomposedGP(ModelListGP):
                 f"X: expected one tensor for all or one for each of the {m} components "
                 f"with data, got {len(inputs)}."
             )
-        self._check_columns("Y", Y)
-        if noise is not None:
-            self._check_columns("noise", noise)
-        for X_i, model in zip(inputs, self._with_data, strict=True):
-            self._check_points(X_i)
-            checks.check_new_data(X_i, Y, noise, m, model.batch_shape)
-        noises: list[Tensor | None] = [None] * m
-        if noise is not None:
-            noises = [
-                # of fantasies any component takes it
-                part if fantasize_flag.on() or _has_fixed_noise(model) else None
-                for part, model in zip(noise.split(1, -1), self._with_data, strict=True)
-            ]
-        return self._conditioned(inputs, Y.split(1, dim=-1), noises, **kwargs)
+        outcomes = self._split("Y", Y)
+        noises = self._split("noise", noise)
+        for i, model in enumerate(self._with_data):
+            self._check_points(inputs[i])
+            checks.check_new_data(inputs[i], Y, noise, m, model.batch_shape)
+            # of fantasies any component takes it
+            if not (fantasize_flag.on() or _has_fixed_noise(model)):
+                noises[i] = None
+        return self._conditioned(inputs, outcomes, noises, **kwargs)
 
     def _conditioned(
         self,
@@ -259,11 +253,10 @@ class DecomposedGP(ModelListGP):
         """Condition each component with data on its rows."""
         models = []
         for model, X_i, Y_i, noise in zip(self._with_data, X, Y, noises, strict=True):
-            if noise is not None:
-                kwargs["noise"] = noise
+            extra = {} if noise is None else {"noise": noise}
             with gradients_in_data(model, new=X_i):
-                models.append(model.condition_on_observations(X_i, Y_i, **kwargs))
-            kwargs.pop("noise", None)
+                new = model.condition_on_observations(X_i, Y_i, **extra, **kwargs)
+            models.append(new)
         return self._with_models(models)
 
     def get_fantasy_model(
@@ -280,64 +273,46 @@ class DecomposedGP(ModelListGP):
             kwargs: See ``gpytorch.models.IndependentModelList``.
         """
         learned = super().get_fantasy_model(inputs, targets, **kwargs)
-        return self._with_models(list(learned.models))
+        return self._with_models(learned.models)
 
     def fantasize(
         self,
         X: Tensor,
         sampler: MCSampler,
         observation_noise: Tensor | None = None,
-        evaluation_mask: Tensor | None = None,
         **kwargs: Any,
     ) -> DecomposedGP:
         r"""Models conditioned on draws of the components from their joint posterior.
 
         Args:
             X: ``batch_shape x n' x d``.
-            sampler: Its ``sample_shape`` leads the batch shape of the result. A
-                ``ListSampler`` has one sampler for each component with data.
+            sampler: Its ``sample_shape`` leads the batch shape of the result.
             observation_noise: ``model_batch_shape x 1 x m`` or ``x n' x m`` variances,
                 each in the space of the component's transformed outcomes. If None,
                 inferred noise, and the mean of fixed noise.
-            evaluation_mask: ``n' x m``, which components are observed where.
             kwargs: For ``condition_on_observations``.
 
         Raises:
-            ValueError: For noise or a mask of another shape, and points as in
-                ``posterior``.
+            ValueError: For noise of another shape, and points as in ``posterior``.
         """
         self._check_points(X)
-        m = len(self.models)
-        if evaluation_mask is not None and evaluation_mask.shape != (X.shape[-2], m):
-            raise ValueError(
-                f"evaluation_mask: expected shape {(X.shape[-2], m)}, a column for "
-                f"each component with data, got {tuple(evaluation_mask.shape)}."
-            )
-        if observation_noise is not None:
-            self._check_columns("observation_noise", observation_noise)
-        noises: list[Tensor | None]
+        noises = self._split("observation_noise", observation_noise)
         if observation_noise is None:
             noises = [_mean_fixed_noise(model) for model in self._with_data]
-        else:
-            noises = list(observation_noise.split(1, dim=-1))
+        m = len(self.models)
         propagate = kwargs.pop("propagate_grads", False)
         with fantasize_flag():
-            with (
-                botorch_settings.propagate_grads(propagate),
-                gradients_in_data(*self._with_data),
-            ):
-                Y = self._draw(X, sampler, noises)
+            if X.shape[-2] == 0:
+                shape = torch.broadcast_shapes(X.shape[:-2], self.batch_shape)
+                Y = X.new_empty(*sampler.sample_shape, *shape, 0, m)
+            else:
+                with botorch_settings.propagate_grads(propagate):
+                    added = [True if noise is None else noise for noise in noises]
+                    mvns = self._learned(X, added)
+                Y = sampler(self._as_posterior(_independent(mvns)))
             shape = Y.shape[1:-1]
             noises = [n if n is None else n.expand(*shape, 1) for n in noises]
-            inputs = [X] * m
-            outcomes = list(Y.split(1, dim=-1))
-            if evaluation_mask is not None:
-                for i, rows in enumerate(evaluation_mask.unbind(-1)):
-                    noise = noises[i]
-                    inputs[i] = X[..., rows, :]
-                    outcomes[i] = outcomes[i][..., rows, :]
-                    noises[i] = None if noise is None else noise[..., rows, :]
-            return self._conditioned(inputs, outcomes, noises, **kwargs)
+            return self._conditioned([X] * m, Y.split(1, dim=-1), noises, **kwargs)
 
     def subset_output(self, idcs: list[int]) -> DecomposedGP:
         """The model itself: there is one output.
@@ -357,9 +332,9 @@ class DecomposedGP(ModelListGP):
         super().load_state_dict(state_dict, strict=strict, assign=assign)
         prefix = "known_models."
         state = {
-            key.removeprefix(prefix): value
-            for key, value in state_dict.items()
-            if key.startswith(prefix)
+            name.removeprefix(prefix): value
+            for name, value in state_dict.items()
+            if name.startswith(prefix)
         }
         self.known_models.load_state_dict(state, strict=strict, assign=assign)
 
@@ -367,54 +342,7 @@ class DecomposedGP(ModelListGP):
     def _with_data(self) -> list[GPyTorchModel]:
         return list(self.models)
 
-    def _learned(
-        self,
-        X: Tensor,
-        observation_noise: bool | Tensor,
-    ) -> list[MultivariateNormal]:
-        """The posterior of each component with data, of one batch shape."""
-        self._check_points(X)
-        noises: list[Any] = [observation_noise] * len(self.models)
-        if isinstance(observation_noise, Tensor):
-            self._check_columns("observation_noise", observation_noise)
-            noises = list(observation_noise.split(1, dim=-1))
-        with gradients_in_data(*self._with_data):
-            posteriors = [
-                model.posterior(X, observation_noise=noise)
-                for model, noise in zip(self._with_data, noises, strict=True)
-            ]
-        return self._broadcast_mvns([p.distribution for p in posteriors])
-
-    def _known_values(
-        self,
-        X: Tensor,
-        like: Tensor,
-    ) -> list[Tensor]:
-        """Each known component, of the shape of ``like``, ``batch_shape x q``."""
-        models: list[Any] = list(self.known_models)
-        values = [model.posterior(X).mean.squeeze(-1) for model in models]
-        if is_ensemble(self):  # ``batch_shape x members x q``
-            values = [value.unsqueeze(-2) for value in values]
-        return [value.expand_as(like) for value in values]
-
-    def _least(self, X: Tensor) -> list[Tensor]:
-        """Smallest variances of the components with data, ``batch_shape x 1 x 1``."""
-        smallest = []
-        for model in self.models:
-            transform = getattr(model, "outcome_transform", None)
-            least = least_variance(transform, X) * X.new_ones(1, 1)
-            smallest.append(least.unsqueeze(-3) if is_ensemble(self) else least)
-        return smallest
-
-    def _as_posterior(
-        self,
-        mvn: MultivariateNormal,
-        least: Tensor | float = 0.0,
-    ) -> Posterior:
-        kind = GaussianMixturePosterior if is_ensemble(self) else GPyTorchPosterior
-        return with_least_variance(kind(distribution=mvn), least)
-
-    def _with_models(self, models: Sequence[Model]) -> DecomposedGP:
+    def _with_models(self, models: Iterable[Model]) -> DecomposedGP:
         """The same known components with other ones that have data."""
         return type(self)(*self._in_order(models, self.known_models))
 
@@ -433,45 +361,74 @@ class DecomposedGP(ModelListGP):
         without = iter(certain)
         return [next(without if k else with_data) for k in self._is_known]
 
-    def _draw(
+    def _learned(
         self,
         X: Tensor,
-        sampler: MCSampler,
-        noises: list[Tensor | None],
-    ) -> Tensor:
-        """``sample_shape x batch_shape x n' x m`` noisy observations of components."""
-        if X.shape[-2] == 0:
-            shape = torch.broadcast_shapes(X.shape[:-2], self.batch_shape)
-            return X.new_empty(*sampler.sample_shape, *shape, 0, len(self.models))
-        posteriors = [
-            model.posterior(X, observation_noise=True if noise is None else noise)
-            for model, noise in zip(self._with_data, noises, strict=True)
-        ]
-        if isinstance(sampler, ListSampler):
-            return sampler(PosteriorList(*posteriors))
-        mvns = self._broadcast_mvns([p.distribution for p in posteriors])
-        return sampler(self._as_posterior(_independent(mvns)))
+        noises: Sequence[Any],
+    ) -> list[MultivariateNormal]:
+        """The posterior of each component with data, of one batch shape.
+
+        Args:
+            X: ``batch_shape x q x d``.
+            noises: ``observation_noise`` of each.
+        """
+        self._check_points(X)
+        with gradients_in_data(*self._with_data):
+            posteriors: list[Any] = [
+                model.posterior(X, observation_noise=noise)
+                for model, noise in zip(self._with_data, noises, strict=True)
+            ]
+        return self._broadcast_mvns([p.distribution for p in posteriors])
+
+    def _known_values(
+        self,
+        X: Tensor,
+        like: Any,
+    ) -> list[Tensor]:
+        """Each known component, of the shape of ``like``, ``batch_shape x q``."""
+        models: list[Any] = list(self.known_models)
+        values = [model.posterior(X).mean.squeeze(-1) for model in models]
+        if is_ensemble(self):  # ``batch_shape x members x q``
+            values = [value.unsqueeze(-2) for value in values]
+        return [value.expand_as(like) for value in values]
+
+    def _least(self, X: Tensor) -> list[Any]:
+        """Smallest variances of the components with data, ``batch_shape x 1 x 1``."""
+        transforms = [getattr(m, "outcome_transform", None) for m in self.models]
+        least = [least_variance(t, X) * X.new_ones(1, 1) for t in transforms]
+        if is_ensemble(self):
+            least = [one.unsqueeze(-3) for one in least]
+        return least
+
+    def _as_posterior(
+        self,
+        mvn: MultivariateNormal,
+        least: Any = 0.0,
+    ) -> Posterior:
+        kind = GaussianMixturePosterior if is_ensemble(self) else GPyTorchPosterior
+        return with_least_variance(kind(distribution=mvn), least)
 
     def _check_points(self, X: Tensor) -> None:
         dtype = self._with_data[0].train_targets.dtype
         # components themselves check the columns where tasks or transforms add some
-        if self._columns is None or fantasize_flag.on():
-            checks.check_finite_points(X, dtype)
-        else:
-            checks.check_points(X, self._columns, dtype)
+        checks.check_points(X, self._columns, dtype)
 
-    def _check_columns(
+    def _split(
         self,
         name: str,
-        value: Tensor,
-    ) -> None:
-        checks.check_tensor(name, value)
+        value: Any,
+    ) -> list[Any]:
+        """A column, or the same None or bool, for each component with data."""
         m = len(self.models)
+        if value is None or isinstance(value, bool):
+            return [value] * m
+        checks.check_tensor(name, value)
         if value.dim() < 2 or value.shape[-1] != m:
             raise ValueError(
                 f"{name}: expected {m} columns, one for each component with data "
                 f"(known components have none), got shape {tuple(value.shape)}."
             )
+        return list(value.split(1, dim=-1))
 
     def _check_output(self, indices: list[int] | None) -> None:
         if indices is not None and list(indices) not in ([0], [-1]):

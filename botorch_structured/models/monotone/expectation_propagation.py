@@ -20,8 +20,7 @@ in the sites at the fixed point.
 A Gaussian site on a latent value g is exp(-(sqrt(p) g - s / sqrt(p))^2 / 2) with
 precision p and shift s. It adds p to the precision of g, and s to precision times mean;
 with p = 0 it is a constant. In [Riihimaki2010monotonicity]_ (before (9)) a site is
-t = Z~ N(g | mu~, sigma~^2): p = 1 / sigma~^2, s = mu~ / sigma~^2. What is done with
-given sites, on tensors, has gradients.
+t = Z~ N(g | mu~, sigma~^2): p = 1 / sigma~^2, s = mu~ / sigma~^2.
 
 References:
 
@@ -34,13 +33,10 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from botorch.exceptions.warnings import BotorchWarning
-from linear_operator.utils.cholesky import psd_safe_cholesky
 from scipy.linalg.lapack import dtrtri
 from scipy.special import erfcx, log_ndtr
 from torch import Tensor
@@ -52,107 +48,23 @@ from botorch_structured.models.contexts import few_threads
 TOLERANCE = 1e-10
 
 
-class GaussianSites(NamedTuple):
-    """Gaussian sites, one for each of ``m`` latent values.
-
-    Attributes:
-        precision: ``batch_shape x m``, never negative.
-        shift: ``batch_shape x m``, precision times the mode.
-        log_scale: ``batch_shape``, logarithm of the factor of their product.
-    """
-
-    precision: Tensor
-    shift: Tensor
-    log_scale: Tensor
-
-
-class SiteSystem(NamedTuple):
-    """S + P^-1, factorised, for a prior covariance S and sites of precisions P.
-
-    S + P^-1 is the block of K_joint + Sigma~_joint for derivatives ((6) and (10) of
-    [Riihimaki2010monotonicity]_). With B = I + P^1/2 S P^1/2 = L L', all of whose
-    eigenvalues are at least one:
-
-    Attributes:
-        root: L^-1 P^1/2, ``batch_shape x m x m``: root' root = (S + P^-1)^-1.
-        whitened: L^-1 P^-1/2 shift, ``batch_shape x m``.
-        half_log_det: log det L, ``batch_shape``.
-    """
-
-    root: Tensor
-    whitened: Tensor
-    half_log_det: Tensor
-
-    def residual(self, mean: Tensor) -> Tensor:
-        """L^-1 P^1/2 (t - mean) for the modes t = shift / P of the sites.
-
-        Args:
-            mean: ``batch_shape x m``.
-
-        Returns:
-            ``batch_shape x m``; ``root.mT`` times it are the weights of the latent
-            values in a conditional mean.
-        """
-        return self.whitened - (self.root @ mean.unsqueeze(-1)).squeeze(-1)
-
-
-def site_system(
-    covariance: Tensor,
-    sites: GaussianSites,
-) -> SiteSystem:
-    """Factorise S + P^-1; differentiable in S, with the sites held.
-
-    Args:
-        covariance: S, ``batch_shape x m x m``; may be singular.
-        sites: Of the same latent values.
-    """
-    half = sites.precision.detach().sqrt()
-    inner = half.unsqueeze(-1) * covariance * half.unsqueeze(-2)
-    factor = psd_safe_cholesky(
-        inner + torch.eye(half.shape[-1], dtype=inner.dtype, device=inner.device)
-    )
-    target = torch.where(half > 0.0, sites.shift / half, 0.0)
-    right = torch.cat([torch.diag_embed(half), target.unsqueeze(-1)], dim=-1)
-    solved = torch.linalg.solve_triangular(factor, right, upper=False)
-    return SiteSystem(
-        solved[..., :-1],
-        solved[..., -1],
-        factor.diagonal(dim1=-2, dim2=-1).log().sum(-1),
-    )
-
-
-def log_site_evidence(
-    system: SiteSystem,
-    mean: Tensor,
-    sites: GaussianSites,
-) -> Tensor:
-    """Log-probability of the sites under N(mean, covariance), ``batch_shape``.
-
-    With the ``log_scale`` of EP this is log Z_EP ([Riihimaki2010monotonicity]_, after
-    (10)) without the part of the data.
-
-    Args:
-        system: Of the covariance and the sites.
-        mean: ``batch_shape x m``.
-        sites: The same.
-    """
-    residual = system.residual(mean)
-    return sites.log_scale - 0.5 * residual.square().sum(-1) - system.half_log_det
-
-
 class EPResult(NamedTuple):
     """Where expectation propagation ended.
 
     Attributes:
-        sites: The Gaussian sites, with the scale that makes ``log_site_evidence`` of
-            them the approximate log-probability of the probit sites.
+        precision: Of the Gaussian sites, ``batch_shape x s``.
+        shift: Precision times mode, ``batch_shape x s``.
+        log_scale: ``batch_shape``, logarithm of the factor of their product, with which
+            it approximates that of the probit sites.
         converged: ``batch_shape``, bool.
         sweeps: ``batch_shape``; updates of all sites that each element took.
         residual: ``batch_shape``; largest change that one more undamped update would
             make, in units of the posterior standard deviation of its latent value.
     """
 
-    sites: GaussianSites
+    precision: Tensor
+    shift: Tensor
+    log_scale: Tensor
     converged: Tensor
     sweeps: Tensor
     residual: Tensor
@@ -161,9 +73,11 @@ class EPResult(NamedTuple):
 class EPRun(NamedTuple):
     """The same for one vector of ``m`` latent values, on arrays.
 
+    With B = I + P^1/2 S P^1/2 = L L' for their prior covariance S and precisions P:
+
     Attributes:
         sites: Precisions, then shifts, ``2 m``.
-        log_scale: See ``GaussianSites``.
+        log_scale: See ``EPResult``.
         sweeps: See ``EPResult``.
         residual: See ``EPResult``.
         log_evidence: log Z_EP without the part of the data.
@@ -180,6 +94,24 @@ class EPRun(NamedTuple):
     root: Array
 
 
+class EPConvergenceWarning(BotorchWarning):
+    """Expectation propagation did not reach its fixed point."""
+
+
+def warn_unless_converged(result: EPResult) -> None:
+    """Say of how many elements of a batch, and what may help."""
+    if not bool(result.converged.all()):
+        warnings.warn(
+            "Expectation propagation did not converge for "
+            f"{int((~result.converged).sum())} of {result.converged.numel()} "
+            f"models: residual {float(result.residual.max()):.1e} after "
+            f"{int(result.sweeps.max())} sweeps. If the data contradict a sign "
+            "strongly, choose a larger nu.",
+            EPConvergenceWarning,
+            stacklevel=3,
+        )
+
+
 def expectation_propagation(
     mean: Array,
     covariance: Array,
@@ -194,8 +126,7 @@ def expectation_propagation(
     before multiplies it by 0.8, any other by 1.05, within [0.3, 0.95]. Fixed points do
     not depend on it or on the start. The approximate evidence
     log Z_EP ([Riihimaki2010monotonicity]_, the display after (10)) is stationary in the
-    sites there, so that its gradient is that of ``log_site_evidence`` with the sites
-    held.
+    sites there, so that its gradient is that with the sites held.
 
     Args:
         mean: ``m``.
@@ -210,90 +141,40 @@ def expectation_propagation(
         NotPSDError: If the covariance is not positive semi-definite.
     """
     m = len(mean)
-    with few_threads(m):
-        problem = _Problem(mean, covariance, nu)
-        zero = np.zeros(2 * m)
-        run = _run(problem, zero if start is None else start, tolerance, max_sweeps)
-        if start is not None and not run.residual <= tolerance:  # perhaps because of it
-            again = _run(problem, zero, tolerance, max_sweeps)
-            run = again if again.residual <= tolerance else run
-    return run
-
-
-def ep_result(
-    runs: Sequence[EPRun],
-    batch_shape: torch.Size,
-    tolerance: float = TOLERANCE,
-) -> EPResult:
-    """Runs on the elements of a batch, in order, as tensors on the CPU."""
-
-    def tensor(
-        values: object,
-        *shape: int,
-    ) -> Tensor:
-        return torch.from_numpy(np.asarray(values).reshape((*batch_shape, *shape)))
-
-    end = tensor([run.sites for run in runs], 2, len(runs[0].sites) // 2)
-    log_scale = tensor([run.log_scale for run in runs])
-    sites = GaussianSites(end[..., 0, :], end[..., 1, :], log_scale)
-    residual = tensor([run.residual for run in runs])
-    sweeps = tensor([run.sweeps for run in runs])
-    return EPResult(sites, residual <= tolerance, sweeps, residual)
-
-
-class EPConvergenceWarning(BotorchWarning):
-    """Expectation propagation did not reach its fixed point."""
-
-
-def warn_unless_converged(result: EPResult | None) -> None:
-    """Say of how many elements of a batch, and what may help."""
-    if result is not None and not bool(result.converged.all()):
-        warnings.warn(
-            "Expectation propagation did not converge for "
-            f"{int((~result.converged).sum())} of {result.converged.numel()} "
-            f"models: residual {float(result.residual.max()):.1e} after "
-            f"{int(result.sweeps.max())} sweeps. If the data contradict a sign "
-            "strongly, choose a larger nu.",
-            EPConvergenceWarning,
-            stacklevel=3,
-        )
-
-
-def _run(
-    problem: _Problem,
-    x: Array,
-    tolerance: float,
-    max_sweeps: int,
-) -> EPRun:
-    """EP from some sites (precisions, then shifts)."""
-    m = len(x) // 2
+    x = np.zeros(2 * m) if start is None else start
     if m == 0:
         return EPRun(x, 0.0, 0, 0.0, 0.0, x, np.zeros((0, 0)))
+    covariance = 0.5 * (covariance + covariance.T)
     # damping: the share of each step that is taken
     step = 0.9
-    last: Array | None = None
-    for sweep in range(max_sweeps + 1):
-        now = problem.marginals(x[:m], x[m:])
-        matched = probit_site(now.cavity_mean, now.cavity_variance, problem.nu)
-        change = np.concatenate(matched) - x
-        weight = np.concatenate([now.variance, np.sqrt(now.variance)])
-        residual = float(np.abs(change * weight).max())
-        # a residual of NaN ends the run, too, and is not converged
-        if not residual > tolerance or sweep == max_sweeps:
-            break
-        if last is not None:
-            step *= 0.8 if change[:m] @ last < 0.0 else 1.05
-            step = min(max(step, 0.3), 0.95)
-        last = change[:m]
-        x = x + step * change
-    log_scale = problem.log_scale(now, x[:m], x[m:])
+    last = np.zeros(m)
+    with few_threads(m):
+        for sweep in range(max_sweeps + 1):
+            now = marginals(mean, covariance, x)
+            matched = probit_site(now.cavity_mean, now.cavity_variance, nu)
+            change = np.concatenate(matched) - x
+            weight = np.concatenate([now.variance, np.sqrt(now.variance)])
+            residual = float(np.abs(change * weight).max())
+            # a residual of NaN ends the run, too, and is not converged
+            if not residual > tolerance or sweep == max_sweeps:
+                break
+            if sweep > 0:
+                step *= 0.8 if change[:m] @ last < 0.0 else 1.05
+                step = min(max(step, 0.3), 0.95)
+            last = change[:m]
+            x = x + step * change
+    if start is not None and not residual <= tolerance:  # perhaps because of the start
+        return expectation_propagation(
+            mean, covariance, nu, None, tolerance, max_sweeps
+        )
+    log_scale = _log_scale(now, x, nu)
     half_log_det = -np.log(now.inverse.diagonal()).sum()
     evidence = log_scale - 0.5 * float(now.white @ now.white) - half_log_det
     root = now.inverse * np.sqrt(x[:m])
     return EPRun(x, log_scale, sweep, residual, evidence, now.weight, root)
 
 
-class _Marginals(NamedTuple):
+class Marginals(NamedTuple):
     """Posterior variances, and the cavity of each latent value without its own site.
 
     With L^-1, white = L^-1 (P^-1/2 shift - P^1/2 mean), and (S + P^-1)^-1 (P^-1 shift -
@@ -308,76 +189,63 @@ class _Marginals(NamedTuple):
     weight: Array
 
 
-class _Problem:
-    """Probit sites on N(mean, covariance)."""
+def marginals(
+    mean: Array,
+    covariance: Array,
+    sites: Array,
+) -> Marginals:
+    """From the Cholesky factor of B = I + P^1/2 S P^1/2, without cancellation.
 
-    def __init__(
-        self,
-        mean: Array,
-        covariance: Array,
-        nu: float,
-    ) -> None:
-        self.mean = mean
-        self.nu = nu
-        self.covariance = 0.5 * (covariance + covariance.T)
-        self.prior = self.covariance.diagonal()
+    With P the precisions, P_i V_i = 1 - (B^-1)_ii for the posterior variances V, so the
+    share that a cavity has of the precision is (B^-1)_ii, no difference of large
+    numbers; and the cavity mean differs from the posterior one by its variance times
+    the i-th entry of (S + P^-1)^-1 (P^-1 shift - mean).
+    """
+    m = len(mean)
+    precision = sites[:m]
+    shift = sites[m:]
+    prior = covariance.diagonal()
+    root = np.sqrt(precision)
+    scaled = root[:, None] * covariance
+    inverse = _inverse_factor(scaled * root)
+    share = np.einsum("ij,ij->j", inverse, inverse)  # (B^-1)_ii
+    pull = shift - precision * mean
+    said = root > 0.0
+    white = inverse @ np.divide(pull, root, out=np.zeros(m), where=said)
+    weight = np.where(said, root * (inverse.T @ white), pull)
+    strong = precision * prior > 0.5
+    safe = np.where(strong, precision, 1.0)
+    moved = mean + covariance @ weight
+    posterior = np.where(strong, (shift - weight) / safe, moved)
+    variance = (1.0 - share) / safe
+    if not strong.all():
+        explained = inverse @ scaled[:, ~strong]
+        gone = np.einsum("ij,ij->j", explained, explained)
+        variance[~strong] = prior[~strong] - gone
+    cavity_variance = variance / share
+    cavity_mean = posterior - cavity_variance * weight
+    return Marginals(variance, cavity_mean, cavity_variance, inverse, white, weight)
 
-    def marginals(
-        self,
-        precision: Array,
-        shift: Array,
-    ) -> _Marginals:
-        """From the Cholesky factor of B = I + P^1/2 S P^1/2, without cancellation.
 
-        With P the precisions, P_i V_i = 1 - (B^-1)_ii for the posterior variances V, so
-        the share that a cavity has of the precision is (B^-1)_ii, no difference of
-        large numbers; and the cavity mean differs from the posterior one by its
-        variance times the i-th entry of (S + P^-1)^-1 (P^-1 shift - mean).
-        """
-        root = np.sqrt(precision)
-        scaled = root[:, None] * self.covariance
-        inverse = _inverse_factor(scaled * root)
-        share = np.einsum("ij,ij->j", inverse, inverse)  # (B^-1)_ii
-        pull = shift - precision * self.mean
-        said = root > 0.0
-        inner = np.divide(pull, root, out=np.zeros_like(pull), where=said)
-        white = inverse @ inner
-        weight = np.where(said, root * (inverse.T @ white), pull)
-        strong = precision * self.prior > 0.5
-        safe = np.where(strong, precision, 1.0)
-        moved = self.mean + self.covariance @ weight
-        posterior = np.where(strong, (shift - weight) / safe, moved)
-        variance = (1.0 - share) / safe
-        if not strong.all():
-            explained = inverse @ scaled[:, ~strong]
-            gone = np.einsum("ij,ij->j", explained, explained)
-            variance[~strong] = self.prior[~strong] - gone
-        cavity_variance = variance / share
-        cavity_mean = posterior - cavity_variance * weight
-        return _Marginals(
-            variance, cavity_mean, cavity_variance, inverse, white, weight
-        )
+def _log_scale(
+    now: Marginals,
+    sites: Array,
+    nu: float,
+) -> float:
+    """Log-scale of the sites that gives each the mass of its probit site.
 
-    def log_scale(
-        self,
-        now: _Marginals,
-        precision: Array,
-        shift: Array,
-    ) -> float:
-        """Log-scale of the sites that gives each the mass of its probit site.
-
-        The three sums in log Z_EP ([Riihimaki2010monotonicity]_, after (10)), written
-        for sites exp(-(sqrt(p) g - s / sqrt(p))^2 / 2), which may have p = 0, in place
-        of normal densities.
-        """
-        m = now.cavity_mean
-        v = now.cavity_variance
-        wider = 1.0 + precision * v
-        away = (precision * m - shift) ** 2
-        bent = precision * wider
-        off = np.divide(away, bent, out=np.zeros_like(away), where=bent > 0.0)
-        mass = probit_log_mass(m, v, self.nu)
-        return float((mass + 0.5 * (off + np.log(wider))).sum())
+    The three sums in log Z_EP ([Riihimaki2010monotonicity]_, after (10)), written for
+    sites exp(-(sqrt(p) g - s / sqrt(p))^2 / 2), which may have p = 0, in place of
+    normal densities.
+    """
+    precision, shift = sites.reshape(2, -1)
+    m = now.cavity_mean
+    wider = 1.0 + precision * now.cavity_variance
+    away = (precision * m - shift) ** 2
+    bent = precision * wider
+    off = np.divide(away, bent, out=np.zeros_like(away), where=bent > 0.0)
+    mass = probit_log_mass(m, now.cavity_variance, nu)
+    return float((mass + 0.5 * (off + np.log(wider))).sum())
 
 
 def truncated_moments(z: Array) -> tuple[Array, Array, Array]:

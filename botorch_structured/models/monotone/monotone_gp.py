@@ -10,12 +10,11 @@ Hyperparameters are fitted to the evidence of the data, log p(y), or with
 ``signs_in_fit`` to the approximate evidence of data and signs (log Z_EP, the last
 display of section 3 in [Riihimaki2010monotonicity]_),
 
-    log Z_EP = log p(y | sites) + log p(sites).
+    log Z_EP = log p(y) + log p(sites | y).
 
-``ExactMarginalLogLikelihood`` computes the first term from the prior given the sites;
-the second is an *added loss term* of GPyTorch. Expectation propagation (EP) runs at
-each evaluation. At its fixed point log Z_EP is stationary in the sites, so its gradient
-is taken with the sites held.
+``ExactMarginalLogLikelihood`` computes the first term; the second is an *added loss
+term* of GPyTorch. Expectation propagation (EP) runs at each evaluation. At its fixed
+point log Z_EP is stationary in the sites, so its gradient is taken with the sites held.
 
 References:
 
@@ -35,19 +34,26 @@ from __future__ import annotations
 __all__ = ["EPConvergenceWarning", "MonotoneGP"]
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from numbers import Real
 from types import NoneType
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from botorch.exceptions.errors import UnsupportedError
+from botorch.models import SingleTaskGP
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.models.utils import add_output_dim
 from botorch.posteriors import GPyTorchPosterior
+from botorch.sampling.pathwise.features.maps import FeatureMap
+from botorch.sampling.pathwise.paths import GeneralizedLinearPath, SamplePath
+from botorch.sampling.pathwise.posterior_samplers import DrawMatheronPaths, MatheronPath
+from botorch.sampling.pathwise.utils import get_input_transform, get_output_transform
+from botorch.utils.context_managers import delattr_ctx
 from botorch.utils.datasets import SupervisedDataset
+from botorch.utils.sampling import draw_sobol_samples
 from botorch.utils.types import DEFAULT
 from gpytorch import settings
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
@@ -58,15 +64,11 @@ from gpytorch.likelihoods import (
     Likelihood,
 )
 from gpytorch.means import Mean, ZeroMean
-from gpytorch.mlls import (
-    AddedLossTerm,
-    ExactMarginalLogLikelihood,
-    MarginalLogLikelihood,
-)
+from gpytorch.mlls import AddedLossTerm, MarginalLogLikelihood
 from linear_operator import to_linear_operator
+from linear_operator.operators import MatmulLinearOperator
 from scipy.special import ndtr
 from torch import Tensor
-from torch.quasirandom import SobolEngine
 
 from botorch_structured._botorch_names import DefaultType
 from botorch_structured.linalg.factor import Array
@@ -82,51 +84,44 @@ from botorch_structured.models.input_transforms import (
     refuse_dependencies,
 )
 from botorch_structured.models.map_fit import fit_map
-from botorch_structured.models.monotone.array_evidence import ArrayGP, EvidenceObjective
+from botorch_structured.models.monotone.array_evidence import array_objective
+from botorch_structured.models.monotone.derivative_process import (
+    DerivativeCovariance,
+    DerivativeProcess,
+    Sites,
+)
 from botorch_structured.models.monotone.expectation_propagation import (
+    TOLERANCE,
     EPConvergenceWarning,
     EPResult,
     EPRun,
-    GaussianSites,
-    ep_result,
     expectation_propagation,
     warn_unless_converged,
 )
-from botorch_structured.models.monotone.site_kernel import (
-    ConditionedProcess,
-    DerivativeSites,
-    SiteConditionedKernel,
-    SiteConditionedMean,
-    SlopeMoments,
-)
 from botorch_structured.models.outcome_scale import with_least_variance
-from botorch_structured.models.parameters import UnknownFormError
-from botorch_structured.spaces.arguments import check_column, check_count
+from botorch_structured.spaces.arguments import check_column
 from botorch_structured.spaces.parameter_tree import HierarchicalDependencies
 
-# Numbers in the largest array of a fit. Above, several threads of torch are faster.
-_MOST_NUMBERS = 2**20
-# How many points signs are examined at.
+# How many points signs are examined at, and how many are imposed at most.
 _CANDIDATES = 256
-# BoTorch's names of hyperparameters with a batch, and those in a prior given sites.
-_WRAPPED = {
-    "mean_module.raw_constant": "mean_module.base_mean.raw_constant",
-    "covar_module.raw_lengthscale": "covar_module.base_kernel.raw_lengthscale",
-}
-_NO_SIGN = "monotone: expected at least one sign, got none."
+_MOST_SIGNS = 50
 
 
-class SiteEvidence(AddedLossTerm):
-    """log p(sites) as of the last call in training mode."""
+class SignEvidence(AddedLossTerm):
+    """Approximate log-probability of the signs given the data of a model.
 
-    def __init__(self, value: Tensor) -> None:
-        self.value = value
+    Args:
+        model: A ``MonotoneGP``.
+    """
+
+    def __init__(self, model: MonotoneGP) -> None:
+        self.model = model
 
     def loss(self, *params: Any) -> Tensor:
-        return self.value
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"value": self.value.detach()}  # tensors with a graph cannot be copied
+        """The part of log Z_EP that signs add; runs expectation propagation."""
+        log_scale = self.model._find_sites().log_scale
+        evidence = self.model._process().log_probability()
+        return (evidence + log_scale.to(evidence)).to(self.model.train_targets)
 
 
 class MonotoneGP(FastSingleTaskGP):
@@ -138,31 +133,30 @@ class MonotoneGP(FastSingleTaskGP):
     [Riihimaki2010monotonicity]_). EP replaces each such factor by a Gaussian one, a
     *site*. The prior given Gaussian sites is a Gaussian process again, and conditioning
     it on data is exact, so that posteriors, joint covariances, gradients, fantasies and
-    acquisition functions are BoTorch's own. Sites are found when the model is made and
-    when it enters evaluation mode (``eval()``, or the first prediction); also when
-    outcomes are replaced or a state is loaded there. After other changes call
-    ``update_sites``. Fantasies and conditioned models keep the sites, as they keep the
-    hyperparameters.
+    acquisition functions are BoTorch's own. Sites are found when the model enters
+    evaluation mode (``eval()``, or the first prediction); also when outcomes are
+    replaced or a state is loaded there. After other changes call ``update_sites``.
+    Fantasies, conditioned models and leave-one-out keep the sites, as they keep the
+    hyperparameters. A state has none: it is that of a ``SingleTaskGP``.
 
     **Fit.** ``fit_gpytorch_mll`` fits hyperparameters to the data alone; they equal
     those of the ``SingleTaskGP`` without signs up to rounding. Then signs are imposed
     one at a time, each at the point where the posterior gives it the lowest
     probability, until no sign is less probable than ``min_probability`` (at most 50).
     None is imposed where the data already imply it; where data are few, the variance
-    remains large.
-    ``ep_result`` reports whether EP converged; if it did not, there is an
-    ``EPConvergenceWarning``.
+    remains large. ``ep_result`` reports whether EP converged; if it did not, there is
+    an ``EPConvergenceWarning``.
 
     **As published.** The paper imposes signs on a grid and fits hyperparameters to the
-    evidence of data and signs: ``as_published``, or ``virtual_X="grid",
-    signs_in_fit=True``. Predictions are then overconfident. A process whose derivative
-    is positive at a hundred points is steep at most of them, also where the function is
-    flat, and continues this slope to the corners of the box. And a hundred positive
-    derivatives have the highest probability under long lengthscales, which outweighs
-    the evidence of a few rows: on nine random rows of the training error of the paper's
-    elastic net (medians of eight draws) lengthscales grow from 0.6 and 0.2 to 1.5 and
-    0.8, the noise variance from 0.005 to 0.15, and the median error of the sum from 0.5
-    to 1.7 predicted standard deviations (calibrated: 0.67).
+    evidence of data and signs: ``as_published``, or ``signs_in_fit=True``. Predictions
+    are then overconfident. A process whose derivative is positive at a hundred points
+    is steep at most of them, also where the function is flat, and continues this slope
+    to the corners of the box. And a hundred positive derivatives have the highest
+    probability under long lengthscales, which outweighs the evidence of a few rows: on
+    nine random rows of the training error of the paper's elastic net (medians of eight
+    draws) lengthscales grow from 0.6 and 0.2 to 1.5 and 0.8, the noise variance from
+    0.005 to 0.15, and the median error of the sum from 0.5 to 1.7 predicted standard
+    deviations (calibrated: 0.67).
 
     **When signs help.** Signs help if they are certain and data are few. In a search
     that starts from four points they improve the result on a mixture of two monotone
@@ -202,12 +196,12 @@ class MonotoneGP(FastSingleTaskGP):
             rounds smaller variances up. If it reverses the order of outcomes, the signs
             are reversed with it.
         input_transform: Must map each monotone column to one column of its own.
-        virtual_X: Where signs are imposed. Default (None): "adaptive", one point at a
-            time in ``bounds`` where a sign is least probable ([WangBerger2016shape]_),
-            until no sign at 256 candidates is less probable than ``min_probability``,
-            or there are 50 points; again when hyperparameters or data have changed.
-            Each output, and each element of a batch, has points of its own, except with
-            ``signs_in_fit``.
+        virtual_X: Where signs are imposed. Default (None): "grid" with
+            ``signs_in_fit``, else "adaptive": one point at a time in ``bounds`` where a
+            sign is least probable ([WangBerger2016shape]_), until no sign at 256
+            candidates is less probable than ``min_probability``, or there are 50;
+            again when hyperparameters or data have changed. Each output, and each
+            element of a batch, has points of its own.
             "grid": all of the paper's 10, 10 x 10 or 4 x 4 x 4 points, and 64 Sobol
             points beyond three columns. A ``v x d`` tensor in the space of
             ``train_X``: these points.
@@ -220,8 +214,7 @@ class MonotoneGP(FastSingleTaskGP):
         signs_in_fit: Whether hyperparameters are fitted to the approximate evidence of
             data and signs, log Z_EP, as in the paper, instead of that of the data. The
             gradient is exact at the fixed point of EP, which runs at each evaluation: a
-            fit takes four times as long. Adaptive points are then added once, between
-            two rounds of the fit.
+            fit takes four times as long. Not with "adaptive" points.
         min_probability: In (0, 1); "adaptive" imposes a sign only where its probability
             is lower. Default: 0.5 / k for k monotone columns. Below 0.5 the posterior
             mean of the derivative has the wrong sign; the lowest of k probabilities is
@@ -242,18 +235,19 @@ class MonotoneGP(FastSingleTaskGP):
     """
 
     _fit_caches = ("_predictor",)
-    _predictor: ConditionedProcess | None = None
+    _predictor: DerivativeProcess | None = None
     #: What the last run of expectation propagation reported.
     ep_result: EPResult | None = None
-    mean_module: Any
-    covar_module: Any
+    #: Columns of the model with signs.
+    columns: tuple[int, ...] = ()
+    #: Where signs are imposed, ``v x d``, on the axes of the model.
+    virtual_points: Tensor
     _subset_batch_dict: dict[str, int]
+    # see ``Sites``
+    _site_scale: Tensor
+    _site_target: Tensor
     # +1 or -1 on the model's axes, ``aug_batch_shape x k`` for ``k`` monotone columns
     _column_signs: Tensor
-    # True while the model is called, and while it is fitted: an optimiser may change
-    # modes, but attempts that are rolled back need as many points as before.
-    _is_called = False
-    _is_fitting = False
 
     def __init__(
         self,
@@ -293,8 +287,15 @@ class MonotoneGP(FastSingleTaskGP):
             raise ValueError(
                 f"signs_in_fit: expected True or False, got {signs_in_fit!r}."
             )
-        virtual_X = "adaptive" if virtual_X is None else virtual_X
+        if virtual_X is None:
+            virtual_X = "grid" if signs_in_fit else "adaptive"
         check_imposed(nu, virtual_X, bounds, d)
+        adaptive = isinstance(virtual_X, str) and virtual_X == "adaptive"
+        if adaptive and signs_in_fit:
+            raise ValueError(
+                'virtual_X: expected "grid" or points beside signs_in_fit, got '
+                '"adaptive": a fit needs signs at fixed points.'
+            )
         if min_probability is None:
             min_probability = 0.5 / max(len(signs), 1)
         check_probability(min_probability, "min_probability")
@@ -311,39 +312,41 @@ class MonotoneGP(FastSingleTaskGP):
         self.monotone = signs
         self.signs_in_fit = signs_in_fit
         self.min_probability = min_probability
-        self._adaptive = isinstance(virtual_X, str) and virtual_X == "adaptive"
-        if not has_sites:
-            return
-        places = transformed_columns(signs, train_X, input_transform)
-        self._box = transformed_box(bounds, train_X, input_transform)
-        if isinstance(virtual_X, Tensor):
-            points = transformed_points(virtual_X, train_X, input_transform)
-        elif self._adaptive:
+        self._adaptive = adaptive
+        points = train_X.new_zeros(0, d)
+        directions: list[int] = []
+        if has_sites:
+            for column, sign in signs.items():
+                place, direction = moved_column(column, train_X, input_transform)
+                self.columns += (place,)
+                directions.append(sign * direction)
+            self._box = transformed_box(bounds, train_X, input_transform)
             points = self._box[:0]
-        else:
-            points = default_virtual_points(self._box)
-        columns = [column for column, _ in places.values()]
-        sites = DerivativeSites(points, columns, self._aug_batch_shape)
-        self.covar_module = SiteConditionedKernel(self.covar_module, sites)
-        self.mean_module = SiteConditionedMean(self.mean_module, self.covar_module)
-        if signs_in_fit:
-            self.register_added_loss_term("log_probability_of_sites")
-        per_column = torch.tensor([signs[j] * places[j][1] for j in signs])
-        order = self._order_of_outcomes()
-        self.register_buffer("_column_signs", order * per_column.to(order))
+            if isinstance(virtual_X, Tensor):
+                points = transformed_points(virtual_X, train_X, input_transform)
+            elif not adaptive:
+                points = default_virtual_points(self._box)
+            covariance = DerivativeCovariance.of(self.covar_module)
+            for column in self.columns:
+                covariance.place(column)
+        order = torch.where(self._outcome_slopes() < 0.0, -1.0, 1.0).to(points)
+        nothing = order.new_zeros(*self._aug_batch_shape, len(directions) * len(points))
+        buffers = {
+            "virtual_points": points,
+            "_column_signs": order * order.new_tensor(directions),
+            "_site_scale": nothing,
+            "_site_target": nothing.clone(),
+        }
+        for name, value in buffers.items():
+            self.register_buffer(name, value, persistent=False)
         if hasattr(self, "_subset_batch_dict"):
-            self._subset_batch_dict = {
-                _WRAPPED.get(name, name): dim
-                for name, dim in self._subset_batch_dict.items()
-            } | {
-                "covar_module.sites.precision": -2,
-                "covar_module.sites.shift": -2,
-                "covar_module.sites.log_scale": -1,
-                "_column_signs": -2,
-            }
-        self.to(points)
-        self.register_load_state_dict_post_hook(_find_sites_of_state)
-        self._find_sites()
+            last = dict.fromkeys(list(buffers)[1:], -2)
+            self._subset_batch_dict = {**self._subset_batch_dict, **last}
+        if signs_in_fit and has_sites:
+            name = "log_probability_of_signs"
+            self.register_added_loss_term(name)
+            self.update_added_loss_term(name, SignEvidence(self))
+        self.register_load_state_dict_post_hook(_find_sites_again)
 
     @classmethod
     def as_published(
@@ -460,17 +463,10 @@ class MonotoneGP(FastSingleTaskGP):
                 "outcome_transform: expected a linear one, such as Standardize, under "
                 f"which a derivative is Gaussian, got {type(transform).__name__}."
             )
-        mean, covariance, slope = self._derivative(X, column)
-        if transform is not None:
-            Y = self.train_targets.new_zeros(
-                *self._input_batch_shape, 1, self._num_outputs
-            )
-            scale = transform.untransform(Y + 1.0)[0] - transform.untransform(Y)[0]
-            scale = scale.squeeze(-1) if self._num_outputs == 1 else scale.mT
-            slope = slope * scale
-        mean = mean * slope
-        covariance = with_variance_floor(covariance)
-        covariance = covariance * slope.unsqueeze(-1) * slope.unsqueeze(-2)
+        mean, covariance = self._derivative(X, column)
+        slopes = self._outcome_slopes()
+        mean = mean * slopes
+        covariance = with_variance_floor(covariance) * slopes.unsqueeze(-1).square()
         mvn = MultivariateNormal(mean, to_linear_operator(covariance))
         if self._num_outputs > 1:
             mvn = MultitaskMultivariateNormal.from_batch_mvn(mvn, task_dim=-1)
@@ -495,157 +491,104 @@ class MonotoneGP(FastSingleTaskGP):
             ValueError: For points as in ``posterior``, a column out of range, or a
                 kernel without known derivatives.
         """
-        mean, covariance, slope = self._derivative(X, column)
-        sign = self.monotone.get(column, 1) * slope.sign() * self._order_of_outcomes()
+        mean, covariance = self._derivative(X, column)
+        order = torch.where(self._outcome_slopes() < 0.0, -1.0, 1.0).to(mean)
+        sign = self.monotone.get(column, 1) * order
         variance = covariance.diagonal(dim1=-2, dim2=-1)
         sd = variance.clamp_min(torch.finfo(variance.dtype).tiny).sqrt()
-        return self._in_columns(torch.special.ndtr(sign * mean / sd))
-
-    def add_virtual_points(
-        self,
-        count: int = 20,
-        probability: float = 0.9,
-    ) -> int:
-        r"""Impose signs where they are least probable, one at a time.
-
-        The sequential rule of Wang and Berger (2016, section 4): EP runs again after
-        each sign, and no point is taken twice. A model with ``virtual_X="adaptive"``
-        chooses all its points again, by its ``min_probability``, whenever it finds its
-        sites; points that were added here are then lost. All columns, several outputs
-        and the elements of a batch have signs at all points afterwards.
-
-        Args:
-            count: Add at most this many points for each output.
-            probability: Stop when no sign at 256 points that fill the box is less
-                probable.
-
-        Returns:
-            How many points were added.
-
-        Raises:
-            ValueError: If no column is monotone, for a ``count`` that is no positive
-                integer, or for a ``probability`` outside (0, 1).
-        """
-        if not self.has_sites:
-            raise ValueError(_NO_SIGN)
-        check_probability(probability, "probability")
-        count = check_count("count", count)
-        self.eval()
-        added = self._add_points(count, probability)
-        result = self._run_ep()
-        if added:
-            warn_unless_converged(result)
-        return added
-
-    @torch.no_grad()
-    def _add_points(
-        self,
-        count: int,
-        probability: float,
-    ) -> int:
-        """The same without checks, and without sites."""
-        before = self.virtual_points
-        points, choices = self._choose(before, count, probability)
-        v = len(points)
-        places = sorted({i % v for chosen, _ in choices for i in chosen})
-        self._set_points(points[places])
-        return len(places) - len(before)
-
-    def _choose(
-        self,
-        before: Tensor,
-        count: int,
-        probability: float,
-    ) -> tuple[Tensor, list[tuple[list[int], EPRun]]]:
-        """Points to choose from, and ``choose_signs`` of them for each process.
-
-        Args:
-            before: Points that have all signs already.
-            count: At most so many further signs.
-            probability: See ``choose_signs``.
-        """
-        points = candidates(before, self._box.to(before))
-        moments = self._slopes(points)
-        v = len(points)
-        columns = range(len(moments.columns))
-        start = [j * v + i for j in columns for i in range(len(before))]
-        rule = self.nu, start, len(start) + count, probability
-        choices = [
-            choose_signs(moments, i, signs, *rule)
-            for i, signs in enumerate(self._array_signs(points))
-        ]
-        return points, choices
+        probability = torch.special.ndtr(sign * mean / sd)
+        return probability.unsqueeze(-1) if self._num_outputs == 1 else probability.mT
 
     def _derivative(
         self,
         X: Tensor,
         column: int,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Moments on the model's axes, and the slope of the input transform.
+    ) -> tuple[Tensor, Tensor]:
+        """Moments of the derivatives of targets with respect to raw inputs.
 
         Returns:
-            ``batch_shape (x m) x n``, ``batch_shape (x m) x n x n``, and
-            ``batch_shape (x 1) x n``.
+            ``batch_shape (x m) x n``, and ``batch_shape (x m) x n x n``.
         """
         raw = checks.raw_inputs(self)
         column = check_column("column", column, raw.shape[-1])
         self.eval()
         checks.check_points(X, raw.shape[-1], self.train_targets.dtype)
         transform = getattr(self, "input_transform", None)
-        place = column
-        slope = torch.ones_like(X[..., 0])
+        place, _ = moved_column(column, raw, transform)
         x = self.transform_inputs(X)
-        if transform is not None:
-            place = transformed_columns({column: 1}, raw, transform)[column][0]
-            with torch.enable_grad():
-                at = X.detach().clone().requires_grad_(True)
-                moved = self.transform_inputs(at)[..., place].sum()
-                slope = torch.autograd.grad(moved, at)[0][..., column]
+        with torch.enable_grad():
+            at = X.detach().clone().requires_grad_(True)
+            moved = self.transform_inputs(at)[..., place].sum()
+            slope = torch.autograd.grad(moved, at)[0][..., column]
         if self._num_outputs > 1:
             x, _ = add_output_dim(x, original_batch_shape=self._input_batch_shape)
             slope = slope.unsqueeze(-2)
-        moments = self._process(given_sites=self.has_sites).slopes(x, [place])
-        return moments.mean.to(x), moments.covariance().to(x), slope
+        process = self._process(seen=place)
+        mean, features = process.moments(x, [place])
+        prior = process.covariance(x.double(), [place], x.double(), [place])
+        covariance = (prior - features @ features.mT).to(x)
+        return mean.to(x) * slope, covariance * slope.unsqueeze(-1) * slope.unsqueeze(
+            -2
+        )
 
-    def _process(self, given_sites: bool) -> ConditionedProcess:
-        """The process given the data, at the present hyperparameters."""
-        X = self.train_inputs[0]
-        X = X if self._has_transformed_inputs else self.transform_inputs(X)
-        noise = noise_at(self.likelihood, X, self.train_targets.shape)
+    def _process(
+        self,
+        data: bool = True,
+        sites: bool = True,
+        seen: int = 0,
+    ) -> DerivativeProcess:
+        """The process given the data, the sites, or both, at present parameters.
+
+        Args:
+            data: Whether it is given the data.
+            sites: Whether it is given the sites.
+            seen: In a model without signs, a column that its kernel sees.
+        """
+        points = self.virtual_points
+        scale = self._site_scale
+        target = self._site_target
+        if data:
+            X = self.train_inputs[0]
+            X = X if self._has_transformed_inputs else self.transform_inputs(X)
+            targets = self.train_targets
+            noise = noise_at(self.likelihood, X, targets.shape)
+        else:
+            X = points[:0]
+            targets = noise = target[..., :0]
+        if not sites:
+            points = points[:0]
+            scale = target = target[..., :0]
+        observed = Sites(points, self.columns or (seen,), scale, target)
         modules = self.mean_module, self.covar_module
-        return ConditionedProcess(*modules, X, self.train_targets, noise, given_sites)
+        return DerivativeProcess(*modules, X, targets, noise, observed)
 
-    def _slopes(self, points: Tensor) -> SlopeMoments:
-        """Moments of the derivatives with signs, given the data alone."""
-        columns = self.covar_module.sites.columns
-        return self._process(given_sites=False).slopes(points, columns)
+    def _outcome_slopes(self) -> Tensor:
+        """Slopes of outcomes as functions of the targets, ``aug_batch_shape x 1``.
+
+        Under a transform that is not linear that near the first target; its sign says
+        whether the order of outcomes is reversed.
+        """
+        several = self._num_outputs > 1
+        first = self.train_targets.detach()[..., :1]
+        first = first.mT if several else first.unsqueeze(-1)  # ``batch x 1 x m``
+        step = 1e-2 * (1.0 + first.abs())
+        ends = torch.cat([first, first + step], dim=-2)
+        transform = getattr(self, "outcome_transform", None)
+        if transform is not None:
+            ends, _ = transform.untransform(ends)
+        slopes = ends.diff(dim=-2) / step
+        return slopes.mT if several else slopes.squeeze(-1)
 
     # -- sites ------------------------------------------------------------------------
 
     @property
     def has_sites(self) -> bool:
         """Whether any sign is imposed; without, the model is a ``SingleTaskGP``."""
-        return isinstance(self.covar_module, SiteConditionedKernel)
+        return bool(self.columns)
 
-    @property
-    def virtual_points(self) -> Tensor:
-        """``v x d``, on the axes of the model (after ``input_transform``)."""
-        if not self.has_sites:
-            return self.train_inputs[0].new_zeros(0, self.train_inputs[0].shape[-1])
-        return self.covar_module.sites.points
-
-    @property
-    def site_signs(self) -> Tensor:
-        """Signs of the derivatives on the model's axes, ``aug_batch_shape x s``."""
-        return self._signs_at(self.virtual_points)
-
-    def _signs_at(self, points: Tensor) -> Tensor:
+    def signs_at(self, points: Tensor) -> Tensor:
+        """Signs of the derivatives at some points, ``aug_batch_shape x s``."""
         return self._column_signs.repeat_interleave(len(points), dim=-1)
-
-    def _array_signs(self, points: Tensor) -> Array:
-        """The signs at some points, ``b x s`` for ``b`` processes."""
-        signs = self._signs_at(points).cpu().double().numpy()
-        return signs.reshape(self._aug_batch_shape.numel(), -1)
 
     def update_sites(self) -> EPResult:
         """Place adaptive sites, and run expectation propagation to its fixed point.
@@ -654,152 +597,124 @@ class MonotoneGP(FastSingleTaskGP):
         hyperparameters, noise variances or ``nu`` in evaluation mode.
 
         Returns:
-            The report, which is also in ``ep_result``. There is no warning in training
-            mode, in which only the result at the end of a fit matters.
+            The report, which is also in ``ep_result``.
 
         Raises:
             ValueError: If the model has no sites.
         """
         if not self.has_sites:
-            raise ValueError(_NO_SIGN)
+            raise ValueError("monotone: expected at least one sign, got none.")
         result = self._find_sites()
-        if not self.training:
-            warn_unless_converged(result)
+        warn_unless_converged(result)
         return result
 
+    @torch.no_grad()
     def _find_sites(self) -> EPResult:
-        if self._adaptive and not self.signs_in_fit:
-            return self._place_sites()
+        process = self._process(sites=False)
+        columns = self.columns
+        points = self.virtual_points
         if self._adaptive:
-            self._add_points(50, self.min_probability)
-        return self._run_ep()
-
-    @torch.no_grad()
-    def _run_ep(self) -> EPResult:
-        """At the points as they are, from the sites as they are."""
-        sites = self.covar_module.sites
-        moments = self._slopes(sites.points)
-        signs = self.site_signs.double()
-        start = sites.gaussian
-        rows = [signs, moments.mean, start.precision, signs * start.shift]
-        rows = [row.expand_as(moments.mean) for row in rows]
-        # in one copy from a device
-        both = torch.cat([torch.stack(rows, dim=-2), moments.covariance()], dim=-2)
-        count = self._aug_batch_shape.numel()
-        arrays = both.reshape(count, *both.shape[-2:]).cpu().numpy()
-        runs = []
-        for array in arrays:
-            sign = array[0]
-            covariance = sign[:, None] * array[4:] * sign
-            first = array[2:4].ravel()
-            run = expectation_propagation(sign * array[1], covariance, self.nu, first)
-            runs.append(_with_signs(run, sign))
-        return self._accept(runs)
-
-    @torch.no_grad()
-    def _place_sites(self) -> EPResult:
-        """Choose signs for each process, from none; other sites have no precision."""
-        nothing = self.virtual_points[:0]
-        points, choices = self._choose(nothing, 50, self.min_probability)
+            points = default_virtual_points(self._box.to(points), _CANDIDATES)
         v = len(points)
-        places = list(dict.fromkeys(i % v for chosen, _ in choices for i in chosen))
-        self._set_points(points[places])
-        signs = self._array_signs(points[places])
+        mean, features = process.moments(points, columns)
+        signs = self.signs_at(points).to(mean).expand_as(mean)
+        shape = mean.shape[:-1]
+        count = shape.numel()
+
+        def array(values: Tensor) -> Array:
+            return values.reshape(count, *values.shape[-2:]).cpu().numpy()
+
+        def row(
+            element: int,
+            index: int,
+        ) -> Array:
+            column, point = divmod(index, v)
+            one = columns[column : column + 1]
+            prior = process.covariance(points[point, None], one, points, columns)
+            explained = features[..., index, None, :] @ features.mT
+            return array(prior - explained)[element, 0]
+
+        if self._adaptive:
+            first = process.covariance(points[:1], columns, points[:1], columns)
+            prior = first.diagonal(dim1=-2, dim2=-1).repeat_interleave(v, dim=-1)
+            spread = (prior - features.square().sum(-1)).unsqueeze(-2)
+        else:
+            prior = process.covariance(points, columns, points, columns)
+            spread = prior - features @ features.mT
+        # in one copy from a device
+        moments = array(torch.cat([torch.stack([signs, mean], -2), spread], dim=-2))
+        told = moments[:, 0]
+        sites = np.zeros((count, 2, told.shape[-1]))
         runs = []
-        for sign, (chosen, run) in zip(signs, choices, strict=True):
-            at = [i // v * len(places) + places.index(i % v) for i in chosen]
-            spread = np.zeros((2, len(sign)))
-            spread[:, at] = run.sites.reshape(2, -1)
-            run = run._replace(sites=spread.ravel())
-            runs.append(_with_signs(run, sign))
-        return self._accept(runs)
+        for i, (sign, center, *rows) in enumerate(moments):
+            chosen: Any = slice(None)
+            if self._adaptive:
+                probability = self.min_probability
+                chosen, run = choose_signs(
+                    sign, center, rows[0], partial(row, i), self.nu, probability
+                )
+            else:
+                covariance = sign[:, None] * rows * sign
+                run = expectation_propagation(sign * center, covariance, self.nu)
+            sites[i][:, chosen] = run.sites.reshape(2, -1)
+            runs.append(run)
+        if self._adaptive:
+            places = np.flatnonzero(sites[:, 0].reshape(-1, v).any(axis=0)).tolist()
+            points = points[places]
+            chosen = [j * v + i for j in range(len(columns)) for i in places]
+            sites = sites[..., chosen]
+            told = told[..., chosen]
+        precision, shift = sites.swapaxes(0, 1)
+        root = np.sqrt(precision)
+        target = np.divide(shift, root, out=np.zeros_like(root), where=root > 0.0)
 
-    def _set_points(self, points: Tensor) -> None:
-        """Take other points, without sites."""
-        sites = self.covar_module.sites
-        sites.points = points.to(sites.points)
-        nothing = sites.points.new_zeros(*self._aug_batch_shape, sites.num_sites)
-        sites.set(GaussianSites(nothing, nothing.clone(), nothing.sum(-1)))
+        def tensor(values: Any) -> Tensor:
+            one_each = torch.as_tensor(np.array(values))
+            return one_each.reshape((*shape, *one_each.shape[1:]))
 
-    def _accept(self, runs: Sequence[EPRun]) -> EPResult:
-        self.ep_result = ep_result(runs, self._aug_batch_shape)
-        self.covar_module.sites.set(self.ep_result.sites)
+        observed = tensor(np.stack([told * root, target], axis=1)).to(points)
+        self.virtual_points = points
+        self._site_scale, self._site_target = observed.unbind(-2)
+        residual = tensor([run.residual for run in runs])
+        self.ep_result = EPResult(
+            tensor(precision),
+            tensor(told * shift),
+            tensor([run.log_scale for run in runs]),
+            residual <= TOLERANCE,
+            tensor([run.sweeps for run in runs]),
+            residual,
+        )
         self._clear_cache()
         return self.ep_result
 
-    def _in_columns(self, values: Tensor) -> Tensor:
-        """``aug_batch_shape x n`` to ``batch_shape x n x m``."""
-        return values.unsqueeze(-1) if self._num_outputs == 1 else values.mT
-
-    def _order_of_outcomes(self) -> Tensor:
-        """+1 where the targets rise with outcomes, else -1, ``aug_batch_shape x 1``."""
-        targets = self._in_columns(self.train_targets.detach())
-        order = signs_of(targets, getattr(self, "outcome_transform", None))
-        return order if self._num_outputs == 1 else order.unsqueeze(-1)
-
     # -- the prior given the sites --------------------------------------------------
-
-    def __call__(
-        self,
-        *args: Tensor,
-        **kwargs: Any,
-    ) -> MultivariateNormal:
-        """Posterior given the sites; in training mode, the prior that is fitted."""
-        self._is_called = True
-        try:
-            return super().__call__(*args, **kwargs)
-        finally:
-            self._is_called = False
 
     def forward(self, x: Tensor) -> MultivariateNormal:
         """The prior given the sites at ``batch_shape x n x d`` inputs.
 
-        In training mode: the prior that is fitted, which has no sites unless
-        ``signs_in_fit``.
-
-        Raises:
-            UnsupportedError: In training mode for a call that is not the model's own:
-                BoTorch's ``efficient_loo_cv`` would hold the sites of all rows.
+        In training mode the prior without sites: with ``signs_in_fit`` the objective
+        has the evidence of the signs as an added loss term.
         """
-        if not self.has_sites:
+        if self.training or not self.has_sites:
             return super().forward(x)
-        if self.training:
-            if not self._is_called:
-                raise UnsupportedError(
-                    "forward: expected a call of the model itself in training mode, "
-                    "got one of forward, such as by efficient_loo_cv: the sites of all "
-                    "rows are not those without one. Use batch_cross_validation."
-                )
-            x = self.transform_inputs(x)
-            if not self.signs_in_fit:
-                prior = self.covar_module.base_kernel(x)
-                return MultivariateNormal(self.mean_module.base_mean(x), prior)
-            self._run_ep()
-            system = self.covar_module.system()
-            evidence, mean = self.mean_module.evidence_and_mean(x, system)
-            self.update_added_loss_term(
-                "log_probability_of_sites", SiteEvidence(evidence.to(x))
-            )
-            covariance = self.covar_module.conditioned(x, x, False, system)
-            return MultivariateNormal(mean, to_linear_operator(covariance))
-        return MultivariateNormal(self.mean_module(x), self.covar_module(x))
+        mean, features = self._process(data=False).moments(x)
+        features = features.to(x)
+        explained = MatmulLinearOperator(features, -features.mT)
+        return MultivariateNormal(mean.to(x), self.covar_module(x) + explained)
 
     def _fast_posterior(self, X: Tensor) -> MultivariateNormal | None:
-        """The posterior of one process; for batches and several outputs GPyTorch's."""
-        rows = self.train_inputs[0]
-        targets = self.train_targets
+        """The posterior from factors that are kept; None where they need a graph."""
         if (
             not self.has_sites
             or "forward" in self.redefined
-            or (rows.ndim, targets.ndim) != (2, 1)
-            or self.covar_module.batch_shape
             or settings.detach_test_caches.off()
-            or rows.requires_grad
-            or targets.requires_grad
+            or self.train_inputs[0].requires_grad
+            or self.train_targets.requires_grad
         ):
             return None
         if self._predictor is None:
-            self._predictor = self._process(given_sites=True)
+            with torch.no_grad():
+                self._predictor = self._process()
         return self._predictor.posterior(X)
 
     # -- BoTorch's life cycle -------------------------------------------------------
@@ -809,36 +724,18 @@ class MonotoneGP(FastSingleTaskGP):
         mll: MarginalLogLikelihood,
         **kwargs: Any,
     ) -> MarginalLogLikelihood:
-        r"""BoTorch's fit; with ``signs_in_fit`` a second one if signs were added.
+        r"""BoTorch's fit, on arrays where the objective has that form.
 
         ``fit_gpytorch_mll`` calls this and passes all its arguments on. Not for direct
-        use. Which signs are improbable depends on the hyperparameters.
+        use.
         """
-        before = len(self.virtual_points)
-        mll = self._fit(mll, **kwargs)
-        if self.signs_in_fit and len(self.virtual_points) > before:
-            mll = self._fit(mll, **kwargs)
-        return mll
-
-    def _fit(
-        self,
-        mll: MarginalLogLikelihood,
-        **kwargs: Any,
-    ) -> MarginalLogLikelihood:
-        self._is_fitting = True
-        try:
-            mll = fit_map(mll, None, objective=_array_objective(mll), **kwargs)
-        finally:
-            self._is_fitting = False
-        if self.has_sites and not self.training:
-            self.update_sites()
-        return mll
+        return fit_map(mll, None, objective=array_objective(mll), **kwargs)
 
     def train(self, mode: bool = True) -> Any:
         """As in BoTorch; sites are found when the model enters evaluation mode."""
         enters = self.training and not mode
         super().train(mode)
-        if enters and self.has_sites and not self._is_fitting:
+        if enters and self.has_sites:
             self.update_sites()
         return self
 
@@ -848,79 +745,61 @@ class MonotoneGP(FastSingleTaskGP):
         """As in BoTorch; in evaluation mode the sites of new outcomes are found."""
         super().set_train_data(inputs, targets, strict)
         # BoTorch sets inputs alone, transformed or not
-        if targets is not None and self.has_sites:
-            if not (self.training or self._is_fitting):
-                self.update_sites()
-
-    def _load_from_state_dict(
-        self,
-        state_dict: Mapping[str, Tensor],
-        prefix: str,
-        *args: Any,
-    ) -> None:
-        if self.has_sites:
-            signs = self._column_signs
-            loaded = state_dict.get(prefix + "_column_signs", signs)
-            if not torch.equal(loaded.to(signs), signs):
-                raise ValueError(
-                    "state_dict: expected that of a model with the same signs of "
-                    f"derivatives, {signs.tolist()}, got {loaded.tolist()}."
-                )
-            name = prefix + "covar_module.sites.points"
-            self._set_points(state_dict.get(name, self.virtual_points))
-        # states of version 0.1 say which data their sites are of
-        state_dict = dict(state_dict)
-        state_dict.pop(prefix + "_sites_data", None)
-        super()._load_from_state_dict(state_dict, prefix, *args)
+        if targets is not None:
+            _find_sites_again(self)
 
 
-def _find_sites_of_state(
+def _find_sites_again(
     model: MonotoneGP,
-    incompatible_keys: Any,
+    incompatible_keys: Any = None,
 ) -> None:
-    """Hook for a state that is loaded, perhaps as a part of another module's."""
-    if model.has_sites and not (model.training or model._is_fitting):
+    """Also a hook for a state that is loaded, perhaps as a part of another module's."""
+    if model.has_sites and not model.training:
         model.update_sites()
 
 
-def _with_signs(
-    run: EPRun,
-    sign: Array,
-) -> EPRun:
-    """Sites on derivatives times their signs as sites on derivatives, or back."""
-    return run._replace(sites=run.sites * np.append(np.ones_like(sign), sign))
+class _Observed(FeatureMap):
+    """Covariances of values with what a process was told."""
+
+    def __init__(
+        self,
+        process: DerivativeProcess,
+        input_transform: InputTransform | None,
+    ) -> None:
+        super().__init__()
+        self.process = process
+        self.input_transform = input_transform
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``batch_shape x n x d`` to ``batch_shape x n x (n' + s)``."""
+        return self.process.cross(x.double()).to(x)
 
 
-def _array_objective(mll: MarginalLogLikelihood) -> EvidenceObjective | None:
-    """The objective of a fit on arrays; None where it is that of tensors."""
-    model: Any = mll.model
-    defining = ("forward", "__call__", "compute_custom_loss", "_fast_evidence")
-    terms = model.added_loss_terms()
-    if (
-        not model.has_sites
-        or type(mll) is not ExactMarginalLogLikelihood
-        or mll.likelihood is not model.likelihood
-        or not all(isinstance(term, SiteEvidence) for term in terms)
-        or not model.redefined.isdisjoint(defining)
-        or (gp := ArrayGP.of(model)) is None
-    ):
-        return None
-    signs: tuple[Any, ...] = ()
-    sites = model.covar_module.sites
-    rows = len(gp.X)
-    if model.signs_in_fit and sites.num_sites:
-        rows = max(rows, sites.num_sites)
-        points = sites.points[:, gp.active].numpy()
-        places = [gp.active.index(column) for column in sites.columns]
-        (sign,) = model._array_signs(sites.points)
-        start = np.append(sites.precision.numpy(), sign * sites.shift.numpy())
-        signs = points, places, sign, start, model.nu
-    if len(gp.active) * rows**2 > _MOST_NUMBERS:
-        return None
-    try:
-        return EvidenceObjective(mll, gp, *signs)
-    except UnknownFormError:
-        return None
+@DrawMatheronPaths.register(MonotoneGP)
+def _draw_paths(
+    model: MonotoneGP,
+    *,
+    sample_shape: torch.Size,
+    prior_sampler: Callable[..., SamplePath],
+    update_strategy: Any,
+) -> MatheronPath:
+    """Paths given data and sites."""
+    if not model.has_sites:
+        return DrawMatheronPaths.dispatch(SingleTaskGP)(
+            model,
+            sample_shape=sample_shape,
+            prior_sampler=prior_sampler,
+            update_strategy=update_strategy,
+        )
+    model.eval()
+    with delattr_ctx(model, "outcome_transform"):
+        prior = prior_sampler(model=model, sample_shape=sample_shape)
+    process = model._process()
+    like = model.train_targets
+    weights = process.path_weights(lambda x: prior.forward(x.to(like)).to(x))
+    features = _Observed(process, get_input_transform(model))
+    update = GeneralizedLinearPath(features, weights.to(like))
+    return MatheronPath(prior, update, output_transform=get_output_transform(model))
 
 
 # -- virtual points: where they are, and signs under transforms ----------------------
@@ -941,40 +820,19 @@ def default_virtual_points(
     """
     d = box.shape[-1]
     side = {1: 10, 2: 10, 3: 4}.get(d)
-    if count is None and side is not None:
-        line = torch.linspace(0.0, 1.0, side, dtype=torch.float64)
-        unit = torch.cartesian_prod(*[line] * d).reshape(-1, d)
-    else:
-        engine = SobolEngine(d, scramble=True, seed=0)
-        unit = engine.draw(count or 64, dtype=torch.float64)
+    if count is not None or side is None:
+        return draw_sobol_samples(box, count or 64, 1, seed=0).squeeze(-2)
+    line = torch.linspace(0.0, 1.0, side, dtype=torch.float64)
+    unit = torch.cartesian_prod(*[line] * d).reshape(-1, d)
     return box[0] + unit.to(box) * (box[1] - box[0])
 
 
-def candidates(
-    points: Tensor,
-    box: Tensor,
-) -> Tensor:
-    """Points, and 256 that fill a box without those among them already.
-
-    Two points are the same if each column differs by at most 1e-6 of the box.
-
-    Args:
-        points: ``v x d``.
-        box: ``2 x d``.
-    """
-    new = default_virtual_points(box, _CANDIDATES)
-    away = (new.unsqueeze(-2) - points).abs()
-    near = (away <= 1e-6 * (box[1] - box[0])).all(-1).any(-1)
-    return torch.cat([points, new[~near]])
-
-
 def choose_signs(
-    moments: SlopeMoments,
-    process: int,
     signs: Array,
+    mean: Array,
+    variance: Array,
+    row: Callable[[int], Array],
     nu: float,
-    chosen: Sequence[int],
-    limit: int,
     probability: float,
 ) -> tuple[list[int], EPRun]:
     """Impose signs where one is least probable, one after the other.
@@ -984,28 +842,19 @@ def choose_signs(
     there is a row of it for each sign that is imposed.
 
     Args:
-        moments: Of the derivatives at the points to choose from.
-        process: Which of the batch that they are of.
-        signs: The signs of these derivatives, ``m``.
+        signs: Of the derivatives to choose from, ``m``.
+        mean: Their means, ``m``.
+        variance: Their variances, ``m``.
+        row: The covariances of one of them, by index, with all.
         nu: Width of the probit sites.
-        chosen: Those that are imposed already, by index.
-        limit: The largest number of signs.
         probability: Stop where no sign is less probable.
 
     Returns:
         The signs that are imposed, by index, and expectation propagation with them.
     """
-
-    def array(values: Tensor) -> Array:
-        return values.cpu().reshape(-1, len(signs))[process].numpy()
-
-    def row(index: int) -> Array:
-        return signs[index] * signs * array(moments.row(index))
-
-    chosen = list(chosen)
-    mean = signs * array(moments.mean)
-    variance = array(moments.variance())
-    rows = [row(index) for index in chosen]
+    mean = signs * mean
+    chosen: list[int] = []
+    rows: list[Array] = []
     start: Array | None = None
     while True:
         S = np.reshape(rows, (len(rows), len(signs)))
@@ -1015,12 +864,12 @@ def choose_signs(
         probabilities = ndtr((mean + ep.weight @ S) / sd)
         probabilities[chosen] = np.inf
         index = int(probabilities.argmin())
-        if len(chosen) >= limit or probabilities[index] >= probability:
+        if len(chosen) == _MOST_SIGNS or probabilities[index] >= probability:
             return chosen, ep
         # the fixed point is near that without the new site
         start = np.pad(ep.sites.reshape(2, -1), ((0, 0), (0, 1))).ravel()
         chosen.append(index)
-        rows.append(row(index))
+        rows.append(signs[index] * signs * row(index))
 
 
 def transformed_box(
@@ -1092,73 +941,47 @@ def _moved(
     return points.reshape(-1, *points.shape[-2:])
 
 
-def transformed_columns(
-    monotone: Mapping[int, int],
+def moved_column(
+    column: int,
     X: Tensor,
     transform: InputTransform | None,
-) -> dict[int, tuple[int, int]]:
-    """The column of the model for each monotone column, and whether it is reversed.
+) -> tuple[int, int]:
+    """The column of the model that a column moves, and in which direction.
 
-    Found by changing each column from its smallest to its largest training value.
+    Found by changing the column from its smallest to its largest training value.
 
     Args:
-        monotone: Columns and signs.
+        column: Of the inputs.
         X: Training inputs, ``batch_shape x n x d``.
         transform: Of the inputs.
 
     Returns:
-        Column of the model's inputs and +1 or -1, for each monotone column.
+        A column of the transformed inputs, and +1 or -1.
 
     Raises:
-        ValueError: If this changes no column or several columns of the transformed
-            inputs, or one in different directions: the sign then has no counterpart.
+        ValueError: If no column or several columns of the transformed inputs change, or
+            one in different directions: a sign then has no counterpart.
     """
-    result = {}
-    for column in monotone:
-        if transform is None:
-            result[column] = (column, 1)
-            continue
-        low = X.clone()
-        high = X.clone()
-        smallest, largest = X[..., column].aminmax()
-        low[..., column] = smallest
-        high[..., column] = largest if largest > smallest else smallest + 1.0
-        moved = _apply_transform(high, transform) - _apply_transform(low, transform)
-        moved = moved.reshape(-1, moved.shape[-1])
-        scale = moved.abs().amax().clamp_min(torch.finfo(X.dtype).tiny)
-        columns = (moved.abs().amax(0) > 1e-9 * scale).nonzero().flatten().tolist()
-        signs = set(moved[:, columns].sign().flatten().tolist())
-        if len(columns) != 1 or len(signs) != 1:
-            raise ValueError(
-                f"monotone: expected an input_transform under which column {column} "
-                "moves one column of the model, always in one direction; "
-                f"{type(transform).__name__} moves {columns}."
-            )
-        result[column] = (columns[0], int(signs.pop()))
-    return result
-
-
-def signs_of(
-    targets: Tensor,
-    transform: OutcomeTransform | None = None,
-) -> Tensor:
-    """Whether an outcome transform keeps (+1) or reverses (-1) the order of outcomes.
-
-    A small step from the first of the transformed outcomes is transformed back.
-
-    Args:
-        targets: ``batch_shape x n x m``, transformed.
-        transform: The transform.
-
-    Returns:
-        ``batch_shape x m``.
-    """
-    start = targets[..., :1, :]
-    end = start + 1e-2 * (1.0 + start.abs())
-    step = torch.ones_like(start)
-    if transform is not None:
-        step = transform.untransform(end)[0] - transform.untransform(start)[0]
-    return torch.where(step < 0.0, -1.0, 1.0).to(targets).squeeze(-2)
+    if transform is None:
+        return column, 1
+    low = X.clone()
+    high = X.clone()
+    smallest, largest = X[..., column].aminmax()
+    low[..., column] = smallest
+    high[..., column] = largest if largest > smallest else smallest + 1.0
+    moved = _apply_transform(high, transform) - _apply_transform(low, transform)
+    size = moved.abs()
+    moved = moved.where(size > 1e-9 * size.max(), 0.0)
+    directions = moved.sign().reshape(-1, moved.shape[-1]).unique(dim=0)
+    if directions.abs().sum(-1).tolist() != [1.0]:
+        columns = directions.any(dim=0).nonzero().flatten().tolist()
+        raise ValueError(
+            f"monotone: expected an input_transform under which column {column} moves "
+            "one column of the model, always in one direction; "
+            f"{type(transform).__name__} moves {columns}."
+        )
+    place = int(directions.abs().argmax())
+    return place, int(directions[0, place])
 
 
 def check_imposed(

@@ -21,7 +21,7 @@ Equation or section                      Function
 [Neal2003slice]_:
   figure 3, stepping out                 ``chains.slice_update``
   figure 5, shrinkage                    ``chains.slice_update``
-  one coordinate at a time               ``chains.SliceSampler``
+  one coordinate at a time               ``chains.sample_chain``
   figure 4, doubling                     not used: stepping out with tuned widths takes
                                          five evaluations an update
 [Murray2010slice]_:

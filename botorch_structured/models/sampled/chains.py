@@ -34,9 +34,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, Protocol
 
 import numpy as np
 from botorch.exceptions import UnsupportedError
@@ -45,8 +44,10 @@ from botorch.models.gpytorch import GPyTorchModel
 from numpy.typing import NDArray
 
 from botorch_structured.models.sampled.coordinates import PriorCoordinates
+from botorch_structured.models.sampled.density import ModelDensity, StationaryDensity
 
 Array = NDArray[np.float64]
+Target = ModelDensity | StationaryDensity
 
 # Each half of a chain needs two draws for a variance.
 _MIN_DRAWS = 4
@@ -65,18 +66,6 @@ def _split(draws: Array) -> Array:
     return np.concatenate([draws[:, :half], draws[:, -half:]])
 
 
-def _check(draws: Array) -> Array:
-    draws = np.asarray(draws, dtype=np.float64)
-    if draws.ndim != 3 or draws.shape[1] < _MIN_DRAWS:
-        raise ValueError(
-            "draws: expected num_chains x num_draws x k with at least "
-            f"{_MIN_DRAWS} draws, got shape {draws.shape}."
-        )
-    if not np.isfinite(draws).all():
-        raise ValueError("draws: expected finite values, got NaN or infinity.")
-    return draws
-
-
 def _variances(halves: Array) -> tuple[Array, Array]:
     """Mean variance within chains, and the pooled estimate, each ``k``."""
     n = halves.shape[1]
@@ -89,15 +78,12 @@ def split_r_hat(draws: Array) -> Array:
     """Split R-hat of each parameter: 1 if chains agree, infinite if no chain moves.
 
     Args:
-        draws: ``num_chains x num_draws x k``.
+        draws: ``num_chains x num_draws x k``, at least four draws.
 
     Returns:
         ``k``.
-
-    Raises:
-        ValueError: With fewer than four draws a chain, or values that are not finite.
     """
-    within, pooled = _variances(_split(_check(draws)))
+    within, pooled = _variances(_split(draws))
     result = np.full(within.shape, np.inf)
     np.divide(pooled, within, out=result, where=within > 0)
     return np.sqrt(result)
@@ -110,15 +96,12 @@ def effective_sample_size(draws: Array) -> Array:
     initial monotone sequence.
 
     Args:
-        draws: ``num_chains x num_draws x k``.
+        draws: ``num_chains x num_draws x k``, at least four draws.
 
     Returns:
         ``k``; zero where no chain moves.
-
-    Raises:
-        ValueError: As ``split_r_hat``.
     """
-    halves = _split(_check(draws))
+    halves = _split(draws)
     chains, n, k = halves.shape
     within, pooled = _variances(halves)
     centred = halves - halves.mean(axis=1, keepdims=True)
@@ -155,7 +138,6 @@ class Chains:
         positive: Parameters that were sampled as logarithms, ``k``.
         last: Last position of each chain, in natural values, ``num_chains x k``.
         widths: Tuned widths of the slice sampler, in coordinates, ``k``.
-        evaluations: Evaluations of the density, warmup included.
     """
 
     names: tuple[str, ...]
@@ -164,7 +146,6 @@ class Chains:
     positive: NDArray[np.bool_]
     last: Array
     widths: Array
-    evaluations: int = 0
 
     @property
     def num_chains(self) -> int:
@@ -222,49 +203,6 @@ class Chains:
 # -- slice sampling ---------------------------------------------------------------
 
 
-class Target(Protocol):
-    """A log density on R^k, evaluated along one coordinate at a time.
-
-    An implementation may keep what it has computed at the current position, to evaluate
-    the density at neighbouring positions incrementally.
-    """
-
-    @property
-    def dim(self) -> int:
-        """Number of coordinates, k."""
-
-    def move_to(self, position: Array) -> float:
-        """Make ``position`` current, if its log density, returned, is finite.
-
-        Otherwise (``-inf``, outside the support) nothing changes.
-        """
-
-    def along(self, axis: int) -> Callable[[float], float]:
-        """The log density as a function of one coordinate of the current position."""
-
-    def accept(self) -> None:
-        """Make the last point evaluated by what ``along`` returned current."""
-
-
-class Update(NamedTuple):
-    """Result of one update of one coordinate.
-
-    Attributes:
-        value: The new value.
-        log_density: The log density at ``value``.
-        length: Length of the interval that the value was finally drawn from.
-        evaluations: How often the density was evaluated.
-        moved: Whether ``value`` is a new point. It is the old one where rounding has
-            made the slice empty; the last evaluation was then at another point.
-    """
-
-    value: float
-    log_density: float
-    length: float
-    evaluations: int
-    moved: bool
-
-
 def slice_update(
     log_density: Callable[[float], float],
     value: float,
@@ -272,7 +210,7 @@ def slice_update(
     width: float,
     rng: np.random.Generator,
     max_steps: int = 32,
-) -> Update:
+) -> tuple[float, float]:
     """One step-out and shrinkage, [Neal2003slice]_ figures 3 and 5.
 
     Args:
@@ -282,135 +220,116 @@ def slice_update(
         width: Length of the first interval.
         rng: Source of randomness.
         max_steps: The interval grows to at most this many widths.
+
+    Returns:
+        The new value, which was evaluated last, and its log density; the old ones where
+        rounding has made the slice empty.
     """
     height = current - rng.exponential()
     left = value - width * rng.random()
     right = left + width
     steps_left = int(max_steps * rng.random())
     steps_right = max_steps - 1 - steps_left
-    evaluations = 0
-    while steps_left > 0:
-        evaluations += 1
-        if not log_density(left) > height:
-            break
+    while steps_left > 0 and log_density(left) > height:
         left -= width
         steps_left -= 1
-    while steps_right > 0:
-        evaluations += 1
-        if not log_density(right) > height:
-            break
+    while steps_right > 0 and log_density(right) > height:
         right += width
         steps_right -= 1
     tiny = 1e-13 * max(1.0, abs(value))
     while right - left > tiny:
         proposal = left + (right - left) * rng.random()
-        evaluations += 1
         log_p = log_density(proposal)
         if log_p > height:
-            return Update(proposal, log_p, right - left, evaluations, True)
+            return proposal, log_p
         if proposal < value:
             left = proposal
         else:
             right = proposal
-    return Update(value, current, right - left, evaluations, False)
+    return value, current
 
 
-@dataclass
-class SliceSampler:
-    """A chain: sweeps over all coordinates in random order.
+def sample_chain(
+    target: Target,
+    start: Array,
+    widths: Array,
+    rng: np.random.Generator,
+    warmup: int,
+    draws: int,
+    advance: Callable[[], None],
+) -> tuple[Array, Array, Array]:
+    """Sweeps over all coordinates in random order.
 
-    Attributes:
+    Args:
         target: The log density.
-        position: Current position of the chain, ``k``.
-        rng: Source of randomness: the same state gives the same chain.
+        start: The first position of the chain, ``k``.
         widths: Width of the first interval of each coordinate, ``k``.
-        log_density: The log density at ``position``.
-        evaluations: Number of evaluations along a coordinate so far.
+        rng: Source of randomness: the same state gives the same chain.
+        warmup: Sweeps before the first kept one; widths are tuned meanwhile.
+        draws: Sweeps that are kept.
+        advance: Called after each sweep.
+
+    Returns:
+        Positions ``draws x k``, their log densities ``draws``, and tuned widths ``k``.
 
     Raises:
-        ValueError: If the log density at ``position`` is not finite.
+        ValueError: If the log density at ``start`` is not finite.
     """
-
-    target: Target
-    position: Array
-    rng: np.random.Generator
-    widths: Array
-    log_density: float = field(init=False)
-    evaluations: int = field(init=False, default=0)
-
-    def __post_init__(self) -> None:
-        self.position = np.array(self.position, dtype=np.float64)
-        self.widths = np.array(self.widths, dtype=np.float64)
-        self.log_density = self.target.move_to(self.position)
-        if not math.isfinite(self.log_density):
-            raise ValueError(
-                "position: expected a finite log density to start from, got "
-                f"{self.log_density} at {self.position.tolist()}."
+    position = start.copy()
+    log_density = target.move_to(position)
+    if not math.isfinite(log_density):
+        raise ValueError(
+            "start: expected a finite log density to start from, got "
+            f"{log_density} at {start.tolist()}."
+        )
+    positions = np.empty((draws, len(start)))
+    log_densities = np.empty(draws)
+    moves = np.empty((warmup + draws, len(start)))
+    for sweep in range(warmup + draws):
+        before = position.copy()
+        for axis in rng.permutation(len(position)):
+            value, log_density = slice_update(
+                target.along(position, int(axis)),
+                float(position[axis]),
+                log_density,
+                float(widths[axis]),
+                rng,
             )
-        self._moves: list[list[float]] = [[] for _ in self.position]
-
-    def sweep(self) -> None:
-        """Update each coordinate once."""
-        for axis in self.rng.permutation(self.target.dim):
-            update = slice_update(
-                self.target.along(int(axis)),
-                float(self.position[axis]),
-                self.log_density,
-                float(self.widths[axis]),
-                self.rng,
-            )
-            self._moves[axis].append(abs(update.value - self.position[axis]))
-            if update.moved:
-                self.target.accept()
-                self.position[axis] = update.value
-                self.log_density = update.log_density
-            self.evaluations += update.evaluations
+            if value != position[axis]:
+                target.accept()
+                position[axis] = value
+        moves[sweep] = np.abs(position - before)
         # Evaluated from scratch, so that rounding of incremental evaluations does not
         # add up. Where the matrix is nearly singular this may fail; the incremental
         # value then stays.
-        log_density = self.target.move_to(self.position)
-        if math.isfinite(log_density):
-            self.log_density = log_density
+        fresh = target.move_to(position)
+        if math.isfinite(fresh):
+            log_density = fresh
+        if sweep < warmup:
+            if sweep >= 7 and sweep % 4 == 3:
+                widths = _tuned(widths, moves[: sweep + 1])
+        else:
+            positions[sweep - warmup] = position
+            log_densities[sweep - warmup] = log_density
+        advance()
+    return positions, log_densities, widths
 
-    def tune(self) -> None:
-        """Set widths from the distances that updates have moved; for warmup only.
 
-        In a slice of length L a point moves by L / 3 on average; intervals of 4 L / 3
-        took the fewest evaluations on normal, Laplace and log-gamma densities: 4.7 to
-        5.0 an update, and little more from half to twice that width.
+def _tuned(widths: Array, moves: Array) -> Array:
+    """Widths from the distances ``sweeps x k`` that updates have moved.
 
-        Only the later half of the updates counts: the first half may still be on the
-        way from the starting point to the region of high density.
-        """
-        for axis, moves in enumerate(self._moves):
-            recent = moves[len(moves) // 2 :]
-            if len(recent) >= 4 and any(recent):
-                self.widths[axis] = 4.0 * float(np.mean(recent))
+    In a slice of length L a point moves by L / 3 on average; intervals of 4 L / 3 took
+    the fewest evaluations on normal, Laplace and log-gamma densities: 4.7 to 5.0 an
+    update, and little more from half to twice that width.
 
-    def warm_up(self, sweeps: int, on_sweep: Callable[[], None] | None = None) -> None:
-        """Sweep, and tune the widths meanwhile.
-
-        Args:
-            sweeps: The number of sweeps.
-            on_sweep: Called after each sweep.
-        """
-        for i in range(sweeps):
-            self.sweep()
-            if i + 1 >= 8 and (i + 1) % 4 == 0:
-                self.tune()
-            if on_sweep is not None:
-                on_sweep()
+    Only the later half of the updates counts: the first half may still be on the way
+    from the starting point to the region of high density.
+    """
+    mean = moves[len(moves) // 2 :].mean(axis=0)
+    return np.where(mean > 0.0, 4.0 * mean, widths)
 
 
 # -- chains of a model ------------------------------------------------------------
-
-
-def _continued(previous: Chains, chain: int) -> Array:
-    """Where a chain goes on: where it was, or further ones at an earlier draw."""
-    lap, place = divmod(chain, previous.num_chains)
-    if lap == 0:
-        return previous.last[place]
-    return previous.samples[place, -1 - lap % previous.num_draws]
 
 
 def _disperse(target: Target, start: Array, rng: np.random.Generator) -> Array:
@@ -449,46 +368,34 @@ def run_chains(
         draws: Sweeps that are kept.
         advance: Called after each sweep.
     """
-    k = len(coordinates)
-    count = len(streams)
-    evaluations = 0
-    positions = np.empty((count, draws, k))
-    log_density = np.empty((count, draws))
-    widths = []
+    # before tuning: a factor of seven on a logarithmic scale
+    widths = np.full(len(coordinates), 2.0) if previous is None else previous.widths
     current = coordinates.read_values()
-    values = [_continued(previous, i) if previous else current for i in range(count)]
-    starts = [coordinates.to_position(coordinates.clip(v)) for v in values]
-    for i, (start, stream) in enumerate(zip(starts, streams, strict=True)):
+    parts = []
+    for i, stream in enumerate(streams):
         rng = np.random.default_rng(stream)
+        if previous is not None:
+            current = previous.last[i % previous.num_chains]
+        start = coordinates.to_position(coordinates.clip(current))
         if previous is None and i > 0:
             start = _disperse(target, start, rng)
-        # before tuning: a factor of seven on a logarithmic scale
-        first = np.full(k, 2.0) if previous is None else previous.widths
-        sampler = SliceSampler(target, start, rng, first)
-        sampler.warm_up(warmup, advance)
-        for t in range(draws):
-            sampler.sweep()
-            positions[i, t] = sampler.position
-            log_density[i, t] = sampler.log_density
-            advance()
-        widths.append(sampler.widths)
-        evaluations += sampler.evaluations
+        parts.append(sample_chain(target, start, widths, rng, warmup, draws, advance))
+    positions, log_densities, tuned = (np.stack(p) for p in zip(*parts, strict=True))
     samples = coordinates.to_values(positions)
     return Chains(
         names=coordinates.names,
         samples=samples,
-        log_density=log_density,
+        log_density=log_densities,
         positive=coordinates.positive,
         last=samples[:, -1],
-        widths=np.median(widths, axis=0),
-        evaluations=evaluations,
+        widths=np.median(tuned, axis=0),
     )
 
 
 def models_at(
     model: GPyTorchModel, coordinates: PriorCoordinates, values: Array
 ) -> list[GPyTorchModel]:
-    """Copies of a model with other hyperparameters, and the same data in memory.
+    """Copies of a model with other hyperparameters.
 
     Args:
         model: It is put in training mode.
@@ -502,12 +409,8 @@ def models_at(
     for row in values:
         model.train()  # in evaluation mode a model holds transformed inputs
         coordinates.write_values(coordinates.clip(row))
-        data = [*model.train_inputs, model.train_targets]
-        transform = getattr(model, "outcome_transform", None)
-        shared = [*data] if transform is None else [*data, transform]
-        memo = {id(item): item for item in shared}
         try:
-            models.append(deepcopy(model, memo).eval())
+            models.append(deepcopy(model).eval())
         except RuntimeError as error:
             raise UnsupportedError(
                 "mll_or_model: expected a model that can be copied, got "

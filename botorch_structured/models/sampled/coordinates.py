@@ -33,6 +33,7 @@ from gpytorch.priors import (
 )
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import Parameter
 
 from botorch_structured.models.parameters import known_kind
 
@@ -75,86 +76,91 @@ _KNOWN: dict[type[Prior], tuple[Callable[..., float], tuple[str, ...]]] = {
 }
 
 
-def scalar_log_densities(prior: Prior, shape: torch.Size) -> list[Density] | None:
-    """The log density of each element of a value, in order; None if by torch only.
+@torch.no_grad()
+def scalar_log_densities(prior: Prior, value: Tensor) -> list[Density] | None:
+    """The log density of each element of a value, in order; None if they depend.
 
     Args:
         prior: The prior.
-        shape: Of the value that the prior is on.
+        value: A value that the prior is on.
     """
     kind = known_kind(prior)
-    if kind is None:
+    if kind is not None:
+        density, names = _KNOWN[kind]
+        columns = [_flat(getattr(prior, name), value.shape).tolist() for name in names]
+        return [partial(density, *column) for column in zip(*columns, strict=True)]
+    if prior.log_prob(value).shape != value.shape:
         return None
-    density, names = _KNOWN[kind]
-    columns = [_flat(getattr(prior, name), shape).tolist() for name in names]
-    return [partial(density, *column) for column in zip(*columns, strict=True)]
+
+    def by_torch(place: int, v: float) -> float:
+        return prior.log_prob(torch.full_like(value, v)).flatten()[place].item()
+
+    return [partial(by_torch, place) for place in range(value.numel())]
 
 
-# -- the value of a prior ----------------------------------------------------------
+# -- all priors -------------------------------------------------------------------
 
 
-@dataclass
+@dataclass(frozen=True)
 class PriorBlock:
-    """The values of one prior.
+    """A parameter of which a value with a prior is a power.
 
     Attributes:
         name: A name such as ``covar_module.lengthscale``.
         prior: The prior.
-        read: Reads the values, of any shape.
         raw: The raw parameter.
-        parameter: Its name.
         constraint: Its constraint, or None.
         power: The p of ``parameter = value ** p`` (the constrained parameter): 1 if the
             value is the parameter, 2 if it is the standard deviation and the parameter
             the variance.
         shape: Shape of the value.
-        lower: Bounds of each element, ``size``.
-        upper: Bounds of each element, ``size``.
-        densities: Log density of each element, if it can be a function of numbers.
-        first: Position of the first element among the coordinates.
+        places: Of the values among the coordinates.
     """
 
     name: str
     prior: Prior
-    read: Callable[[], Tensor]
-    raw: torch.nn.Parameter
-    parameter: str
+    raw: Parameter
     constraint: Any
     power: float
     shape: torch.Size
-    lower: Vector
-    upper: Vector
-    densities: list[Density] | None
-    first: int = 0
+    places: slice
 
-    @property
-    def size(self) -> int:
-        """Number of elements."""
-        return self.shape.numel()
-
-    def part(self, values: Vector) -> Vector:
-        """The values of this block out of all values ``k``, a copy."""
-        return values[self.first : self.first + self.size].copy()
+    def read(self) -> Tensor:
+        """The values."""
+        parameter = self.raw
+        if self.constraint is not None:
+            parameter = self.constraint.transform(self.raw)
+        return (parameter ** (1.0 / self.power)).reshape(self.shape)
 
     @torch.no_grad()
     def write(self, values: Vector) -> None:
         """Set the values, ``size``, within their bounds."""
-        parameter = torch.as_tensor(values**self.power).to(self.raw)
+        parameter = torch.as_tensor(values**self.power).to(self.raw).view_as(self.raw)
         if self.constraint is not None:
-            parameter = self.constraint.inverse_transform(parameter.view_as(self.raw))
-        self.raw.copy_(parameter.view_as(self.raw))
+            parameter = self.constraint.inverse_transform(parameter)
+        self.raw.copy_(parameter)
 
-    @torch.no_grad()
-    def log_prior(self, values: Vector) -> float:
-        """Log prior density of all values of the block."""
-        if self.densities is not None:
-            return sum(f(v) for f, v in zip(self.densities, values, strict=True))
-        tensor = torch.as_tensor(values).to(self.raw).reshape(self.shape)
-        return float(self.prior.log_prob(tensor).sum())
+    def bounds(self) -> tuple[Vector, Vector]:
+        """Those of the parameter, and of the support of the prior, each ``size``."""
+        limits = (-math.inf, math.inf) if self.constraint is None else self.constraint
+        lower, upper = (_flat(limit, self.raw.shape) for limit in limits)
+        if self.power == 2.0:
+            lower = lower.clip(0.0) ** 0.5
+            upper = upper**0.5
+        try:
+            support: Any = self.prior.support
+        except NotImplementedError:
+            support = None
+        if getattr(self.prior, "_transform", None) is not None:
+            support = None  # that of the transformed value
+        lowest = _flat(getattr(support, "lower_bound", -math.inf), self.shape)
+        highest = _flat(getattr(support, "upper_bound", math.inf), self.shape)
+        return np.maximum(lower, lowest), np.minimum(upper, highest)
 
 
 def _block(
-    parameters: Mapping[str, tuple[torch.nn.Parameter, Any]],
+    parameters: Mapping[str, tuple[Parameter, Any]],
+    first: int,
     name: str,
     module: Any,
     prior: Prior,
@@ -165,6 +171,7 @@ def _block(
 
     Args:
         parameters: The parameters with a gradient and their constraints, by name.
+        first: Place of the first value among the coordinates.
         name: Name of the prior; this and the next four as in ``named_priors``.
         module: The module to which the closures are applied.
         prior: The prior.
@@ -176,77 +183,29 @@ def _block(
         return None
     raws = [raw for raw, _ in parameters.values()]
     slopes = torch.autograd.grad(value.sum(), raws, allow_unused=True)
-    read = [
-        key for key, slope in zip(parameters, slopes, strict=True) if slope is not None
-    ]
-    if len(read) != 1 or parameters[read[0]][0].numel() != value.numel():
+    pairs = zip(parameters.values(), slopes, strict=True)
+    read = [(*pair, slope) for pair, slope in pairs if slope is not None]
+    if len(read) != 1 or read[0][0].numel() != value.numel():
         return None
-    raw, constraint = parameters[read[0]]
-    parameter = raw if constraint is None else constraint.transform(raw)
-    (slope,) = torch.autograd.grad(parameter.sum(), raw)
-    slope_of_value = slopes[list(parameters).index(read[0])]
+    ((raw, constraint, slope),) = read
+    head, _, tail = name.rpartition(".")
+    title = f"{head}.{tail.removesuffix('_prior')}".lstrip(".")
+    places = slice(first, first + raw.numel())
     close = partial(torch.allclose, rtol=1e-4, atol=0.0)
     for power in (1.0, 2.0):
-        expected = parameter.detach().reshape(value.shape) ** (1.0 / power)
-        slope_expected = slope * expected.reshape(slope.shape) ** (1.0 - power) / power
-        if close(value, expected) and close(slope_of_value, slope_expected):
-            break
-    else:
-        return None
-    lower, upper = _bounds(prior, constraint, raw.shape, value.shape, power)
-    head, _, tail = name.rpartition(".")
-    return PriorBlock(
-        name=f"{head}.{tail.removesuffix('_prior')}".lstrip("."),
-        prior=prior,
-        read=partial(closure, module),
-        raw=raw,
-        parameter=read[0],
-        constraint=constraint,
-        power=power,
-        shape=value.shape,
-        lower=lower,
-        upper=upper,
-        densities=scalar_log_densities(prior, value.shape),
-    )
-
-
-def _bounds(
-    prior: Prior,
-    constraint: Any,
-    raw_shape: torch.Size,
-    shape: torch.Size,
-    power: float,
-) -> tuple[Vector, Vector]:
-    """Bounds of values: those of the parameter, and the support of the prior."""
-    lower = np.full(shape.numel(), -np.inf)
-    upper = np.full(shape.numel(), np.inf)
-    if constraint is not None:
-        lower = _flat(constraint.lower_bound, raw_shape)
-        upper = _flat(constraint.upper_bound, raw_shape)
-    if power == 2.0:
-        lower = np.maximum(lower, 0.0) ** 0.5
-        upper = upper**0.5
-    if getattr(prior, "_transform", None) is not None:
-        return lower, upper  # the support is that of the transformed value
-    try:
-        support = prior.support
-    except NotImplementedError:
-        return lower, upper
-    lowest = getattr(support, "lower_bound", -math.inf)
-    highest = getattr(support, "upper_bound", math.inf)
-    return (
-        np.maximum(lower, _flat(lowest, shape)),
-        np.minimum(upper, _flat(highest, shape)),
-    )
+        block = PriorBlock(title, prior, raw, constraint, power, value.shape, places)
+        with torch.enable_grad():
+            expected = block.read()
+            (expected_slope,) = torch.autograd.grad(expected.sum(), raw)
+        if close(value, expected) and close(slope, expected_slope):
+            return block
+    return None
 
 
 def _flat(values: Any, shape: torch.Size) -> Vector:
     """A number or tensor as the elements of an array of some shape."""
     tensor = torch.as_tensor(values, dtype=torch.float64).detach().cpu()
     return tensor.expand(shape).reshape(-1).numpy()
-
-
-# -- all priors -------------------------------------------------------------------
 
 
 class PriorCoordinates:
@@ -264,6 +223,8 @@ class PriorCoordinates:
         positive: Which of them are logarithms, ``k``.
         lower: Bounds of the values, ``k``.
         upper: Bounds of the values, ``k``.
+        densities: The log prior density of each value, ``k``; None if some depend on
+            others.
 
     Raises:
         ValueError: If no prior can be sampled.
@@ -277,16 +238,17 @@ class PriorCoordinates:
             for name, raw, constraint in model.named_parameters_and_constraints()
             if raw.requires_grad
         }
-        taken: set[str] = set()
-        size = 0
+        sampled: set[Parameter] = set()
+        names: list[str] = []
         for name, module, *rest in model.named_priors():
-            block = _block(parameters, name, module, *rest)
-            if block is not None and block.parameter not in taken:
-                block.first = size
-                size += block.size
-                taken.add(block.parameter)
+            block = _block(parameters, len(names), name, module, *rest)
+            if block is not None and block.raw not in sampled:
+                sampled.add(block.raw)
                 self.blocks.append(block)
-            elif block is not None or rest[1](module).requires_grad:
+                size = block.shape.numel()
+                several = [f"{block.name}[{i}]" for i in range(size)]
+                names += [block.name] if size == 1 else several
+            elif rest[1](module).requires_grad:
                 self.derived.append(name)
             # else no parameter has a gradient: the prior is a constant
         if not self.blocks:
@@ -294,19 +256,22 @@ class PriorCoordinates:
                 "model: expected at least one prior on a parameter that requires a "
                 "gradient, or on its square root, to sample from; found none."
             )
-        self.held = [name for name in parameters if name not in taken]
-        self.names = tuple(
-            b.name if b.size == 1 else f"{b.name}[{i}]"
-            for b in self.blocks
-            for i in range(b.size)
-        )
-        lower = np.concatenate([b.lower for b in self.blocks])
-        upper = np.concatenate([b.upper for b in self.blocks])
+        self.held = [
+            name for name, (raw, _) in parameters.items() if raw not in sampled
+        ]
+        self.names = tuple(names)
+        bounds = [block.bounds() for block in self.blocks]
+        lower, upper = (np.concatenate(ends) for ends in zip(*bounds, strict=True))
         self.positive = (lower >= 0) & (self.read_values() > 0)
         # powers of these do not overflow
-        self.lower = np.where(self.positive, np.maximum(lower, 1e-30), lower)
-        self.upper = np.where(self.positive, np.minimum(upper, 1e30), upper)
-        self.block_of = [b for b in self.blocks for _ in range(b.size)]
+        self.lower = np.where(self.positive, lower.clip(1e-30), lower)
+        self.upper = np.where(self.positive, upper.clip(None, 1e30), upper)
+        self._first = self.to_position(self.lower)
+        self._last = self.to_position(self.upper)
+        parts = [scalar_log_densities(b.prior, b.read()) for b in self.blocks]
+        self.densities: list[Density] | None = None
+        if None not in parts:
+            self.densities = [density for part in parts for density in part or ()]
 
     def __len__(self) -> int:
         """Number of coordinates, k."""
@@ -314,33 +279,29 @@ class PriorCoordinates:
 
     # -- values and coordinates ---------------------------------------------------
 
+    def inside(self, position: Vector) -> bool:
+        """Whether a position ``k`` is within the bounds; NaN is not."""
+        return bool(((position >= self._first) & (position <= self._last)).all())
+
     def to_values(self, position: Vector) -> Vector:
-        """Values of coordinates, both ``batch_shape x k``."""
-        exponent = np.where(self.positive, position, 0.0).clip(-700.0, 700.0)
-        values = np.where(self.positive, np.exp(exponent), position)
-        # a bound stays one: exp(log(bound)) may be a rounding error outside
-        inside = self.clip(values)
-        rounded = np.abs(values - inside) <= 1e-12 * np.abs(inside)
-        return np.where(rounded, inside, values)
+        """Values of coordinates inside the bounds, both ``batch_shape x k``."""
+        exponent = np.where(self.positive, position, 0.0)
+        # exp(log(bound)) may be a rounding error outside
+        return self.clip(np.where(self.positive, np.exp(exponent), position))
 
     def scalar_value(self, axis: int) -> Callable[[float], float | None]:
         """The value of one coordinate; None out of bounds."""
+        first = float(self._first[axis])
+        last = float(self._last[axis])
         low = float(self.lower[axis])
         high = float(self.upper[axis])
-        if not self.positive[axis]:
-            return lambda z: z if low <= z <= high else None
-        first = math.log(low)
-        last = math.log(high)
-        # rounding of ``exp`` must not leave the bounds
-        return lambda z: (
-            min(max(math.exp(z), low), high) if first <= z <= last else None
-        )
+        value = math.exp if self.positive[axis] else float
+        return lambda z: min(max(value(z), low), high) if first <= z <= last else None
 
     def to_position(self, values: Vector) -> Vector:
         """Coordinates of values, both ``batch_shape x k``."""
-        return np.where(
-            self.positive, np.log(np.where(self.positive, values, 1.0)), values
-        )
+        logarithms = np.log(np.where(self.positive, values, 1.0))
+        return np.where(self.positive, logarithms, values)
 
     @torch.no_grad()
     def read_values(self) -> Vector:
@@ -355,57 +316,14 @@ class PriorCoordinates:
             current: Values that the model has: equal ones are not set again.
         """
         for block in self.blocks:
-            part = block.part(values)
-            if current is None or (part != block.part(current)).any():
+            part = values[block.places]
+            if current is None or (part != current[block.places]).any():
                 block.write(part)
-
-    def inside(self, values: Vector) -> bool:
-        """Whether values ``k`` are finite and within their bounds."""
-        ok = (values >= self.lower) & (values <= self.upper) & np.isfinite(values)
-        return bool(ok.all())
 
     def clip(self, values: Vector) -> Vector:
         """Values ``k``, moved into their bounds."""
         return np.clip(values, self.lower, self.upper)
 
-    # -- density ------------------------------------------------------------------
-
-    def log_prior(self, position: Vector) -> float:
-        """Log prior density of a position, Jacobian included, derived priors not.
-
-        Args:
-            position: ``k``, inside the bounds.
-        """
-        values = self.to_values(position)
-        total = sum(b.log_prior(b.part(values)) for b in self.blocks)
-        return total + self.log_jacobian(position)
-
     def log_jacobian(self, position: Vector) -> float:
         """Sum over coordinates of log(d value / d coordinate)."""
         return float(position[self.positive].sum())
-
-    def log_prior_along(
-        self, position: Vector, axis: int
-    ) -> Callable[[float, float], float]:
-        """The terms of ``log_prior`` that one coordinate changes.
-
-        Args:
-            position: ``k``.
-            axis: The coordinate.
-
-        Returns:
-            A function of the coordinate and of its value.
-        """
-        block = self.block_of[axis]
-        place = axis - block.first
-        by_coordinate = float(self.positive[axis])
-        if block.densities is not None:
-            density = block.densities[place]
-            return lambda coordinate, value: density(value) + by_coordinate * coordinate
-        values = block.part(self.to_values(position))
-
-        def joint(coordinate: float, value: float) -> float:
-            values[place] = value
-            return block.log_prior(values) + by_coordinate * coordinate
-
-        return joint

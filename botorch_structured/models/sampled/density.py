@@ -14,20 +14,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from botorch.models import SingleTaskGP
 from botorch.optim.closures import get_loss_closure
-from gpytorch.kernels import Kernel, ScaleKernel
+from gpytorch.kernels import ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import ConstantMean
 from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from linear_operator.utils.errors import NanError, NotPSDError
 from numpy.typing import NDArray
 from scipy.linalg import lapack
+from torch.nn import Parameter
 
 from botorch_structured.linalg.correlations import ARRAY_VALUES, computes_as
 from botorch_structured.models.fast_inference import (
@@ -40,20 +40,14 @@ from botorch_structured.models.tree.form import UnknownFormError, correlation_of
 from botorch_structured.models.tree.leaf_model import LeafModel
 
 Vector = NDArray[np.float64]
-Correlation = Callable[[Vector, Vector], Vector]
-
-# The largest term that is subtracted from a distance: the sum of the others then has
-# about twelve correct decimals. Above it (a very short lengthscale) distances are
-# summed again.
-_MAX_SUBTRACTED = 1e4
 
 
 class ModelDensity:
     """n times the objective of a fit, plus the log Jacobian of the coordinates.
 
     The objective is BoTorch's for this model, its own ``compute_custom_loss`` where it
-    has one, in closed form where fits have that; all priors are part of it. A
-    ``Target`` of the slice sampler.
+    has one, in closed form where fits have that; all priors are part of it. Every point
+    is evaluated from scratch.
 
     Args:
         mll: The objective; evaluations change its model.
@@ -63,31 +57,26 @@ class ModelDensity:
     def __init__(
         self, mll: MarginalLogLikelihood, coordinates: PriorCoordinates
     ) -> None:
-        self.mll = mll.train()
+        mll.train()
+        model = mll.model
+        self.mll = mll
         self.coordinates = coordinates
-        self.num_data = mll.model.train_targets.numel()
-        closed = mll.model.fit_objective(mll) if _has_leaves(mll.model) else None
+        self.num_data = model.train_targets.numel()
+        closed = model.fit_objective(mll) if isinstance(model, LeafModel) else None
         self._loss = closed.loss if closed else get_loss_closure(mll)
-        self._position = self._trial = np.zeros(len(coordinates))
-        self._written: Vector | None = None  # values that the model has
+        self._values: Vector | None = None  # that the model has
 
-    @property
-    def dim(self) -> int:
-        """Number of coordinates, k."""
-        return len(self.coordinates)
+    def move_to(self, position: Vector) -> float:
+        """Make ``position`` current, if its log density, returned, is finite.
 
-    def log_density(self, position: Vector) -> float:
-        """Log density at a position, from scratch.
-
-        Args:
-            position: ``k``.
+        Otherwise (``-inf``, outside the support) nothing changes.
         """
         c = self.coordinates
-        values = c.to_values(position)
-        if not c.inside(values):
+        if not c.inside(position):
             return -math.inf
-        c.write_values(values, self._written)
-        self._written = values
+        values = c.to_values(position)
+        c.write_values(values, self._values)
+        self._values = values
         try:
             with torch.no_grad():
                 value = -self.num_data * float(self._loss())
@@ -95,87 +84,18 @@ class ModelDensity:
             return -math.inf
         return value + c.log_jacobian(position) if math.isfinite(value) else -math.inf
 
-    def move_to(self, position: Vector) -> float:
-        """See ``Target.move_to``."""
-        value = self.log_density(position)
-        if math.isfinite(value):
-            self._position = position.copy()
-        return value
-
-    def along(self, axis: int) -> Callable[[float], float]:
-        """See ``Target.along``."""
-        self._trial = self._position.copy()
+    def along(self, position: Vector, axis: int) -> Callable[[float], float]:
+        """The log density as a function of one coordinate of the current position."""
+        trial = position.copy()
 
         def log_density(coordinate: float) -> float:
-            self._trial[axis] = coordinate
-            return self.log_density(self._trial)
+            trial[axis] = coordinate
+            return self.move_to(trial)
 
         return log_density
 
     def accept(self) -> None:
-        """See ``Target.accept``."""
-        self._position = self._trial.copy()
-
-
-def _has_leaves(model: object) -> bool:
-    return isinstance(model, LeafModel) and bool(model.tree.decision_columns)
-
-
-# -- which GPs are plain ----------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _PlainKernel:
-    """The kernel of a plain GP, and its data.
-
-    Attributes:
-        correlation: A function of the sum of |x_j - x'_j|^e / l_j^e.
-        exponent: The e.
-        points: Inputs of the kernel, ``n x e``.
-        key: Rows with different keys have zero covariance, ``n``; None: one key for
-            all.
-        length: The kernel with the lengthscales.
-        scale: The kernel with the variance, if any.
-    """
-
-    correlation: Correlation
-    exponent: float
-    points: Vector
-    key: NDArray[np.int64] | None
-    length: Kernel
-    scale: ScaleKernel | None
-
-
-def _plain_kernel(model: SingleTaskGP) -> _PlainKernel:
-    """That of a model in training mode for which ``_is_plain`` holds.
-
-    Args:
-        model: The model.
-
-    Raises:
-        UnknownFormError: For other kernels than those of ``StationaryDensity.of``.
-    """
-    with torch.no_grad():
-        points = model.transform_inputs(model.train_inputs[0])
-        kernel = model.covar_module
-        key = None
-        if isinstance(kernel, ConditionalKernel):
-            places = kernel.locate(points)
-            points = torch.where(places.active, points, kernel.fill.to(points))
-            key = places.key.cpu().numpy()
-            kernel = kernel.base_kernel
-        scale = None
-        columns = kernel.active_dims
-        if isinstance(kernel, ScaleKernel):
-            scale = kernel
-            kernel = kernel.base_kernel
-        name, exponent, unordered = correlation_of(kernel)
-        if unordered or kernel.batch_shape or (scale and scale.batch_shape):
-            raise UnknownFormError
-        if columns is not None:
-            points = points[..., columns]
-    numbers = points.cpu().double().numpy()
-    return _PlainKernel(ARRAY_VALUES[name], exponent, numbers, key, kernel, scale)
+        """Make the last point evaluated by what ``along`` returned current."""
 
 
 def _is_plain(mll: MarginalLogLikelihood) -> bool:
@@ -188,7 +108,6 @@ def _is_plain(mll: MarginalLogLikelihood) -> bool:
     loss = getattr(type(model), "compute_custom_loss", None)
     evidence = getattr(type(model), "_fast_evidence", None)
     exact = None, FastInference._fast_evidence, LeafModel._fast_evidence
-    transform = getattr(model, "input_transform", None)
     return (
         type(mll) is ExactMarginalLogLikelihood
         and mll.likelihood is model.likelihood
@@ -196,138 +115,102 @@ def _is_plain(mll: MarginalLogLikelihood) -> bool:
         and loss in (None, FastInference.compute_custom_loss)
         and evidence in exact
         and noise_is_known(mll.likelihood)
-        and getattr(mll.likelihood, "second_noise_covar", None) is None
         and not any(True for _ in model.added_loss_terms())
-        and (transform is None or not any(True for _ in transform.parameters()))
-        and model.train_inputs[0].ndim == 2
-        and model.train_targets.ndim == 1
-        and bool(torch.isfinite(model.train_targets).all())
     )
 
 
-class _Role(NamedTuple):
-    """The role of one coordinate.
-
-    Attributes:
-        name: "length", "scale", "noise" or "mean".
-        column: The place of a lengthscale.
-        power: The parameter is this power of the coordinate's value.
-    """
-
-    name: str
-    column: int
-    power: float
-
-
-def _find_roles(
-    mll: MarginalLogLikelihood, coordinates: PriorCoordinates, kernel: _PlainKernel
-) -> list[_Role]:
-    """The role of each coordinate.
-
-    Args:
-        mll: The objective.
-        coordinates: Of its model.
-        kernel: Of its model.
-
-    Raises:
-        UnknownFormError: If one has another role.
-    """
-    model = mll.model
-    names = {kernel.length.raw_lengthscale: "length"}
-    if kernel.scale is not None:
-        names[kernel.scale.raw_outputscale] = "scale"
-    if isinstance(model.likelihood, GaussianLikelihood):
-        names[model.likelihood.noise_covar.raw_noise] = "noise"
-    mean = model.mean_module
-    if computes_as(mean, ConstantMean):
-        names[mean.raw_constant] = "mean"
-    parameters = dict(model.named_parameters())
-    roles = []
-    for block in coordinates.blocks:
-        name = names.get(parameters[block.parameter])
-        if name is None or (name != "length" and block.size > 1):
-            raise UnknownFormError
-        roles += [_Role(name, i, block.power) for i in range(block.size)]
-    return roles
-
-
-# -- their density, one change at a time -------------------------------------------
-
-
-class _Naturals(NamedTuple):
-    """Values of the parameters: lengthscales ``e``, variance, noise, mean."""
-
-    length: Vector
-    scale: float
-    noise: float | Vector
-    mean: float | Vector
-
-    def changed(self, role: _Role, natural: float) -> _Naturals:
-        """With another value of one of them."""
-        if role.name != "length":
-            changed: dict[str, Any] = {role.name: natural}
-            return self._replace(**changed)
-        length = self.length.copy()
-        length[role.column] = natural
-        return self._replace(length=length)
-
-
 class StationaryDensity:
-    """Same numbers as ``ModelDensity``, evaluated incrementally; a ``Target``.
+    """Same numbers as ``ModelDensity``, evaluated incrementally.
 
     Use ``of``, which returns None for models that it does not support.
+
+    Raises:
+        UnknownFormError: For other kernels, or coordinates.
     """
 
     def __init__(
-        self,
-        mll: MarginalLogLikelihood,
-        coordinates: PriorCoordinates,
-        kernel: _PlainKernel,
-        roles: list[_Role],
+        self, mll: MarginalLogLikelihood, coordinates: PriorCoordinates
     ) -> None:
+        if coordinates.densities is None:
+            raise UnknownFormError
         self.coordinates = coordinates
-        self._kernel = kernel
-        self._roles = roles
-        n = len(kernel.points)
-        numbers = np.arange(n * n, dtype=np.float64).reshape(n, n, order="F")
-        packed, _ = lapack.dtrttf(numbers, transr="N", uplo="L")
-        index = packed.astype(np.int64)
-        self._rows = index % n
-        self._columns = index // n
-        diagonal = np.flatnonzero(self._rows == self._columns)
-        self._diagonal = diagonal[np.argsort(self._rows[diagonal])]  # row by row
-        self._apart = np.zeros(len(index))
-        if kernel.key is not None:
-            apart = kernel.key[self._rows] != kernel.key[self._columns]
-            self._apart[apart] = 1e8  # every correlation is zero: exp underflows
-        # packed: sums of distances over columns, and their correlations, at the current
-        # position and at the last one with another lengthscale
-        self._distance, self._value, self._next_distance, self._next_value = np.empty(
-            (4, len(index))
-        )
-        self._factor = np.empty(len(index))
+        self._densities = coordinates.densities
         model = mll.model
         with torch.no_grad():
+            points = model.transform_inputs(model.train_inputs[0])
+            mean = _numbers(model.mean_module(points))
+            kernel = model.covar_module
+            key = None
+            if isinstance(kernel, ConditionalKernel):
+                places = kernel.locate(points)
+                points = torch.where(places.active, points, kernel.fill.to(points))
+                key = places.key.cpu().numpy()
+                kernel = kernel.base_kernel
+            if kernel.active_dims is not None:
+                points = points[..., kernel.active_dims]
+            scale: Any = None
+            if isinstance(kernel, ScaleKernel):
+                scale = kernel
+                kernel = kernel.base_kernel
+            name, self._exponent, unordered = correlation_of(kernel)
+            if unordered or kernel.batch_shape or (scale and scale.batch_shape):
+                raise UnknownFormError
+            # lengthscales, variance, noise, mean
+            self._parameters = np.append(_numbers(kernel.lengthscale), [1.0, 0.0, 0.0])
+            first: dict[Parameter, int] = {kernel.raw_lengthscale: 0}
+            if scale is not None:
+                self._parameters[-3] = scale.outputscale.item()
+                first[scale.raw_outputscale] = -3
+            # what is not sampled is the same for all rows, or has a number for each
             noise = _numbers(model.likelihood.noise)
-            mean = model.mean_module(model.transform_inputs(model.train_inputs[0]))
-            self._now = _Naturals(
-                _numbers(kernel.length.lengthscale),
-                1.0 if kernel.scale is None else float(kernel.scale.outputscale),
-                float(noise[0]) if noise.size == 1 else noise,
-                _numbers(mean),
+            if isinstance(model.likelihood, GaussianLikelihood):
+                self._parameters[-2] = noise[0]
+                first[model.likelihood.noise_covar.raw_noise] = -2
+            if computes_as(model.mean_module, ConstantMean):
+                self._parameters[-1] = mean[0]
+                first[model.mean_module.raw_constant] = -1
+            self._noise = noise - self._parameters[-2]
+            self._targets = _numbers(model.train_targets) - (
+                mean - self._parameters[-1]
             )
-            self._targets = _numbers(model.train_targets)
-            # priors of parameters without a gradient are constants
-            log_priors = sum(
+            log_prior = sum(
                 float(prior.log_prob(closure(module)).sum())
                 for _, module, prior, closure, _ in model.named_priors()
             )
-        values = coordinates.read_values()
-        of_blocks = (b.log_prior(b.part(values)) for b in coordinates.blocks)
-        self._constant_prior = log_priors - sum(of_blocks)
+        self._correlation = ARRAY_VALUES[name]
+        self._places: list[int] = []
+        self._powers: list[float] = []
+        for block in coordinates.blocks:
+            size = block.shape.numel()
+            if block.raw not in first:
+                raise UnknownFormError
+            self._places += range(first[block.raw], first[block.raw] + size)
+            self._powers += [block.power] * size
+        # priors of parameters without a gradient are constants
+        self._constant_prior = log_prior - self._sum_priors(coordinates.read_values())
         self._log_prior = 0.0
-        self._position = coordinates.to_position(values)
-        self._trial = (0, 0.0, self._now, 0.0)
+        n = len(points)
+        numbers = np.arange(n * n, dtype=np.float64).reshape(n, n, order="F")
+        packed, _ = lapack.dtrttf(numbers, transr="N", uplo="L")
+        index = packed.astype(np.int64)
+        rows = index % n
+        columns = index // n
+        diagonal = np.flatnonzero(rows == columns)
+        self._diagonal = diagonal[np.argsort(rows[diagonal])]  # row by row
+        self._apart = np.zeros(len(index))
+        if key is not None:
+            # every correlation is zero: exp underflows
+            self._apart[key[rows] != key[columns]] = 1e8
+        # packed: |x - x'|^e for each lengthscale
+        by_column = points.cpu().double().numpy().T
+        by_column = np.abs(by_column[:, rows] - by_column[:, columns]) ** self._exponent
+        one_length = len(self._parameters) == 4
+        self._differences = by_column.sum(0, keepdims=True) if one_length else by_column
+        # packed: sums of distances over columns, and their correlations, at the current
+        # position and at the last one with other lengthscales
+        self._present = list(np.empty((2, len(index))))
+        self._next = list(np.empty((2, len(index))))
+        self._factor = np.empty(len(index))
 
     @classmethod
     def of(
@@ -348,124 +231,98 @@ class StationaryDensity:
         if coordinates.derived or not _is_plain(mll):
             return None
         try:
-            kernel = _plain_kernel(mll.model)
-            return cls(mll, coordinates, kernel, _find_roles(mll, coordinates, kernel))
+            return cls(mll, coordinates)
         except UnknownFormError:
             return None
 
-    @property
-    def dim(self) -> int:
-        """Number of coordinates, k."""
-        return len(self.coordinates)
-
     def move_to(self, position: Vector) -> float:
-        """See ``Target.move_to``."""
+        """See ``ModelDensity.move_to``."""
         c = self.coordinates
-        natural = self._now
-        values = c.to_values(position)
-        if not c.inside(values):
+        if not c.inside(position):
             return -math.inf
-        for role, value in zip(self._roles, values.tolist(), strict=True):
-            natural = natural.changed(role, value**role.power)
-        self._sum_distances(natural.length, self._next_distance)
-        log_prior = c.log_prior(position) + self._constant_prior
-        result = self._evidence(self._next_correlation(), natural) + log_prior
+        values = c.to_values(position)
+        parameters = self._parameters.copy()
+        parameters[self._places] = values**self._powers
+        log_prior = self._sum_priors(values) + c.log_jacobian(position)
+        log_prior += self._constant_prior
+        self._next[0] = self._sum_distances(parameters)
+        result = self._evidence(self._next_correlation(), parameters) + log_prior
         if not math.isfinite(result):
             return -math.inf
-        self._now = natural
-        self._log_prior = log_prior
-        self._position = position.copy()
-        self._swap()
+        self._trial = (parameters, log_prior, True)
+        self.accept()
         return result
 
-    def along(self, axis: int) -> Callable[[float], float]:
-        """See ``Target.along``."""
-        c = self.coordinates
-        role = self._roles[axis]
-        start = float(self._position[axis])
-        to_value = c.scalar_value(axis)
-        along_length = None
-        if role.name == "length":
-            along_length = self._along_length(role.column)
-        prior = c.log_prior_along(self._position, axis)
-        rest = self._log_prior - prior(start, float(c.to_values(self._position)[axis]))
+    def along(self, position: Vector, axis: int) -> Callable[[float], float]:
+        """See ``ModelDensity.along``."""
+        place = self._places[axis]
+        power = self._powers[axis]
+        density = self._densities[axis]
+        to_value = self.coordinates.scalar_value(axis)
+        is_logarithm = float(self.coordinates.positive[axis])
+        is_length = 0 <= place
+        along_length = self._along_length(place) if is_length else None
+        start = float(position[axis])
+        rest = self._log_prior - is_logarithm * start
+        rest -= density(float(self.coordinates.to_values(position)[axis]))
 
         def log_density(coordinate: float) -> float:
             value = to_value(coordinate)
             if value is None:
                 return -math.inf
-            natural = value**role.power
-            log_prior = rest + prior(coordinate, value)
+            log_prior = rest + density(value) + is_logarithm * coordinate
             if not math.isfinite(log_prior):
                 return -math.inf
-            trial = self._now.changed(role, natural)
-            self._trial = (axis, coordinate, trial, log_prior)
-            correlation = along_length(natural) if along_length else self._value
-            return self._evidence(correlation, trial) + log_prior
+            parameters = self._parameters.copy()
+            parameters[place] = value**power
+            self._trial = (parameters, log_prior, is_length)
+            correlation = self._present[1]
+            if along_length is not None:
+                correlation = along_length(value**power)
+            return self._evidence(correlation, parameters) + log_prior
 
         return log_density
 
     def accept(self) -> None:
-        """See ``Target.accept``."""
-        axis, self._position[axis], self._now, self._log_prior = self._trial
-        if self._roles[axis].name == "length":
-            self._swap()
+        """See ``ModelDensity.accept``."""
+        self._parameters, self._log_prior, has_other_lengths = self._trial
+        if has_other_lengths:
+            last = self._present
+            self._present = self._next
+            self._next = last
 
-    def _swap(self) -> None:
-        last = self._distance
-        self._distance = self._next_distance
-        self._next_distance = last
-        last = self._value
-        self._value = self._next_value
-        self._next_value = last
+    def _sum_priors(self, values: Vector) -> float:
+        pairs = zip(self._densities, values.tolist(), strict=True)
+        return sum(density(value) for density, value in pairs)
 
     def _along_length(self, index: int) -> Callable[[float], Vector]:
         """Correlations as a function of one lengthscale."""
-        e = self._kernel.exponent
-        lengths = self._now.length
-        difference = self._difference(index)
-        rest = lengths[index] ** -e * difference
-        if rest.max(initial=0.0) > _MAX_SUBTRACTED:
-            self._sum_distances(lengths, rest, without=index)
-        else:
-            rest = np.maximum(self._distance - rest, 0.0)
+        lengths = self._parameters.copy()
+        lengths[index] = np.inf
+        rest = self._sum_distances(lengths)
 
         def correlation(length: float) -> Vector:
-            np.multiply(difference, length**-e, out=self._next_distance)
-            self._next_distance += rest
+            weight = length**-self._exponent
+            np.multiply(self._differences[index], weight, out=self._next[0])
+            self._next[0] += rest
             return self._next_correlation()
 
         return correlation
 
     def _next_correlation(self) -> Vector:
-        self._next_value = self._kernel.correlation(
-            self._next_distance, self._next_value
-        )
-        return self._next_value
+        self._next[1] = self._correlation(*self._next)
+        return self._next[1]
 
-    def _sum_distances(
-        self, lengths: Vector, out: Vector, without: int | None = None
-    ) -> None:
-        """Sum of distances, without the columns of one lengthscale if given."""
-        out[:] = self._apart
-        for k, length in enumerate(lengths.tolist()):
-            if k != without:
-                out += length**-self._kernel.exponent * self._difference(k)
+    def _sum_distances(self, parameters: Vector) -> Vector:
+        return self._apart + parameters[:-3] ** -self._exponent @ self._differences
 
-    def _difference(self, k: int) -> Vector:
-        """Sum over the columns of lengthscale k of |x - x'|^e, packed."""
-        points = self._kernel.points
-        total = np.zeros(len(self._rows))
-        for x in points.T if len(self._now.length) == 1 else points.T[k : k + 1]:
-            total += np.abs(x[self._rows] - x[self._columns]) ** self._kernel.exponent
-        return total
-
-    def _evidence(self, value: Vector, natural: _Naturals) -> float:
-        """Log N(y; mean, scale * value + noise)."""
+    def _evidence(self, correlation: Vector, parameters: Vector) -> float:
+        """Log N(y; mean, variance * correlation + noise)."""
         n = len(self._targets)
+        variance, noise, mean = parameters[-3:].tolist()
         for jitter in (0.0, 1e-8, 1e-7, 1e-6):  # as in psd_safe_cholesky
-            np.multiply(value, natural.scale, out=self._factor)
-            self._factor[self._diagonal] += natural.noise + jitter
+            np.multiply(correlation, variance, out=self._factor)
+            self._factor[self._diagonal] += self._noise + (noise + jitter)
             self._factor, info = lapack.dpftrf(
                 n, self._factor, transr="N", uplo="L", overwrite_a=1
             )
@@ -473,7 +330,7 @@ class StationaryDensity:
                 break
         else:
             return -math.inf
-        residual = (self._targets - natural.mean)[:, None]
+        residual = (self._targets - mean)[:, None]
         half = lapack.dtfsm(1.0, self._factor, residual, uplo="L")[:, 0]
         log_det = 2.0 * float(np.log(self._factor[self._diagonal]).sum())
         constant = -0.5 * n * math.log(2.0 * math.pi)

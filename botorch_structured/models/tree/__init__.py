@@ -18,7 +18,7 @@ equation, section   where
                     integrated out
 p(c | y), 2.2       ``linalg.block_low_rank.factorise`` (Lambda_c in units of the
                     prior), ``TreeStructuredGP.weight_posterior``
-p(g | c, y), 2.2    ``leaf_inference.LeafPredictor``, with c integrated out as in 3.2
+p(g | c, y), 2.2    ``solver.LeafSolver``, with c integrated out as in 3.2
 (3), 2.3            ``leaf_inference.log_evidence``, with its gradient; in fits
                     ``objective.LeafObjective``, log priors included
 (4), 2.3            ``tree_structured_kernel.TreeStructuredKernel.forward``
@@ -27,7 +27,7 @@ naive, 3.1          ``optim.optimize_acqf_paths``: the best over all paths
 two steps, 3.1      ``optim.optimize_acqf_two_step``
 (5), 3.2            ``botorch.acquisition.ExpectedImprovement`` of the model
 m~_p, S~_p, 3.2     ``moments.LeafMoments`` for points one by one (t_p is its
-                    z - H'w), ``leaf_inference.LeafPredictor.__call__`` for joint ones
+                    z - H'w), ``solver.LeafSolver.predict`` for joint ones
 alpha(x, p), 3.2    as (5); xi is (y_min - m~) / sigma~, where the paper prints its
                     negative
 (6), 3.2            ``acquisition.PathExpectedImprovement``, from
@@ -42,7 +42,7 @@ K~_p, 5             ``context_features`` of ``TreeStructuredGP``:
 alpha / cost, 5     ``acquisition.ContextLogExpectedImprovement``
 (p*, beta*), 5      ``acquisition.PathContextLogExpectedImprovement``, with
                     ``improvement="published"`` as printed
-hyperband, 5        ``optim.successive_halving``, ``optim.encode_triplets``
+hyperband, 5        rows as any others: ``space.encode`` with the context by name
 ==================  ====================================================================
 
 ``TreeStructuredGP.as_published`` is sections 2 to 4 with the paper's choices.
@@ -53,7 +53,7 @@ Levesque, Durand, Gagne and Sabourin (IJCNN 2017)
 equation, section   where
 ==================  ====================================================================
 (1), (2), III       the problem; ``test_functions.ScikitLearnCASH`` has one
-(3), (4), III       ``leaf_inference.LeafPredictor``, block by block; other kernels:
+(3), (4), III       ``solver.LeafSolver``, block by block; other kernels:
                     GPyTorch's prediction
 imputation, III-A   ``transforms.Impute``; ``spaces.ParameterTree.impute``
 (5), III-A          ``gpytorch.kernels.RBFKernel`` (l = 2 lengthscale^2)

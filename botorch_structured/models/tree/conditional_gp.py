@@ -41,7 +41,7 @@ from botorch_structured.models.tree.leaf_model import (
 )
 from botorch_structured.models.tree.noise import (
     horseshoe_likelihood,
-    register_amplitude_prior,
+    register_root_prior,
     set_noise_floor,
 )
 from botorch_structured.spaces import ParameterTree
@@ -210,5 +210,5 @@ def _base_kernel(
         batch_shape=batch_shape,
         outputscale_constraint=LogInterval(1e-4, 1e4, initial_value=1.0),
     )
-    register_amplitude_prior(scaled, QuickLogNormalPrior(0.0, 1.0))
+    register_root_prior(scaled, QuickLogNormalPrior(0.0, 1.0))
     return scaled

@@ -106,7 +106,11 @@ class _Quantities:
         self._entries.append((rows, columns, factor))
 
     def matrices(self, width: int) -> tuple[Any, Array]:
-        """A and c."""
+        """A and c.
+
+        Args:
+            width: Length of u.
+        """
         constants = np.concatenate(self._constants)
         if self.size * width <= _MAX_DENSE:
             A = np.zeros((self.size, width))
@@ -146,7 +150,7 @@ class Factor:
         return places, np.take_along_axis(self.lengths[which], places, 1)
 
 
-class Form:
+class Form(_Quantities):
     """The quantities of a kernel on some paths.
 
     Args:
@@ -173,12 +177,12 @@ class Form:
     """
 
     def __init__(self, kernel: Kernel, places: Any, read: Reader) -> None:
+        super().__init__()
         self.kernel = kernel
         self.places = places
         self._read = read
-        self._quantities = _Quantities()
         count = len(places.key)
-        self.variance = self._quantities.add(count)
+        self.variance = self.add(count)
         self.factors: list[Factor] = []
         self.known: dict[int, Array] = {}
         self.undeclared: Array | None = None
@@ -193,28 +197,20 @@ class Form:
             self._read_weights(kernel)
             self.read_correlation()
         elif plain and isinstance(kernel, ConditionalKernel):
-            self.deviations, self.terms = self._quantities.add(2)[:, None]
+            self.deviations, self.terms = self.add(2)[:, None]
             self._read_conditional(kernel)
         else:
             raise UnknownFormError
 
     def map(self, u: Array) -> Array:
         """All quantities."""
-        A, c = self._quantities.matrices(len(u))
+        A, c = self.matrices(len(u))
         return np.exp(A @ u + c)
 
-    def matrices(self, width: int) -> tuple[Any, Array]:
-        """A and c, with more quantities from ``add``.
-
-        Args:
-            width: Length of u.
-        """
-        return self._quantities.matrices(width)
-
-    def add(self, places: Indices) -> Indices:
+    def exponentials(self, places: Indices) -> Indices:
         """More quantities: the exponentials of some logarithms."""
-        row = self._quantities.add(len(places))
-        self._quantities.depend(row, places, 1.0)
+        row = self.add(len(places))
+        self.depend(row, places, 1.0)
         return row
 
     def weights(self, which: Any) -> Indices:
@@ -249,7 +245,6 @@ class Form:
     # -- the tree kernel ----------------------------------------------------------
 
     def _read_tree(self, kernel: TreeStructuredKernel) -> None:
-        q = self._quantities
         places = self.places
         hyper = kernel.leaf_hyperparameters
         width = hyper.num_columns
@@ -263,9 +258,9 @@ class Form:
         seen = places.seen[:, :width]
         self.factors.append(Factor("", own_columns, lengths, seen, unordered))
         if kernel.context_columns:
-            of_context = q.add(len(columns) - width)
+            of_context = self.add(len(columns) - width)
             raw = self._read(hyper.context_lengthscale, "raw_value")
-            q.depend(of_context[:-1], raw, -2.0)
+            self.depend(of_context[:-1], raw, -2.0)
             lengths = np.broadcast_to(of_context, (len(seen), len(of_context)))
             seen = places.seen[:, width:]
             plain = np.zeros(len(of_context), dtype=bool)
@@ -277,7 +272,6 @@ class Form:
 
     def _tree_lengths(self, kernel: TreeStructuredKernel) -> Indices:
         """W of each path and column, and one for unused places."""
-        q = self._quantities
         read = self._read
         places = self.places
         hyper = kernel.leaf_hyperparameters
@@ -288,34 +282,33 @@ class Form:
             if path.max(initial=0) >= len(hyper.pair):
                 raise UnknownFormError  # the kernel raises an error that says why
             outputscale = read(hyper.outputscale, "raw_value")
-            q.depend(self.variance, outputscale[path], 1.0)
+            self.depend(self.variance, outputscale[path], 1.0)
             table = np.pad(hyper.pair.numpy()[path], ((0, 0), (0, 1)))
             if not hasattr(hyper, "lengthscale"):
-                return q.add(1)[0] + np.zeros_like(table)
+                return self.add(1)[0] + np.zeros_like(table)
             length = read(hyper.lengthscale, "raw_value")
-            lengths = q.add(len(length) + 1)
-            q.depend(lengths[:-1], length, -2.0)
+            lengths = self.add(len(length) + 1)
+            self.depend(lengths[:-1], length, -2.0)
             table[:, -1] = len(length)
             return lengths[table]
-        q.depend(self.variance, read(hyper.common_outputscale, "raw_value"), 1.0)
+        self.depend(self.variance, read(hyper.common_outputscale, "raw_value"), 1.0)
         if hasattr(hyper, "relative_outputscale"):
             path, edge = places.nodes[:, 1:].numpy().nonzero()
             relative = read(hyper.relative_outputscale, "raw_value")
-            q.depend(self.variance[path], relative[edge], 1.0)
+            self.depend(self.variance[path], relative[edge], 1.0)
         dimension = hyper.dimension_scale.double().numpy()
-        lengths = q.add(width + 1, np.append(-2.0 * np.log(dimension), 0.0))
+        lengths = self.add(width + 1, np.append(-2.0 * np.log(dimension), 0.0))
         for name in ("common_lengthscale", "relative_lengthscale"):
             if hasattr(hyper, name):
-                q.depend(lengths[:-1], read(getattr(hyper, name), "raw_value"), -2.0)
+                self.depend(lengths[:-1], read(getattr(hyper, name), "raw_value"), -2.0)
         return np.broadcast_to(lengths, (count, width + 1))
 
     def _read_weights(self, kernel: TreeStructuredKernel) -> None:
-        q = self._quantities
         read = self._read
         weights = kernel.weights
         places = self.places
         self.num_weights = weights.num_weights
-        self.deviations = q.add(self.num_weights + 1)
+        self.deviations = self.add(self.num_weights + 1)
         length = np.zeros(0, dtype=np.int64)
         start = 0
         for kind, counts in weights.counts.items():
@@ -325,14 +318,14 @@ class Form:
             start += sum(counts)
             raw = read(getattr(weights, f"{kind}_variance"), "raw_value")
             tied = len(raw) == 1
-            q.depend(deviations, raw if tied else np.repeat(raw, counts), 0.5)
+            self.depend(deviations, raw if tied else np.repeat(raw, counts), 0.5)
             if kind == "offset":
-                self.offsets = q.add(len(raw))
-                q.depend(self.offsets, raw, 1.0)
+                self.offsets = self.add(len(raw))
+                self.depend(self.offsets, raw, 1.0)
             if kind == "smooth":
                 length = read(weights.smooth_lengthscale, "raw_value")
-        self.terms = q.add(len(length) + 1)
-        q.depend(self.terms[:-1], length, -1.0)
+        self.terms = self.add(len(length) + 1)
+        self.depend(self.terms[:-1], length, -1.0)
         active = weights.active_weights(places.active, places.nodes)
         self.smooth = places.active[:, weights.smooth_index]
         self.smooth_columns = np.append(weights.smooth_columns, kernel.tree.dim)
@@ -343,13 +336,12 @@ class Form:
     # -- the conditional kernel ---------------------------------------------------
 
     def _read_conditional(self, kernel: ConditionalKernel) -> None:
-        q = self._quantities
         read = self._read
         places = self.places
         base = kernel.base_kernel
         columns = _selected(base, np.arange(kernel.tree.dim))
         if computes_as(base, ScaleKernel):
-            q.depend(self.variance, read(base, "raw_outputscale"), 1.0)
+            self.depend(self.variance, read(base, "raw_outputscale"), 1.0)
             base = base.base_kernel
         bases = list(base.kernels) if computes_as(base, ProductKernel) else [base]
         for one in bases:
@@ -360,8 +352,8 @@ class Form:
             raw = read(one, "raw_lengthscale")
             # of columns without an order the kernel takes the mean
             constant = -math.log(len(seen_columns)) if unordered else 0.0
-            lengths = q.add(len(seen_columns) + 1, constant)
-            q.depend(lengths[:-1], raw, -exponent)
+            lengths = self.add(len(seen_columns) + 1, constant)
+            self.depend(lengths[:-1], raw, -exponent)
             # an inactive column is constant on a path
             seen = places.active[:, seen_columns]
             self.factors.append(

@@ -2,21 +2,10 @@ r"""Inference with a covariance of independent leaves and the weights they share
 
 .. math:: k(x, x') = 1[p = p'] K_p(x, x') + z(x)^\top z(x')
 
-``LeafKernel`` defines it by what it knows of rows. ``log_evidence`` and
-``LeafPredictor`` take the same covariance leaf by leaf, with the algebra of
-``linalg.block_low_rank`` and ``linalg.block_evidence``; they are equation (3) and
-section 3.2 of Jenatton et al. (2017), and without weights equations (9) and (10) of
-Levesque et al. (2017).
-
-Prediction. Per leaf L^-1, H = L^-1 F and e = L^-1 (r - F mu) are kept, and once the
-inverse root J of M (M^-1 = J'J). A point with features z, covariances k to the data of
-its own leaf and w = L^-1 k then has, with t_p(x) = h,
-
-    h = z - w'H,     mean = m + w'e + z mu,     cov = K_p - w'w' + (J h)'(J h')
-
-where the middle term is zero unless both points are on one leaf. No matrix is n x n.
-The usual alpha = A^-1 (r - F mu) and A^-1 F grow like one over the noise variance; e
-and H do not, and give three more correct digits at the smallest noise variance.
+``LeafKernel`` defines it by what it knows of rows. ``log_evidence`` and ``solver`` take
+the same covariance leaf by leaf, with the algebra of ``linalg.block_low_rank``; they
+are equation (3) and section 3.2 of Jenatton et al. (2017), and without weights
+equations (9) and (10) of Levesque et al. (2017).
 """
 
 from __future__ import annotations
@@ -29,8 +18,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
-from botorch_structured._botorch_names import functorch_is_active
-from botorch_structured.linalg import block_evidence
 from botorch_structured.linalg.batch_kernel import BatchKernel, same_points
 from botorch_structured.linalg.block_low_rank import (
     Bucket,
@@ -273,8 +260,7 @@ def log_evidence(
 ) -> Tensor:
     """Log N(r; 0, K): a scalar, differentiable once.
 
-    On a CPU in double precision NumPy computes it with its first derivatives, which
-    takes less time; elsewhere these are torch's operations.
+    Its first derivatives are computed with it.
 
     Args:
         kernel: The kernel.
@@ -292,192 +278,9 @@ def log_evidence(
         for b in blocks
         for part in (b.covariance, b.features, pad_rows(residual, b.bucket))
     ]
-    on_cpu = X.device.type == "cpu" and X.dtype == torch.float64
     with torch.no_grad():
-        if on_cpu and not functorch_is_active():
-            arrays = []
-            for b in blocks:
-                tensors = b.covariance, b.features, b.bucket.index, b.weights
-                arrays.append(
-                    block_evidence.Block(*(t.detach().numpy() for t in tensors))
-                )
-            r = residual.detach().numpy()
-            number, derivatives = block_evidence.log_evidence(
-                arrays, r, kernel.num_weights
-            )
-            value = residual.new_tensor(number)
-            slopes = [torch.from_numpy(slope) for of in derivatives for slope in of]
-        else:
-            factors = factorise(blocks, residual, kernel.num_weights)
-            value = factors.log_density(len(X))
-            slopes = [slope for of in factors.derivatives(blocks) for slope in of]
+        factors = factorise(blocks, residual, kernel.num_weights)
+        value = factors.log_density(len(X))
+        slopes = [slope for of in factors.derivatives(blocks) for slope in of]
     evidence: Tensor = _WithSlopes.apply(value, *slopes, *parts)
     return evidence
-
-
-# -- prediction -------------------------------------------------------------------
-
-
-class Prediction(NamedTuple):
-    """Terms of predictions at ``t`` rows that are added to the prior.
-
-    Attributes:
-        mean: To be added to the prior mean, ``t``.
-        leaf: Leaf of each row, ``t`` (``num_leaves`` for one without data).
-        explained: L^-1 k, zero-padded to the largest leaf, ``t x max_size``.
-        weight: J h, ``t x V``.
-    """
-
-    mean: Tensor
-    leaf: Tensor
-    explained: Tensor
-    weight: Tensor
-
-
-class LeafPredictor:
-    """Cached factors of a data set.
-
-    Args:
-        kernel: The kernel.
-        X: Transformed inputs, ``n x d``.
-        structure: Their leaves.
-        noise: Noise variances, ``n``.
-        residual: Observations minus prior means, ``n``.
-    """
-
-    @torch.no_grad()
-    def __init__(
-        self,
-        kernel: LeafKernel,
-        X: Tensor,
-        structure: Structure,
-        noise: Tensor,
-        residual: Tensor,
-    ) -> None:
-        self.layout = layout = structure.layout
-        self.num_weights = num_weights = kernel.num_weights
-        self.blocks = blocks = leaf_blocks(kernel, X, structure)
-        noisy = [block.noisy(kernel, noise) for block in blocks]
-        factors, self.weight_root, self.weight_mean = factorise(
-            noisy, residual, num_weights
-        )
-        self.inverse_chol, self.half = map(list, zip(*factors, strict=True))
-        none = layout.num_leaves + 1
-        self.bucket_of_leaf = torch.full((none,), -1, device=residual.device)
-        self.place_of_leaf = torch.zeros_like(self.bucket_of_leaf)
-        for i, block in enumerate(blocks):
-            leaves = block.bucket.leaves
-            self.bucket_of_leaf[leaves] = i
-            place = torch.arange(len(leaves), device=residual.device)
-            self.place_of_leaf[leaves] = place
-
-    def __call__(self, kernel: LeafKernel, rows: LeafRows) -> Prediction:
-        """Predict at rows.
-
-        Args:
-            kernel: The kernel; a graph may be built of its parameters.
-            rows: What it knows of them, ``t`` (``x k``).
-        """
-        features = rows.features
-        num_rows = len(rows.key)
-        max_size = self.layout.max_size
-        leaf = self.layout.find(rows.key)
-        if leaf.device.type != "cpu":
-            return self._predict_masked(kernel, rows, leaf)
-        bucket = self.bucket_of_leaf[leaf]
-        # rows on paths without data keep the prior
-        mean = features.new_zeros(num_rows)
-        explained = features.new_zeros(num_rows, max_size)
-        shrunk = features.new_zeros(num_rows, self.num_weights + 1)
-        for i, block in enumerate(self.blocks):
-            in_bucket = (bucket == i).nonzero().squeeze(-1)
-            if len(in_bucket) == 0:
-                continue
-            groups = self._groups(self.place_of_leaf[leaf[in_bucket]])
-            for places, index in groups:
-                real = index < len(in_bucket)
-                padded = in_bucket[index.clamp_max(len(in_bucket) - 1)]
-                k = self._covariance(kernel, i, places, selected(rows, padded))
-                w = k @ self.inverse_chol[i][places].mT
-                both = w @ self.half[i][places]
-                row = padded[real]
-                mean = mean.index_put((row,), both[real][:, 0])
-                w = pad(w[real], (0, max_size - w.shape[-1]))
-                explained = explained.index_put((row,), w)
-                weights = block.weights[places].unsqueeze(-2)
-                weights = weights.expand(*k.shape[:-1], -1)[real]
-                shrunk = shrunk.index_put(
-                    (row.unsqueeze(-1), weights), both[real][:, 1:], accumulate=True
-                )
-        h = features - shrunk[:, : self.num_weights]
-        mean = mean + features @ self.weight_mean
-        return Prediction(mean, leaf, explained, h @ self.weight_root.mT)
-
-    def _predict_masked(
-        self, kernel: LeafKernel, rows: LeafRows, leaf: Tensor
-    ) -> Prediction:
-        """``__call__`` with every leaf for every row, all but the row's own masked.
-
-        This takes more arithmetic, but no shape depends on the values of a tensor. On a
-        GPU such shapes make the device wait for the host several times.
-        """
-        features = rows.features
-        num_rows = len(leaf)
-        max_size = self.layout.max_size
-        mean = features @ self.weight_mean
-        explained = features.new_zeros(num_rows, max_size)
-        shrunk = features.new_zeros(num_rows, self.num_weights + 1)
-        for i, block in enumerate(self.blocks):
-            leaves = block.bucket.leaves
-            places = torch.arange(len(leaves), device=leaf.device)
-            repeated = LeafRows(*[p.expand(len(places), *p.shape) for p in rows])
-            on_leaf = leaf == leaves.unsqueeze(-1)  # B x t
-            k = self._covariance(kernel, i, places, repeated)
-            k = k * on_leaf.unsqueeze(-1).to(features)
-            w = k @ self.inverse_chol[i].mT
-            both = w @ self.half[i]
-            mean = mean + both[..., 0].sum(0)
-            w = w.sum(0)[:, :max_size]  # zero except for the leaf that a row is on
-            explained = explained + pad(w, (0, max_size - w.shape[-1]))
-            weights = block.weights.unsqueeze(1).expand(-1, num_rows, -1)
-            index = weights.transpose(0, 1).flatten(1)
-            reduction = both[..., 1:].transpose(0, 1).flatten(1)
-            shrunk = shrunk.scatter_add(-1, index, reduction)
-        h = features - shrunk[:, : self.num_weights]
-        return Prediction(mean, leaf, explained, h @ self.weight_root.mT)
-
-    def _covariance(
-        self, kernel: LeafKernel, i: int, places: Tensor, rows: LeafRows
-    ) -> Tensor:
-        """Prior covariances ``U x t x N`` with the data of leaves, zero where padded.
-
-        Args:
-            kernel: The kernel.
-            i: The bucket.
-            places: Of the leaves in the bucket, ``U``.
-            rows: On these leaves, ``U x t`` (``x k``).
-        """
-        block = self.blocks[i]
-        k = kernel.leaf_covariance(selected(block.rows, places), rows).mT
-        if block.bucket.real is not None:
-            k = k * block.bucket.real[places].unsqueeze(-2).to(k)
-        return k
-
-    @staticmethod
-    def _groups(place: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Rows padded leaf by leaf, in one batch, or in several with less padding.
-
-        Returns:
-            Pairs of places in the bucket, ``U``, and row numbers, ``U x t``.
-        """
-        places, inverse, counts = torch.unique(
-            place, return_inverse=True, return_counts=True
-        )
-        order = inverse.argsort(stable=True)
-        widest = int(counts.max())
-        if len(places) * widest <= 3 * len(place) + 64:
-            real = torch.arange(widest) < counts.unsqueeze(-1)
-            index = torch.full_like(real, len(place), dtype=torch.long)
-            return [(places, index.masked_scatter(real, order))]
-        rows = order.unsqueeze(0).split(counts.tolist(), dim=-1)
-        return list(zip(places.split(1), rows, strict=True))

@@ -153,11 +153,11 @@ class _FitRecord(NamedTuple):
 
 
 class _Fit(NamedTuple):
-    """A fit: minus the objective per data point, the kernel, all parameters."""
+    """A fit: minus the objective per data point, the kernel, the parameters."""
 
     loss: float
     kernel: str | None
-    values: list[Tensor]
+    values: list[Any]
 
 
 class LeafModel(FastSingleTaskGP):
@@ -379,55 +379,57 @@ class LeafModel(FastSingleTaskGP):
         """
         mll.train()  # in evaluation mode inputs are transformed already
         objectives = self._fit_objectives(mll, kwargs)
-        parameters = [*mll.parameters()]
-        cold = [p.detach().clone() for p in parameters]
-        before = _Fit(math.inf, self._kernels(chosen=True)[0], cold)
-        fits: list[_Fit] = []
-        present: _Fit | None = None  # the one whose values the model has
+        parameters = [] if objectives else [*mll.parameters()]
         failure: ModelFittingError | None = None
 
-        def restore(values: Sequence[Tensor], kernel: str | None) -> None:
-            for p, value in zip(parameters, values, strict=True):
+        def read() -> list[Any]:
+            if objectives:
+                return [objective.read() for objective in objectives]
+            return [p.detach().clone() for p in parameters]
+
+        def restore(values: list[Any], kernel: str | None) -> None:
+            for objective, theta in zip(objectives, values, strict=False):
+                objective.write(theta)
+            for p, value in zip(parameters, values, strict=False):
                 p.data.copy_(value)
             if kernel is not None:
                 self.covar_module.set_correlation(kernel)
-
-        def fit(kernel: str | None) -> None:
-            nonlocal failure, present
-            present = None
             for objective in objectives:
                 objective.read_correlation()
+
+        cold = read()
+        best = _Fit(math.inf, self._kernels(chosen=True)[0], cold)
+
+        def fit(kernel: str | None) -> None:
+            nonlocal best, failure
             try:
                 self._fit(mll, objectives, **kwargs)
             except ModelFittingError as error:
                 failure = error
                 return
             loss = self._loss(mll, objectives)
-            if math.isfinite(loss):
-                values = [p.detach().clone() for p in parameters]
-                present = _Fit(loss, kernel, values)
-                fits.append(present)
+            if loss < best.loss:
+                best = _Fit(loss, kernel, read())
 
         record = None
         try:
             if start_from is not None:
                 take_values(self, start_from)
-                fit(self._kernels(chosen=True)[0])
+                kernel = self._kernels(chosen=True)[0]
+                restore(read(), kernel)
+                fit(kernel)
                 last = start_from._fit_record
-                if fits and last is not None:
-                    enough = fits[0].loss <= last.loss + MAX_LOSS
-                    if enough and last.short < MAX_SHORT_FITS:
+                if last is not None and best.loss <= last.loss + MAX_LOSS:
+                    if last.short < MAX_SHORT_FITS:
                         record = _FitRecord(last.short + 1, last.loss)
             if record is None:
                 for kernel in self._kernels():
                     restore(cold, kernel)
                     fit(kernel)
-            if not fits:
+            if best.loss == math.inf:
                 raise failure or ModelFittingError("The evidence is not finite.")
         finally:  # of a fit that is interrupted, the best so far
-            best = min(fits, key=lambda f: f.loss, default=before)
-            if best is not present:
-                restore(best.values, best.kernel)
+            restore(best.values, best.kernel)
             mll.eval()
         self._fit_record = record or _FitRecord(0, best.loss)
         return mll

@@ -40,9 +40,10 @@ from torch.nn.functional import pad
 
 from botorch_structured.linalg.block_low_rank import positions
 from botorch_structured.linalg.correlations import ARRAY_SLOPES, ARRAY_VALUES
+from botorch_structured.models.fast_inference import with_gradient
 from botorch_structured.models.tree.conditional_kernel import ConditionalKernel
 from botorch_structured.models.tree.form import Form, PresentValues, UnknownFormError
-from botorch_structured.models.tree.leaf_inference import LeafKernel, LeafPredictor
+from botorch_structured.models.tree.leaf_inference import LeafKernel
 from botorch_structured.models.tree.tree_structured_kernel import (
     TreeStructuredKernel,
 )
@@ -368,22 +369,17 @@ class LeafMoments:
     threads may call it.
 
     Args:
-        kernel: Any kernel of leaves.
-        predictor: The factors of the data.
-        X: Transformed training inputs, ``n x d``.
-        places: What the kernel's ``locate`` says of a row of each leaf.
+        solver: The ``LeafSolver`` of the data.
 
     Raises:
         UnknownFormError: Where there are no ``PathTables`` of the kernel.
     """
 
-    def __init__(
-        self, kernel: LeafKernel, predictor: LeafPredictor, X: Tensor, places: Any
-    ) -> None:
-        # a graph may be built after another correlation was chosen for the model's
-        self.kernel = copy(kernel)
-        self.predictor = predictor
-        self._X = X.detach()
+    def __init__(self, solver: Any) -> None:
+        self.solver = solver
+        self.kernel: LeafKernel = solver.kernel
+        self._X: Tensor = solver.X
+        places = solver.structure.leaf_places
         self._paths = PathTables(self.kernel, places, self._X)
         # Column and value (NaN: unknown) of each place of a code, and the first place
         # of each code.
@@ -396,16 +392,6 @@ class LeafMoments:
         self._of_bucket: dict[int, PathMoments] = {}
         # decisions of the rows of the last call, and the moments on their paths
         self._last: tuple[tuple[int, bytes] | None, Any] = None, None
-
-    @classmethod
-    def of(
-        cls, kernel: LeafKernel, predictor: LeafPredictor, X: Tensor, places: Any
-    ) -> LeafMoments | None:
-        """An instance, or None where a kernel has another form."""
-        try:
-            return cls(kernel, predictor, X, places)
-        except UnknownFormError:
-            return None
 
     def extend(self, x: Array) -> Array:
         """``n x d`` with more columns, the one-hot codes of categorical ones.
@@ -439,10 +425,9 @@ class LeafMoments:
     def graph(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """Moments of ``t x d`` inputs by operations that autograd knows."""
         rows = self.kernel.rows(X)
-        prediction = self.predictor(self.kernel, rows)
-        reduction = prediction.weight.square().sum(-1)
-        reduction = reduction - prediction.explained.square().sum(-1)
-        return prediction.mean, rows.prior.expand(len(X)) + reduction
+        mean, _, explained, weight = self.solver.predict(rows)
+        reduction = weight.square().sum(-1) - explained.square().sum(-1)
+        return mean, rows.prior.expand(len(X)) + reduction
 
     def side_by_side(
         self, bucket: int, place: Array, rows: Tensor, path: bool
@@ -467,23 +452,23 @@ class LeafMoments:
 
         With zeros for the weight that an unused place has.
         """
-        root = pad(self.predictor.weight_root.mT, (0, 0, 0, 1)).numpy()
+        root = pad(self.solver.weight_root.mT, (0, 0, 0, 1)).numpy()
         covariance = root @ root.T if len(root) <= _MANY_WEIGHTS else None
-        return pad(self.predictor.weight_mean, (0, 1)).numpy(), root, covariance
+        return pad(self.solver.weight_mean, (0, 1)).numpy(), root, covariance
 
     def _with_data(self, number: int) -> PathMoments:
         """All leaves of a bucket."""
-        block = self.predictor.blocks[number]
+        block = self.solver.blocks[number]
         bucket = block.bucket
         tables = self._paths(bucket.leaves.numpy(), block.weights.numpy())
         # padding repeats the last row: L^-1 and H are zero there, except for the
         # identity in L^-1, whose part of the covariance is to be zero
         data = self._data[bucket.index.clamp_max(len(self._data) - 1).numpy()]
-        inverse = self.predictor.inverse_chol[number]
+        inverse, half = self.solver.factors[number]
         if bucket.real is not None:
             inverse = inverse * bucket.real.unsqueeze(-1)
-        half = self.predictor.half[number].numpy()
-        return self._with_rows(self._paths, tables, data, inverse.numpy(), half)
+        arrays = data, inverse.numpy(), half.numpy()
+        return self._with_rows(self._paths, tables, *arrays)
 
     def _without_data(self, rows: Tensor, path: bool) -> PathMoments:
         """The paths of some rows: prior covariances, of weights alone if wanted."""
@@ -578,10 +563,10 @@ class MomentsOnPaths:
         self._moments = moments
         self._path = path
         self._scales = scales
-        predictor = moments.predictor
+        solver = moments.solver
         keys = moments.kernel.tree.locate(rows)[2]
-        leaf = predictor.layout.find(keys)
-        bucket = predictor.bucket_of_leaf[leaf].numpy()
+        leaf = solver.structure.layout.find(keys)
+        bucket = solver.bucket_of_leaf[leaf].numpy()
         if path:  # no data are looked at
             bucket = np.full_like(bucket, -1)
         key = keys.numpy()
@@ -594,10 +579,10 @@ class MomentsOnPaths:
         )
         self._rows = rows[torch.from_numpy(first)]
         self._bucket = bucket[first]
-        self._place = predictor.place_of_leaf[leaf].numpy()[first]
+        self._place = solver.place_of_leaf[leaf].numpy()[first]
         # How many numbers the tables of each path have.
-        widest = max(block.weights.shape[-1] for block in predictor.blocks)
-        sizes = [block.bucket.index.shape[-1] for block in predictor.blocks]
+        widest = max(block.weights.shape[-1] for block in solver.blocks)
+        sizes = [block.bucket.index.shape[-1] for block in solver.blocks]
         self._sizes = 1 + widest**2 + np.square([*sizes, 0])[self._bucket]
         self._last: tuple[bytes | None, list[_Group]] = None, []
         self._tables: dict[bytes, _Tables] = {}
@@ -653,7 +638,7 @@ class MomentsOnPaths:
     def _graph_is_smaller(self, path: Array) -> bool:
         """Whether tables would be larger than the features of all points."""
         numbers = int(self._sizes[np.unique(path)].sum())
-        return numbers > max(1 << 17, len(path) * self._moments.predictor.num_weights)
+        return numbers > max(1 << 17, len(path) * self._moments.kernel.num_weights)
 
     @torch.no_grad()
     def _by_graph(self, X: Array) -> PointMoments:
@@ -723,62 +708,17 @@ class _OfPoints(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():  # derivatives of the gradient are wanted, too
             (X,) = ctx.saved_tensors
-            (grad_X,) = _gradients(ctx.moments.graph(X), (X,), grad_outputs, True)
-            if grad_X is None:  # as on paths without data
-                grad_X = X.masked_fill(torch.ones_like(X, dtype=torch.bool), 0.0)
+            # on paths without data they are constant
+            values = [with_gradient(v, X) for v in ctx.moments.graph(X)]
+            (grad_X,) = torch.autograd.grad(values, X, grad_outputs, create_graph=True)
             return grad_X, None
         of_mean, of_variance = (g.unsqueeze(-1) for g in grad_outputs)
         grad_X = of_mean * ctx.at_points.mean_gradient
         return grad_X.addcmul_(of_variance, ctx.at_points.variance_gradient), None
 
 
-class _OfHyperparameters(torch.autograd.Function):
-    """Values that are known; the graph is built where their gradients are asked for."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        values: tuple[Tensor, ...],
-        X: Tensor,
-        moments: LeafMoments,
-        *parameters: Tensor,
-    ) -> tuple[Tensor, ...]:
-        ctx.X = X
-        ctx.moments = moments
-        ctx.save_for_backward(*parameters)
-        return values
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        again = torch.is_grad_enabled()
-        with torch.enable_grad():
-            values = ctx.moments.graph(ctx.X)
-        gradients = _gradients(values, ctx.saved_tensors, grad_outputs, again)
-        return None, None, None, *gradients
-
-
-def _gradients(
-    values: Sequence[Tensor],
-    wanted: Sequence[Tensor],
-    grad_outputs: Sequence[Tensor],
-    again: bool,
-) -> Sequence[Tensor | None]:
-    """Gradients of values, some of which may be constant."""
-    both = zip(values, grad_outputs, strict=True)
-    pairs = [(value, grad) for value, grad in both if value.requires_grad]
-    if not pairs:
-        return [None] * len(wanted)
-    values, grads = zip(*pairs, strict=True)
-    return torch.autograd.grad(
-        values, wanted, grads, create_graph=again, allow_unused=True
-    )
-
-
 def differentiable_moments(X: Tensor, moments: LeafMoments) -> tuple[Tensor, Tensor]:
-    """Means and variances of points one by one, with their graph.
-
-    They are differentiable in ``X`` and, as all posteriors of GPyTorch, in the
-    hyperparameters as far as the covariances of the points themselves depend on these.
+    """Means and variances of points one by one, differentiable in ``X``, also twice.
 
     Args:
         X: Transformed inputs, ``t x d``, not empty.
@@ -788,10 +728,4 @@ def differentiable_moments(X: Tensor, moments: LeafMoments) -> tuple[Tensor, Ten
     if not torch.is_grad_enabled():
         return moments(X)[:2]
     mean, variance = _OfPoints.apply(X, moments)
-    free = [p for p in moments.kernel.parameters() if p.requires_grad]
-    if not free:
-        return mean, variance
-    # a node of its own: it is not run for gradients in X alone
-    zeros = torch.zeros_like(mean), torch.zeros_like(mean)
-    more = _OfHyperparameters.apply(zeros, X.detach(), moments, *free)
-    return mean + more[0], variance + more[1]
+    return mean, variance

@@ -107,9 +107,42 @@ class PointDistances:
 # -- data ---------------------------------------------------------------------------
 
 
-@dataclass
+class _Data:
+    """The rows of a data set, with one more for padding.
+
+    Args:
+        form: Of its leaves.
+        structure: The leaves.
+        X: Transformed inputs, ``n x d``.
+        noise: Variances that are known, ``n``; zeros for others.
+    """
+
+    def __init__(
+        self, form: Form, structure: Structure, X: Tensor, noise: Array
+    ) -> None:
+        n = len(X)
+        self.points = np.zeros((n + 1, X.shape[-1] + 1))  # padding is zeros
+        self.points[:n, :-1] = X.detach().numpy()
+        self.noise = np.append(noise, 1.0)  # padding is the identity
+        # features without waves and deviations, then zeros
+        width = form.still.shape[-1]
+        self.still = np.zeros((n + 1, width + 1))
+        if width:
+            places = structure.places
+            features = form.kernel.weights.still(X, places.active, places.nodes)
+            self.still[:-1, :-1] = features.detach().numpy()
+        for c, values in form.known.items():  # all unknown values are the same one
+            matches = self.points[:n, c, None] == values
+            self.points[:n, c] = (matches * np.arange(1, len(values) + 1)).sum(-1)
+
+
 class _Leaves:
     """Constants of a bucket of leaves.
+
+    Args:
+        form: Of the leaves of the data set.
+        data: The data set.
+        bucket: The bucket.
 
     Attributes:
         rows: ``B x N``; ``n`` where padded.
@@ -129,130 +162,69 @@ class _Leaves:
         deviations: The quantities s of these.
         weight_pairs: See ``Block``.
         index: Quantities whose derivatives ``LeafObjective._pull_back`` returns.
+
+    Raises:
+        UnknownFormError: If its distances are too many to be kept.
     """
 
-    rows: Indices
-    real: Array
-    pair: Array
-    variance: Indices
-    distances: list[PairDistances | PointDistances]
-    lengths: list[Indices]
-    fixed_noise: Array
-    undeclared: Array | None
-    still: Array
-    inputs: Array
-    present: Array
-    terms: Indices
-    weights: Indices
-    deviations: Indices
-    weight_pairs: Indices
-    index: Indices
-
-
-class _Data:
-    """The leaves of a data set.
-
-    Args:
-        form: Of its leaves.
-        structure: The leaves.
-        X: Transformed inputs, ``n x d``.
-        noise: Variances that are known, ``n``; zeros for others.
-    """
-
-    def __init__(
-        self, form: Form, structure: Structure, X: Tensor, noise: Array
-    ) -> None:
-        self.form = form
-        self.structure = structure
-        n = len(X)
-        self.points = np.zeros((n + 1, X.shape[-1] + 1))  # padding is zeros
-        self.points[:n, :-1] = X.detach().numpy()
-        self.noise = np.append(noise, 1.0)  # padding is the identity
-        self.still = self._still(X)
-        for c, values in form.known.items():  # all unknown values are the same one
-            matches = self.points[:n, c, None] == values
-            self.points[:n, c] = (matches * np.arange(1, len(values) + 1)).sum(-1)
-
-    def _still(self, X: Tensor) -> Array:
-        """Features without waves and deviations, ``(n + 1) x (K + 1)``; then zeros."""
-        width = self.form.still.shape[-1]
-        still = np.zeros((len(X) + 1, width + 1))
-        if width:
-            places = self.structure.places
-            features = self.form.kernel.weights.still(X, places.active, places.nodes)
-            still[:-1, :-1] = features.detach().numpy()
-        return still
-
-    def leaves(self, bucket: Bucket) -> _Leaves:
-        """A bucket.
-
-        Raises:
-            UnknownFormError: If its distances are too many to be kept.
-        """
-        form = self.form
-        rows = bucket.index.numpy()
+    def __init__(self, form: Form, data: _Data, bucket: Bucket) -> None:
         which = bucket.leaves.numpy()
-        real = (rows < len(self.points) - 1).astype(np.float64)
-        distances = []
-        lengths = []
+        self.rows = rows = bucket.index.numpy()
+        self.real = (rows < len(data.points) - 1).astype(np.float64)
+        self.pair = self.real[:, :, None] * self.real[:, None, :]
+        self.variance = form.variance[which]
+        self.distances: list[PairDistances | PointDistances] = []
+        self.lengths: list[Indices] = []
         for factor in form.factors:
             places, quantities = factor.part(which)
-            distances.append(self._distances(factor, places, rows))
-            lengths.append(quantities)
+            self.distances.append(_distances(data.points, factor, places, rows))
+            self.lengths.append(quantities)
+        self.fixed_noise = data.noise[rows]
+        self.undeclared = None
+        if form.undeclared is not None:
+            self.undeclared = form.undeclared[which]
         still, smooth = form.parts(which)
+        self.still = data.still[rows[:, :, None], still[:, None, :]]
+        columns = form.smooth_columns[smooth]
+        self.inputs = data.points[rows[:, :, None], columns[:, None, :]][..., None]
         on = smooth < len(form.smooth_columns) - 1
-        present = (real[:, :, None] * on[:, None, :])[..., None]
-        inputs = self.points[rows[:, :, None], form.smooth_columns[smooth][:, None, :]]
-        weights = form.weights(which)
-        deviations = form.deviations[weights]
-        variance = form.variance[which]
-        terms = form.terms[smooth]
-        index = [*lengths, variance, deviations, terms]
-        return _Leaves(
-            rows=rows,
-            real=real,
-            pair=real[:, :, None] * real[:, None, :],
-            variance=variance,
-            distances=distances,
-            lengths=lengths,
-            fixed_noise=self.noise[rows],
-            undeclared=None if form.undeclared is None else form.undeclared[which],
-            still=self.still[rows[:, :, None], still[:, None, :]],
-            inputs=inputs[..., None],
-            present=present / math.sqrt(max(len(form.frequencies), 1)),
-            terms=terms,
-            weights=weights,
-            deviations=deviations,
-            weight_pairs=weight_pairs(weights, form.num_weights),
-            index=np.concatenate([part.ravel() for part in index]),
-        )
+        present = (self.real[:, :, None] * on[:, None, :])[..., None]
+        self.present = present / math.sqrt(max(len(form.frequencies), 1))
+        self.terms = form.terms[smooth]
+        self.weights = form.weights(which)
+        self.deviations = form.deviations[self.weights]
+        self.weight_pairs = weight_pairs(self.weights, form.num_weights)
+        index = [*self.lengths, self.variance, self.deviations, self.terms]
+        self.index = np.concatenate([part.ravel() for part in index])
 
-    def _distances(
-        self, factor: Factor, places: Indices, rows: Indices
-    ) -> PairDistances | PointDistances:
-        """Distances between the rows of each leaf, column by column.
 
-        Args:
-            factor: A factor of the covariance.
-            places: Of its columns, ``B x E``.
-            rows: ``B x N``.
-        """
-        size = places.size * rows.shape[1] ** 2
-        x = self.points[rows[:, None, :], factor.columns[places][:, :, None]]
-        squared = factor.name in SMOOTH and not factor.unordered.any()
-        if squared and size > _MAX_KEPT:
-            return PointDistances(x.swapaxes(1, 2))
-        if size > _MAX_DISTANCES:
-            raise UnknownFormError
-        difference = x[:, :, :, None] - x[:, :, None, :]
-        if factor.name == "laplace":
-            distances = np.abs(difference, out=difference)
-        else:
-            distances = np.square(difference, out=difference)
-        if factor.unordered.any():
-            unordered = factor.unordered[places]
-            distances[unordered] = distances[unordered] != 0.0
-        return PairDistances(distances.reshape(*places.shape, rows.shape[1] ** 2))
+def _distances(
+    points: Array, factor: Factor, places: Indices, rows: Indices
+) -> PairDistances | PointDistances:
+    """Distances between the rows of each leaf, column by column.
+
+    Args:
+        points: Of the data set.
+        factor: A factor of the covariance.
+        places: Of its columns, ``B x E``.
+        rows: ``B x N``.
+    """
+    size = places.size * rows.shape[1] ** 2
+    x = points[rows[:, None, :], factor.columns[places][:, :, None]]
+    squared = factor.name in SMOOTH and not factor.unordered.any()
+    if squared and size > _MAX_KEPT:
+        return PointDistances(x.swapaxes(1, 2))
+    if size > _MAX_DISTANCES:
+        raise UnknownFormError
+    difference = x[:, :, :, None] - x[:, :, None, :]
+    if factor.name == "laplace":
+        distances = np.abs(difference, out=difference)
+    else:
+        distances = np.square(difference, out=difference)
+    if factor.unordered.any():
+        unordered = factor.unordered[places]
+        distances[unordered] = distances[unordered] != 0.0
+    return PairDistances(distances.reshape(*places.shape, rows.shape[1] ** 2))
 
 
 # -- the objective ----------------------------------------------------------------
@@ -320,13 +292,14 @@ class LeafObjective:
         fixed_noise = np.zeros(n)
         if isinstance(likelihood, GaussianLikelihood):
             noise = parameters.logarithm(likelihood.noise_covar.raw_noise)
-            self._noise = form.add(noise)
+            self._noise = form.exponentials(noise)
             units[noise] = self._priors.deviations[noise]
         else:
             fixed_noise[:] = likelihood.noise[index].detach().numpy()
         self._level = self._levels(model.mean_module, X)
         data = _Data(form, structure, X, fixed_noise)
-        self._leaves = [data.leaves(bucket) for bucket in structure.layout.buckets]
+        buckets = structure.layout.buckets
+        self._leaves = [_Leaves(form, data, bucket) for bucket in buckets]
         self._map, self._constants = form.matrices(len(parameters.values))
         self._back = self._map.T
         if sparse.issparse(self._map):
@@ -376,7 +349,6 @@ class LeafObjective:
                 independent of the others.
         """
         model = mll.model
-        tensors = (*model.train_inputs, model.train_targets)
         transform = getattr(model, "input_transform", None)
         methods = {"compute_custom_loss", "_fast_evidence", "__call__", "forward"}
         if (
@@ -385,10 +357,7 @@ class LeafObjective:
             or not noise_is_known(mll.likelihood)
             or getattr(mll.likelihood, "second_noise_covar", None) is not None
             or not model.redefined.isdisjoint(methods)
-            or any(True for _ in model.added_loss_terms())
             or (transform is not None and any(True for _ in transform.parameters()))
-            or any(t.dtype != torch.float64 for t in tensors)
-            or any(t.device.type != "cpu" for t in tensors)
         ):
             return None
         try:

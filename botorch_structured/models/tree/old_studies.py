@@ -364,25 +364,15 @@ class _Columns:
         scaled = (x - self.shift.to(x)) / self.scale.to(x)
         return torch.where(self.tree.active_mask(x), scaled, _INACTIVE)
 
-    def slope(self, x: Tensor) -> Tensor:
-        """The derivatives of ``read``."""
-        return self.tree.active_mask(x) / self.scale.to(x)
-
     def covariance(self, a: Tensor, b: Tensor, inverse_lengthscale: Tensor) -> Tensor:
         """The kernel, ``b x n x m``, of ``b x n x d`` and ``b x m x d`` read points."""
-        return MATERN52.value(self.squared_distance(a, b, inverse_lengthscale))
-
-    def squared_distance(
-        self, a: Tensor, b: Tensor, inverse_lengthscale: Tensor
-    ) -> Tensor:
-        """Scaled squared distances of what ``read`` gives, see ``covariance``."""
         inverse = inverse_lengthscale[self.ordered]
         ordered = a[..., self.ordered] * inverse, b[..., self.ordered] * inverse
         squared = squared_distance(*ordered)
         for c in self.unordered:
             apart = (a[..., c, None] - b[..., None, :, c]).abs() > 1e-4
             squared = squared + inverse_lengthscale[c].square() * apart
-        return squared
+        return MATERN52.value(squared)
 
 
 class _Functions:

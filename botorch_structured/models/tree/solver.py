@@ -4,6 +4,16 @@ A ``LeafSolver`` has the factors of the leaves of one outcome of one data set, a
 hyperparameters that the model has when it enters evaluation. A batch, of outcomes or of
 data sets, is a list of solvers: its elements are independent GPs.
 
+Per leaf L^-1, H = L^-1 F and e = L^-1 (r - F mu) are kept, and once the inverse root J
+of M (M^-1 = J'J). A point with features z, covariances k to the data of its own leaf
+and w = L^-1 k then has, with t_p(x) = h,
+
+    h = z - w'H,     mean = m + w'e + z mu,     cov = K_p - w'w' + (J h)'(J h')
+
+where the middle term is zero unless both points are on one leaf. No matrix is n x n.
+The usual alpha = A^-1 (r - F mu) and A^-1 F grow like one over the noise variance; e
+and H do not, and give three more correct digits at the smallest noise variance.
+
 Rows that are appended, as fantasies are, condition the posterior of the rows before
 once more (``linalg.factor.given_last``): no factorisation is repeated. They may have
 batch dimensions of their own, and the posterior is differentiable in them.
@@ -12,9 +22,11 @@ batch dimensions of their own, and the posterior is differentiable in them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from operator import itemgetter, methodcaller
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,22 +34,79 @@ from gpytorch import settings
 from gpytorch.distributions import MultivariateNormal
 from linear_operator import to_linear_operator
 from torch import Tensor
+from torch.nn.functional import pad
 
 from botorch_structured._botorch_names import functorch_is_active
+from botorch_structured.linalg.block_low_rank import factorise
 from botorch_structured.linalg.factor import given_last
 from botorch_structured.models.fast_inference import with_gradient, with_variance_floor
 from botorch_structured.models.parameters import UnknownFormError
 from botorch_structured.models.tree.leaf_inference import (
     LeafKernel,
-    LeafPredictor,
     LeafRows,
     Structure,
+    leaf_blocks,
 )
 from botorch_structured.models.tree.moments import LeafMoments, differentiable_moments
 
 
-class Solver(Protocol):
-    """The posterior of one outcome of one data set, less its prior mean."""
+class LeafSolver:
+    """The posterior given one table of rows, through its leaves, less its prior mean.
+
+    Args:
+        kernel: With the hyperparameters of this outcome.
+        X: Transformed training inputs, ``n x d``.
+        structure: Their leaves.
+        noise: Noise variances, ``n``.
+        residual: Outcomes less prior means, ``n``.
+
+    Attributes:
+        blocks: The rows of each bucket of leaves.
+        factors: L^-1 and [e, H] of each bucket.
+        weight_root: J.
+        weight_mean: mu.
+    """
+
+    @torch.no_grad()
+    def __init__(
+        self,
+        kernel: LeafKernel,
+        X: Tensor,
+        structure: Structure,
+        noise: Tensor,
+        residual: Tensor,
+    ) -> None:
+        # a graph may be built after another correlation was chosen for the model's
+        self.kernel = copy(kernel)
+        self.X = X
+        self.structure = structure
+        self.blocks = leaf_blocks(kernel, X, structure)
+        self.factors, self.weight_root, self.weight_mean = factorise(
+            [block.noisy(kernel, noise) for block in self.blocks],
+            residual,
+            kernel.num_weights,
+        )
+        # one more leaf, of points without data on their path
+        count = structure.layout.num_leaves + 1
+        self.bucket_of_leaf = torch.full((count,), -1, device=X.device)
+        self.place_of_leaf = torch.zeros_like(self.bucket_of_leaf)
+        for i, block in enumerate(self.blocks):
+            leaves = block.bucket.leaves
+            self.bucket_of_leaf[leaves] = i
+            self.place_of_leaf[leaves] = torch.arange(len(leaves), device=X.device)
+
+    @cached_property
+    def moments(self) -> LeafMoments | None:
+        """Moments of points one by one, where they have a closed form.
+
+        On a GPU there are none, as they read values of points.
+        """
+        if self.X.device.type != "cpu":
+            return None
+        try:
+            return LeafMoments(self)
+        except UnknownFormError:
+            return None
 
     def joint(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """Moments of points jointly, on the scale of transformed outcomes.
@@ -48,60 +117,6 @@ class Solver(Protocol):
         Returns:
             Means ``batch_shape x q`` and covariances ``batch_shape x q x q``.
         """
-
-    def append(self, X: Tensor, residual: Tensor, noise: Tensor) -> Solver:
-        """The posterior given more rows.
-
-        Args:
-            X: Transformed inputs, ``batch_shape x q x d``.
-            residual: Outcomes less their prior means, ``batch_shape' x q``.
-            noise: Their noise variances, which broadcast to ``residual``.
-        """
-
-
-class LeafSolver:
-    """The posterior given one table of rows, through its leaves.
-
-    Args:
-        kernel: With the hyperparameters of this outcome.
-        X: Transformed training inputs, ``n x d``.
-        structure: Their leaves.
-        noise: Noise variances, ``n``.
-        residual: Outcomes less prior means, ``n``.
-
-    Attributes:
-        predictor: Factors of the data.
-    """
-
-    def __init__(
-        self,
-        kernel: LeafKernel,
-        X: Tensor,
-        structure: Structure,
-        noise: Tensor,
-        residual: Tensor,
-    ) -> None:
-        self.kernel = kernel
-        self.X = X
-        self.structure = structure
-        self.predictor = LeafPredictor(kernel, X, structure, noise, residual)
-
-    @cached_property
-    def moments(self) -> LeafMoments | None:
-        """Moments of points one by one, where they have a closed form.
-
-        On a GPU there are none, as they read values of points.
-        """
-        if self.X.device.type != "cpu":
-            return None
-        places = self.structure.leaf_places
-        try:
-            return LeafMoments(self.kernel, self.predictor, self.X, places)
-        except UnknownFormError:
-            return None
-
-    def joint(self, X: Tensor) -> tuple[Tensor, Tensor]:
-        """See ``Solver.joint``."""
         if X.shape[-2] == 1 and X.numel() and not functorch_is_active():
             moments = self.moments
             if moments is not None:
@@ -113,31 +128,94 @@ class LeafSolver:
 
     def moments_of_all(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """See ``joint``; without a smallest variance."""
-        kernel = self.kernel
-        rows = kernel.rows(X)
         batch = X.shape[:-1]
-        if X.ndim == 2:
-            flat = rows
-        else:
-            width = rows.key.ndim
-            full = [part.expand(*batch, *part.shape[width:]) for part in rows]
-            flat = LeafRows(*[part.flatten(0, len(batch) - 1) for part in full])
-        mean, leaf, explained, weight = self.predictor(kernel, flat)
-        if X.ndim > 2:
-            mean = mean.unflatten(0, batch)
-            leaf = leaf.unflatten(0, batch)
-            explained = explained.unflatten(0, batch)
-            weight = weight.unflatten(0, batch)
+        flat = self.kernel.rows(X.flatten(0, -2))
+        in_batch = methodcaller("unflatten", 0, batch)
+        mean, leaf, explained, weight = map(in_batch, self.predict(flat))
+        rows = LeafRows(*map(in_batch, flat))
         on_one_path = rows.key.unsqueeze(-1) == rows.key.unsqueeze(-2)
-        covariance = torch.where(on_one_path, kernel.leaf_covariance(rows, rows), 0.0)
-        covariance = covariance + weight @ weight.mT
+        prior = self.kernel.leaf_covariance(rows, rows)
+        covariance = torch.where(on_one_path, prior, 0.0) + weight @ weight.mT
         on_one_leaf = leaf.unsqueeze(-1) == leaf.unsqueeze(-2)
         shared = torch.where(on_one_leaf, explained @ explained.mT, 0.0)
         return mean, covariance - shared
 
+    def predict(self, rows: LeafRows) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Terms of the posterior of points.
+
+        Args:
+            rows: What the kernel knows of them, ``t`` (``x k``); a graph may be built
+                of its parameters.
+
+        Returns:
+            The mean less the prior one, ``t``; the leaf of each, ``t``; w, padded to
+            the largest leaf, ``t x max_size``; J h, ``t x V``.
+        """
+        features = rows.features
+        layout = self.structure.layout
+        place = torch.searchsorted(layout.keys, rows.key)
+        place = place.clamp_max(layout.num_leaves - 1)
+        leaf = torch.where(layout.keys[place] == rows.key, place, layout.num_leaves)
+        bucket = self.bucket_of_leaf[leaf]
+        # rows on paths without data keep the prior
+        mean = features @ self.weight_mean
+        explained = features.new_zeros(len(features), layout.max_size)
+        reduced = pad(features, (0, 1))
+        for i, (block, (inverse, half)) in enumerate(
+            zip(self.blocks, self.factors, strict=True)
+        ):
+            in_bucket = (bucket == i).nonzero().squeeze(-1)
+            if len(in_bucket) == 0:
+                continue
+            for places, index in _groups(self.place_of_leaf[leaf[in_bucket]]):
+                real = index < len(in_bucket)
+                padded = in_bucket[index.clamp_max(len(in_bucket) - 1)]
+                data = LeafRows(*map(itemgetter(places), block.rows))
+                points = LeafRows(*map(itemgetter(padded), rows))
+                k = self.kernel.leaf_covariance(data, points).mT
+                if block.bucket.real is not None:
+                    k = k * block.bucket.real[places].unsqueeze(-2).to(k)
+                w = k @ inverse[places].mT
+                both = (w @ half[places])[real]
+                row = padded[real]
+                w = pad(w[real], (0, layout.max_size - w.shape[-1]))
+                mean = mean.index_put((row,), both[:, 0], accumulate=True)
+                explained = explained.index_put((row,), w)
+                weights = block.weights[places].unsqueeze(-2)
+                weights = weights.expand(*k.shape[:-1], -1)[real]
+                reduced = reduced.index_put(
+                    (row.unsqueeze(-1), weights), -both[:, 1:], accumulate=True
+                )
+        return mean, leaf, explained, reduced[:, :-1] @ self.weight_root.mT
+
     def append(self, X: Tensor, residual: Tensor, noise: Tensor) -> ConditionedSolver:
-        """See ``Solver.append``."""
+        """The posterior given more rows.
+
+        Args:
+            X: Transformed inputs, ``batch_shape x q x d``.
+            residual: Outcomes less their prior means, ``batch_shape' x q``.
+            noise: Their noise variances, which broadcast to ``residual``.
+        """
         return ConditionedSolver(self, X, residual, noise)
+
+
+def _groups(place: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Rows padded leaf by leaf, in one batch, or in several with less padding.
+
+    Returns:
+        Pairs of places in the bucket, ``U``, and row numbers, ``U x t``.
+    """
+    places, inverse, counts = torch.unique(
+        place, return_inverse=True, return_counts=True
+    )
+    order = inverse.argsort(stable=True)
+    widest = int(counts.max())
+    if len(places) * widest <= 3 * len(place) + 64:
+        real = torch.arange(widest, device=place.device) < counts.unsqueeze(-1)
+        index = torch.full_like(real, len(place), dtype=torch.long)
+        return [(places, index.masked_scatter(real, order))]
+    rows = order.unsqueeze(0).split(counts.tolist(), dim=-1)
+    return list(zip(places.split(1), rows, strict=True))
 
 
 class ConditionedSolver:
@@ -145,7 +223,7 @@ class ConditionedSolver:
 
     Args:
         solver: That of the rows before.
-        X: See ``Solver.append``.
+        X: See ``LeafSolver.append``.
         residual: See there.
         noise: See there.
     """
@@ -162,7 +240,7 @@ class ConditionedSolver:
     moments = None
 
     def joint(self, X: Tensor) -> tuple[Tensor, Tensor]:
-        """See ``Solver.joint``."""
+        """See ``LeafSolver.joint``."""
         batch = torch.broadcast_shapes(X.shape[:-2], self.X.shape[:-2])
         points = [t.expand(*batch, *t.shape[-2:]) for t in (X, self.X)]
         before = self.solver.moments_of_all(torch.cat(points, dim=-2))
@@ -171,7 +249,7 @@ class ConditionedSolver:
         return with_gradient(mean, X), with_variance_floor(covariance)
 
     def append(self, X: Tensor, residual: Tensor, noise: Tensor) -> ConditionedSolver:
-        """See ``Solver.append``."""
+        """See ``LeafSolver.append``."""
         noise = noise.expand(*noise.shape[:-1], residual.shape[-1])
         return ConditionedSolver(
             self.solver,
@@ -192,31 +270,20 @@ def _joined(first: Tensor, second: Tensor, event: int) -> Tensor:
 # -- batches ------------------------------------------------------------------------
 
 
-def element(values: Tensor, index: Sequence[int], event: int) -> Tensor:
-    """Values of one element of the last batch dimensions, which broadcast.
+def elements(values: Tensor, batch_shape: torch.Size, event: int) -> Sequence[Tensor]:
+    """Values of each element of a batch, in order: ``lead x event_shape`` each.
 
     Args:
-        values: ``lead x batch_shape x event_shape``, or with fewer batch dimensions.
-        index: The element of ``batch_shape``.
+        values: ``lead x batch_shape x event_shape``, or what broadcasts to that.
+        batch_shape: Of the batch.
         event: Number of dimensions of ``event_shape``.
-
-    Returns:
-        ``lead x event_shape``.
     """
-    for i in reversed(index):
-        if values.ndim == event:
-            break
-        dim = values.ndim - event - 1
-        values = values.select(dim, i if values.shape[dim] > 1 else 0)
-    return values
-
-
-def unexpanded(values: Tensor, event: int) -> Tensor:
-    """Values whose expanded batch dimensions have length one again."""
-    for dim in range(values.ndim - event):
-        if values.stride(dim) == 0:
-            values = values.narrow(dim, 0, 1)
-    return values
+    if not batch_shape:
+        return [values]
+    lead = torch.broadcast_shapes(values.shape[:-event], batch_shape)
+    values = values.expand(*lead, *values.shape[-event:])
+    flat = values.flatten(-event - len(batch_shape), -event - 1)
+    return flat.unbind(-event - 1)
 
 
 @dataclass
@@ -236,12 +303,6 @@ class SolverBatch:
         """Moments of the points of one outcome one by one, see ``LeafSolver``."""
         return None if self.batch_shape else self.solvers[0].moments
 
-    @property
-    def predictor(self) -> LeafPredictor | None:
-        """Factors of the data of one outcome; None of conditioned ones."""
-        solver = self.solvers[0]
-        return solver.predictor if isinstance(solver, LeafSolver) else None
-
     def append(
         self, model: Any, X: Tensor, targets: Tensor, noise: Tensor | None
     ) -> SolverBatch:
@@ -256,14 +317,16 @@ class SolverBatch:
         residual = targets - model.mean_module(X)
         if noise is None:
             noise = model.likelihood.noise[..., -1:]
-        X = unexpanded(X, 2)
-        solvers = []
-        for solver, index in zip(
-            self.solvers, np.ndindex(self.batch_shape), strict=True
-        ):
-            rows = element(X, index, 2)
-            outcomes = element(residual, index, 1)
-            solvers.append(solver.append(rows, outcomes, element(noise, index, 1)))
+        solvers = [
+            solver.append(*rows)
+            for solver, *rows in zip(
+                self.solvers,
+                elements(X, self.batch_shape, 2),
+                elements(residual, self.batch_shape, 1),
+                elements(noise, self.batch_shape, 1),
+                strict=True,
+            )
+        ]
         return SolverBatch(solvers, self.batch_shape)
 
     def posterior(self, mean_module: Any, X: Tensor) -> MultivariateNormal:
@@ -274,35 +337,28 @@ class SolverBatch:
             X: Transformed inputs, ``lead x batch_shape x q x d``; batch shapes
                 broadcast.
         """
-        batch_shape = self.batch_shape
-        shape = torch.broadcast_shapes(X.shape[:-2], batch_shape)
-        if len(self.solvers) == 1:
-            X = X.expand(*shape, *X.shape[-2:])
+        if not self.batch_shape:
             mean, covariance = self.solvers[0].joint(X)
-            # a plain tensor would get no jitter when it is factorised for sampling
-            return MultivariateNormal(
-                mean_module(X) + mean, to_linear_operator(covariance)
-            )
-        lead = shape[: len(shape) - len(batch_shape)]
-        wide = shape[len(lead) :]
-        number = torch.arange(len(self.solvers)).view(batch_shape).expand(wide)
-        prior = mean_module(X.expand(*shape, *X.shape[-2:]))
-        X = unexpanded(X, 2)
-        means = []
-        covariances = []
-        for index in np.ndindex(wide):
-            solver = self.solvers[int(number[index])]
-            mean, covariance = solver.joint(element(X, index, 2))
-            means.append(mean)
-            covariances.append(covariance)
-        batch = torch.broadcast_shapes(lead, *[mean.shape[:-1] for mean in means])
-        q = X.shape[-2]
-        mean = torch.stack([m.expand(*batch, q) for m in means], dim=-2)
-        covariance = torch.stack([c.expand(*batch, q, q) for c in covariances], dim=-3)
-        return MultivariateNormal(
-            prior + mean.unflatten(-2, wide),
-            to_linear_operator(covariance.unflatten(-3, wide)),
-        )
+        else:
+            shape = torch.broadcast_shapes(X.shape[:-2], self.batch_shape)
+            X = X.expand(*shape, *X.shape[-2:])
+            wide = shape[len(shape) - len(self.batch_shape) :]
+            number = torch.arange(len(self.solvers)).view(self.batch_shape)
+            moments = [
+                self.solvers[i].joint(points)
+                for i, points in zip(
+                    number.expand(wide).flatten().tolist(),
+                    elements(X, wide, 2),
+                    strict=True,
+                )
+            ]
+            means, covariances = zip(*moments, strict=True)
+            means = torch.broadcast_tensors(*means)
+            covariances = torch.broadcast_tensors(*covariances)
+            mean = torch.stack(means, dim=-2).unflatten(-2, wide)
+            covariance = torch.stack(covariances, dim=-3).unflatten(-3, wide)
+        # a plain tensor would get no jitter when it is factorised for sampling
+        return MultivariateNormal(mean_module(X) + mean, to_linear_operator(covariance))
 
 
 def fantasy_shapes(
@@ -343,27 +399,30 @@ def make_solver(model: Any, kernel: LeafKernel) -> SolverBatch:
     """
     X = model.train_inputs[0]
     targets = model.train_targets
-    mean = model.mean_module(X)
     noise = model.likelihood.noise
     noise = noise.expand(*noise.shape[:-1], X.shape[-2])
     batch_shape = targets.shape[:-1]
+    kernels = [kernel] * batch_shape.numel()
+    if kernel.batch_shape:
+        # deep copies have no graph with the model's parameters
+        full = kernel.expand_batch(batch_shape)
+        indices = np.ndindex(batch_shape)
+        kernels = [full[index].requires_grad_(False) for index in indices]
     solvers: list[LeafSolver] = []
-    for index in np.ndindex(batch_shape):
-        rows = element(X, index, 2).detach()
-        own_kernel = kernel
-        if kernel.batch_shape:
-            # deep copies have no graph with the model's parameters
-            own_kernel = kernel.expand_batch(batch_shape)[index].requires_grad_(False)
+    for part, rows, *data in zip(
+        kernels,
+        elements(X.detach(), batch_shape, 2),
+        elements(noise, batch_shape, 1),
+        elements(targets - model.mean_module(X), batch_shape, 1),
+        strict=True,
+    ):
         # several outputs have the same inputs, and so the same leaves
         if solvers and torch.equal(rows, solvers[0].X):
             rows = solvers[0].X
             structure = solvers[0].structure
         elif batch_shape:
-            structure = own_kernel.structure(rows)
+            structure = part.structure(rows)
         else:
             structure = model.structure(kernel)
-        residual = element(targets, index, 1) - element(mean, index, 1)
-        solvers.append(
-            LeafSolver(own_kernel, rows, structure, element(noise, index, 1), residual)
-        )
+        solvers.append(LeafSolver(part, rows, structure, *data))
     return SolverBatch(solvers, batch_shape)

@@ -40,7 +40,6 @@ import copy
 import math
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.utils.types import DEFAULT
@@ -51,15 +50,11 @@ from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
 
 from botorch_structured._botorch_names import DefaultType
-from botorch_structured.linalg.correlations import MATERN52
 from botorch_structured.models.checks import check_training_data
 from botorch_structured.models.fast_inference import FastSingleTaskGP
 from botorch_structured.models.tree.moments import Array, PointMoments
 from botorch_structured.models.tree.old_studies import OldStudiesMean
-from botorch_structured.models.tree.point_moments import (
-    column_scales,
-    outcome_scale,
-)
+from botorch_structured.models.tree.point_moments import outcome_scale
 
 # Prior variance of the level c: uninformative.
 _LEVEL_VARIANCE = 25.0
@@ -251,26 +246,20 @@ class TransferGP(FastSingleTaskGP):
 
     def moments_on(self, rows: Tensor, path: bool = False) -> Any:
         """Moments of points one by one, see ``LeafModel.moments_on``."""
-        if path or not self._is_plain(rows):
-            return None
-        scales = column_scales(self.input_transform, rows.shape[-1])
         outcome = outcome_scale(self, rows)
-        if scales is None or outcome is None:
+        if path or outcome is None or not self._is_plain(rows):
             return None
         scale, shift = outcome
-        scales = scales.take(np.arange(rows.shape[-1]))
 
-        @torch.no_grad()
         def moments(X: Array, row: Array, gradient: bool) -> PointMoments:
-            points = self.transform_inputs(torch.from_numpy(X))
-            parts = [part.numpy() for part in self._moments(points, gradient)]
-            mean = parts[0] * scale + shift
-            variance = parts[1] * scale**2
-            if not gradient:
-                return PointMoments(mean, variance)
-            _, rate = scales(X)
-            slopes = parts[2] * rate * scale, parts[3] * rate * scale**2
-            return PointMoments(mean, variance, *slopes)
+            points = torch.from_numpy(X).requires_grad_(gradient)
+            with torch.set_grad_enabled(gradient):
+                mean, variance = self._moments(self.transform_inputs(points))
+            parts = [mean * scale + shift, variance * scale**2]
+            if gradient:
+                for part in parts[:2]:
+                    parts += torch.autograd.grad(part.sum(), points, retain_graph=True)
+            return PointMoments(*[part.detach().numpy() for part in parts])
 
         return moments
 
@@ -278,7 +267,7 @@ class TransferGP(FastSingleTaskGP):
         """Points one by one; GPyTorch computes a joint covariance for each batch."""
         if not (X.ndim > 2 and X.shape[-2] == 1 and self._is_plain(X)):
             return None
-        mean, variance = self._moments(X.reshape(-1, X.shape[-1]), gradient=False)
+        mean, variance = self._moments(X.reshape(-1, X.shape[-1]))
         covariance = DiagLinearOperator(variance.reshape(X.shape[:-1]))
         return MultivariateNormal(mean.reshape(X.shape[:-1]), covariance)
 
@@ -290,38 +279,19 @@ class TransferGP(FastSingleTaskGP):
         plain = plain and data[1].ndim == 1
         return plain and not any(t.requires_grad for t in data)
 
-    def _moments(self, x: Tensor, gradient: bool) -> tuple[Tensor, ...]:
-        """Means and variances at transformed inputs, ``n``, and ``n x d`` gradients."""
+    def _moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Means and variances at transformed inputs, ``n``."""
         old = self.mean_module
         w = self._weights()
-        columns = old.columns
-        inverse = old.inverse_lengthscale
-        read = columns.read(x)
-        squared = columns.squared_distance(read, w.points, inverse)
-        k = MATERN52.value(squared)
+        read = old.columns.read(x)
+        k = old.columns.covariance(read, w.points, old.inverse_lengthscale)
         (first, second) = w.roots
         (level, constant) = w.level
-        explained = k @ first
-        reduction = k @ second + w.shift
-        mean = k @ w.mean + level
-        variance = constant + explained.square().sum(-1) - reduction.square().sum(-1)
+        explained = (k @ first).square().sum(-1)
+        reduction = (k @ second + w.shift).square().sum(-1)
         least = 1e-10 * self.covar_module.scale.square()
-        if not gradient:
-            return mean, variance.clamp_min(least)
-        slope = -MATERN52.slope_and_curvature(squared)[0]
-        of_k = w.mean, 2.0 * (explained @ first.mT - reduction @ second.mT)
-        ordered = columns.ordered
-        factor = 2.0 * inverse[ordered].square() * columns.slope(x)[:, ordered]
-        slopes = []
-        for g in of_k:
-            g = g * slope
-            rise = torch.zeros_like(x)
-            rise[:, ordered] = factor * (
-                read[:, ordered] * g.sum(-1, keepdim=True) - g @ w.points[:, ordered]
-            )
-            slopes.append(rise)
-        slopes[1] = slopes[1] * (variance > least).unsqueeze(-1)
-        return mean, variance.clamp_min(least), *slopes
+        variance = (constant + explained - reduction).clamp_min(least)
+        return k @ w.mean + level, variance
 
     def _weights(self) -> _Weights:
         if self._weights_cache is not None:

@@ -49,6 +49,7 @@ from botorch_structured.models.tree.leaf_model import (
 )
 from botorch_structured.models.tree.noise import default_likelihood, set_noise_prior
 from botorch_structured.models.tree.point_moments import column_scales, is_mean_of_paths
+from botorch_structured.models.tree.solver import LeafSolver
 from botorch_structured.models.tree.tree_structured_kernel import (
     PathMean,
     TreeStructuredKernel,
@@ -404,8 +405,9 @@ class TreeStructuredGP(LeafModel):
     def _weight_moments(self) -> tuple[Tensor, Tensor]:
         """Mean ``V`` and inverse root J (``M^-1 = J'J``) of the scaled weights."""
         solver = self.solver if self._is_single() else None
-        if solver is not None and solver.predictor is not None:
-            return solver.predictor.weight_mean, solver.predictor.weight_root
+        single = solver.solvers[0] if solver is not None else None
+        if isinstance(single, LeafSolver):
+            return single.weight_mean, single.weight_root
         X = self.train_inputs[0]
         with torch.no_grad():
             prior = self.forward(X)

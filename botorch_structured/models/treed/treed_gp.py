@@ -552,7 +552,7 @@ class TreedGP(fast_inference.FastSingleTaskGP):
         options = None
         if self._is_treed and not self.partition.tree_shape:
             # the curvature of each leaf has to be learnt
-            options = {**FIT_OPTIONS, "maxcor": 30}
+            options = {**FIT_OPTIONS, "ftol": 1e-6, "gtol": 5e-5, "maxcor": 30}
             if self._share_all:  # many leaves
                 options["ftol"] = 1e-5
         problem = self._leaf_problem(mll.train())

@@ -74,29 +74,31 @@ ONES = torch.ones(12, 1, dtype=torch.float64)
         ({"train_Yvar": -ONES}, "train_Yvar: expected a finite variance"),
         ({"train_Yvar": changed(ONES, (3, 0), torch.nan)}, "train_Yvar: expected a fi"),
         ({"train_Yvar": torch.inf * ONES}, "train_Yvar: expected a finite variance"),
-        ({"task_feature": 2.0}, "task_feature: expected an integer or None, got 2.0"),
+        (
+            {"task_feature": 2.0},
+            "task_feature: expected an integer or None, .* got 2.0",
+        ),
         ({"task_feature": True}, "task_feature: expected an integer or None"),
-        ({"output_tasks": []}, "output_tasks: expected at least one task"),
-        ({"output_tasks": 2}, "output_tasks: expected a list of integers, got 2"),
-        ({"output_tasks": [2.5]}, "output_tasks: expected a list of integers"),
-        ({"all_tasks": [0, 2, 5, 5.5]}, "all_tasks: expected a list of integers"),
-        ({"all_tasks": torch.arange(6)}, "all_tasks: expected a list of integers"),
+        ({"output_tasks": []}, "output_tasks: .*at least one, got"),
+        ({"output_tasks": 2}, "output_tasks: .*a list of integers.* got 2"),
+        ({"output_tasks": [2.5]}, "output_tasks: .*a list of integers"),
+        ({"all_tasks": [0, 2, 5, 5.5]}, "all_tasks: .*a list of integers"),
+        ({"all_tasks": torch.arange(6)}, "all_tasks: .*a list of integers"),
         ({"feature_map": TanhNetwork(3)}, r"feature_map: expected a map of inputs"),
         ({"feature_map": nn.Linear(5, 3)}, r"feature_map: .*``n x 2`` \(no task"),
         (
             {"mean_module": ConstantMean(batch_shape=torch.Size([3]))},
             "mean_module: expected",
         ),
-        ({"seed": 0.5}, "seed: expected an integer, got 0.5"),
         ({"output_tasks": [4]}, "output_tasks: expected tasks among"),
-        ({"task_feature": 3}, "task_feature: expected a column"),
-        ({"task_feature": None, "all_tasks": [1]}, "expected None without"),
+        ({"task_feature": 3}, "task_feature: .*a column from -3 to 2"),
+        ({"task_feature": None}, "output_tasks: expected None or, with a task_feat"),
         ({"train_Y": Y.repeat(1, 2)}, "several tasks and several signals"),
-        ({"train_X": X[:, 2:]}, "expected columns beside the task's"),
+        ({"train_X": X[:, 2:]}, "``n x 0`` .no task column"),
         ({"train_X": X + 0.5}, "expected integers in the task column"),
         ({"input_transform": Normalize(3)}, "leaves the task column"),
         *(
-            ({"likelihood": one}, "likelihood: expected noise variances of shape")
+            ({"likelihood": one}, "likelihood: .*with noise variances of shape")
             for one in (
                 HadamardGaussianLikelihood(2, task_feature_index=2),
                 FixedNoiseGaussianLikelihood(torch.ones(5)),
@@ -104,8 +106,11 @@ ONES = torch.ones(12, 1, dtype=torch.float64)
             )
         ),
         ({"train_X": changed(X, (4, 2), 1e100)}, "integers in the task .*at most 2.53"),
-        ({"all_tasks": [0, 2, 5, torch.nan]}, "all_tasks: expected a list of integers"),
-        ({"all_tasks": [0, 2, 5, 1e200]}, "all_tasks: expected a list of integers"),
+        (
+            {"all_tasks": [0, 2, 5, torch.nan]},
+            "all_tasks: .*a list of integers",
+        ),
+        ({"all_tasks": [0, 2, 5, 1e200]}, "all_tasks: .*a list of integers"),
     ],
 )
 def test_what_a_model_cannot_be_made_of(change: dict[str, Any], message: str) -> None:
@@ -150,7 +155,9 @@ def test_points_that_cannot_be_asked_for() -> None:
     model = make()
     with pytest.raises(ValueError, match="output_indices: expected at least one"):
         model.posterior(torch.rand(3, 2), output_indices=[])
-    with pytest.raises(ValueError, match="X: expected ``batch_shape x q x d``, got"):
+    with pytest.raises(
+        ValueError, match="X: expected 3 columns, .*``batch_shape x q x d``, got"
+    ):
         model.posterior(torch.rand(2))
     with pytest.raises(ValueError, match="X: expected finite numbers, got nan"):
         model.posterior(torch.full((1, 3), torch.nan))
@@ -165,7 +172,7 @@ def test_transforms_that_look_at_the_task(outputs: list[int], log: bool) -> None
     transform = ChainedOutcomeTransform(log=Log(), each=each) if log else each
     model = make(outcome_transform=transform, output_tasks=outputs)
     points = torch.rand(4, 2)
-    if log and len(outputs) > 1:  # one by one
+    if len(outputs) > 1:  # one by one
         with pytest.raises(ValueError, match="X is required"):
             model.posterior(points)
         return

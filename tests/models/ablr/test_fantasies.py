@@ -101,16 +101,12 @@ def test_a_batch_outlives_its_caches(given: bool, signals: bool) -> None:
     again = copy.deepcopy(fantasies)
     again.train()
     again.eval()
-    with pytest.raises(UnsupportedError, match="state_dict: expected the model that"):
+    with pytest.raises(UnsupportedError, match="batch of conditioned models keeps"):
         again.load_state_dict(model.state_dict())
     for other in (again, pickle.loads(pickle.dumps(fantasies))):
         actual = other.posterior(points(), observation_noise=True)
         torch.testing.assert_close(actual.mean, expected.mean)
         torch.testing.assert_close(actual.variance, expected.variance)
-    single = copy.deepcopy(fantasies).to(torch.float32).posterior(points().float())
-    torch.testing.assert_close(
-        single.mean.double(), expected.mean, rtol=1e-3, atol=1e-3
-    )
 
 
 def test_a_conditioned_model_with_transformed_inputs_is_fitted_on() -> None:
@@ -165,9 +161,6 @@ def test_an_output_of_a_model_shares_its_rows() -> None:
     torch.testing.assert_close(part.posterior(points()).mean, expected)
     part.set_train_data(data()[0][:6], torch.zeros(6), strict=False)
     assert len(model.train_targets) == 21
-    for wrong in ([2], [], [-3]):
-        with pytest.raises(ValueError, match="idcs: expected indices of 2 outputs"):
-            model.subset_output(wrong)
 
 
 @pytest.mark.parametrize("outcome_transform", [True, False])

@@ -18,11 +18,12 @@ from hypothesis import strategies as st
 from strategies import seeds
 from torch.distributions import MultivariateNormal
 
+from botorch_structured.linalg.hyperparameter import Hyperparameter
 from botorch_structured.models import MultiTaskABLR
 from botorch_structured.models.ablr.feature_maps import TanhNetwork
 from botorch_structured.models.ablr.hyperparameters import (
-    ExchangeableLogNormalPrior,
     TaskLikelihood,
+    add_exchangeable_prior,
 )
 from botorch_structured.models.ablr.tasks import Signals, StandardizeTasks, TaskColumn
 
@@ -31,10 +32,11 @@ pytestmark = pytest.mark.usefixtures("double")
 
 def test_the_network_is_three_layers_of_tanh() -> None:
     network = TanhNetwork(4, bounds=torch.tensor([[-1.0] * 4, [3.0] * 4]))
-    assert [tuple(w.shape) for w in network.weights] == [(50, 4), (50, 50), (50, 50)]
+    weights, biases = network.parts[:3], network.parts[3:]
+    assert [tuple(w.shape) for w in weights] == [(50, 4), (50, 50), (50, 50)]
     X = 4.0 * torch.rand(2, 7, 4) - 1.0
     values = (X - 1.0) / 2.0
-    for weight, bias in zip(network.weights, network.biases, strict=True):
+    for weight, bias in zip(weights, biases, strict=True):
         values = (values @ weight.mT + bias).tanh()
     torch.testing.assert_close(network(X), values)
     assert network(X).shape == (2, 7, 50)
@@ -53,7 +55,7 @@ def test_a_network_starts_where_its_seed_says() -> None:
     b.load_state_dict(TanhNetwork(3, seed=7).state_dict())
     assert b.has_started()
     with torch.no_grad():
-        c.biases[2][0] += 1e-3
+        c.values[-1] += 1e-3
     assert c.has_started()
 
 
@@ -69,16 +71,16 @@ def test_the_prior_is_centered_where_the_network_started() -> None:
     slopes = torch.autograd.grad(first, list(network.parameters()))
     assert all((slope == 0.0).all() for slope in slopes)
     with torch.no_grad():
-        network.weights[1][2, 3] += 0.1
+        network.parts[1][2, 3] += 0.1
     scale = 0.5 * network.weight_scale / 6**0.5
     torch.testing.assert_close(
         first - log_prior(), torch.tensor((0.1 / scale) ** 2 / 2)
     )
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert len(list(other.named_priors())) == 4 + 2
+        assert len(list(other.named_priors())) == 1 + 2
         sample_all_priors(other)  # what a retry of a fit does
         assert torch.isfinite(other.log_evidence())
-        assert not torch.equal(other.feature_map.weights[0], network.weights[0])
+        assert not torch.equal(other.feature_map.values, network.values)
     assert not list(TanhNetwork(3, prior_scale=None).named_priors())
 
 
@@ -96,25 +98,21 @@ def test_network_errors(arguments: dict[str, Any], message: str) -> None:
         TanhNetwork(**arguments)
 
 
-@given(
-    seed=seeds,
-    count=st.integers(1, 6),
-    spread=st.floats(0.1, 3.0),
-    own=st.floats(0.1, 3.0),
-)
+@given(seed=seeds, count=st.integers(2, 6), spread=st.floats(0.1, 3.0))
 def test_the_prior_is_a_normal_of_the_logarithms(
-    seed: int, count: int, spread: float, own: float
+    seed: int, count: int, spread: float
 ) -> None:
     g = torch.Generator().manual_seed(seed)
-    prior = ExchangeableLogNormalPrior(0.2, spread, own)
-    logs = torch.randn(count, generator=g)
-    covariance = own**2 * torch.eye(count) + spread**2
+    module = Hyperparameter((count,), 1.0, 1.0, (1e-9, 1e9))
+    module.raw_value.data = torch.randn(count, generator=g)
+    add_exchangeable_prior(module, "value", 0.2, spread)
+
+    ((_, _, prior, read, _),) = module.named_priors()
+    covariance = torch.eye(count) + spread**2
     dense = MultivariateNormal(torch.full((count,), 0.2).log(), covariance)
-    torch.testing.assert_close(prior.log_prob(logs.exp()), dense.log_prob(logs))
-    new = torch.cat([logs, prior.most_probable(logs.exp()).log().reshape(1)])
-    new.requires_grad_(True)
-    (slope,) = torch.autograd.grad(prior.log_prob(new.exp()), new)
-    assert abs(slope[-1]) < 1e-9
+    torch.testing.assert_close(
+        prior.log_prob(read(module)), dense.log_prob(module.raw_value)
+    )
 
 
 def test_each_row_has_the_noise_of_its_task() -> None:

@@ -25,7 +25,7 @@ from strategies import seeds
 from torch import Tensor
 
 from botorch_structured.models import MonotoneGP
-from botorch_structured.models.monotone import array_evidence, monotone_gp
+from botorch_structured.models.monotone import array_evidence
 
 pytestmark = pytest.mark.usefixtures("double")
 
@@ -45,7 +45,7 @@ def peer_of(mll: ExactMarginalLogLikelihood) -> NdarrayOptimizationClosure:
 
 def objective_of(model: Any) -> tuple[ExactMarginalLogLikelihood, Any]:
     mll = ExactMarginalLogLikelihood(model.likelihood, model).train()
-    return mll, monotone_gp._array_objective(mll)
+    return mll, array_evidence.array_objective(mll)
 
 
 def check(model: Any, tolerance: float = 1e-10, seed: int = 0) -> None:
@@ -181,10 +181,10 @@ def test_other_objectives_and_callers() -> None:
     X, Y = make_data(8, 2)
     model = MonotoneGP(X, Y, {0: 1}, virtual_X=X[:4])
     other = LeaveOneOutPseudoLikelihood(model.likelihood, model).train()
-    assert monotone_gp._array_objective(other) is None
+    assert array_evidence.array_objective(other) is None
     single = MonotoneGP(X.float(), Y.float(), {0: 1}, virtual_X=X[:4].float())
     assert objective_of(single)[1] is None
-    base = model.covar_module.base_kernel
+    base = model.covar_module
     prior = GammaPrior(2.0, 2.0)  # on a function of a parameter
     base.register_prior("root_prior", prior, lambda m: m.lengthscale.sqrt())
     assert objective_of(model)[1] is None

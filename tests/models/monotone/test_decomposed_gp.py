@@ -20,8 +20,7 @@ from botorch.models.deterministic import (
 from botorch.models.transforms import Log, Normalize
 from botorch.posteriors import GPyTorchPosterior
 from botorch.posteriors.fully_bayesian import GaussianMixturePosterior
-from botorch.sampling.list_sampler import ListSampler
-from botorch.sampling.normal import IIDNormalSampler, SobolQMCNormalSampler
+from botorch.sampling.normal import SobolQMCNormalSampler
 from botorch.sampling.pathwise import draw_matheron_paths
 from gpytorch.mlls import SumMarginalLogLikelihood
 from torch import Tensor
@@ -233,7 +232,7 @@ class TestObservations:
         drawn = [m.train_targets[:, -1] for m in theirs.models]
         assert torch.corrcoef(torch.stack(drawn))[0, 1].abs() > 0.99
 
-    def test_fantasies_with_fixed_noise_and_masks(self) -> None:
+    def test_fantasies_with_fixed_noise(self) -> None:
         X, parts = data()
         fixed = component(
             X, parts[:, :1], train_Yvar=torch.full_like(parts[:, :1], 0.02)
@@ -248,12 +247,6 @@ class TestObservations:
         fantasies = model.fantasize(points(2), sampler, observation_noise=given)
         noise = fantasies.models[0].likelihood.noise[..., -2:]
         close(noise, torch.full_like(noise, 0.3))
-        mask = torch.tensor([[True, False], [True, True]])
-        iid = [IIDNormalSampler(torch.Size([3]), seed=s) for s in (0, 1)]
-        for one in (sampler, ListSampler(*iid)):
-            masked = model.fantasize(points(2), one, evaluation_mask=mask)
-            assert [y.shape[-1] for y in masked.train_targets] == [12, 11]
-            assert masked.posterior(points(4)).mean.shape == (3, 4, 1)
         nothing = model.fantasize(points(0), sampler)
         close(
             nothing.posterior(points(4)).mean,
@@ -354,7 +347,6 @@ def test_wrong_arguments() -> None:
     model.posterior(X)
     sampler = SobolQMCNormalSampler(torch.Size([2]), seed=0)
     three = torch.ones(len(X), 3).double()
-    mask = torch.ones(len(X), 3, dtype=torch.bool)
     for call, message in (
         (lambda: model.posterior(X, output_indices=[1]), "one output, the sum"),
         (lambda: model.subset_output([1]), "one output, the sum"),
@@ -370,10 +362,6 @@ def test_wrong_arguments() -> None:
             "noise: expected 2 columns",
         ),
         (lambda: model.fantasize(X, sampler, three), "noise: expected 2 columns"),
-        (
-            lambda: model.fantasize(X, sampler, evaluation_mask=mask),
-            "evaluation_mask: expected shape",
-        ),
     ):
         with pytest.raises(ValueError, match=message):
             call()

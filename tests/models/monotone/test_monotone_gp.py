@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import warnings
 from functools import partial
 from typing import Any
@@ -12,7 +13,6 @@ import pytest
 import torch
 from botorch.acquisition import qLogNoisyExpectedImprovement
 from botorch.cross_validation import loo_cv
-from botorch.exceptions.errors import UnsupportedError
 from botorch.exceptions.warnings import OptimizationWarning
 from botorch.fit import fit_gpytorch_mll
 from botorch.models import SingleTaskGP
@@ -34,15 +34,14 @@ from gpytorch.kernels import (
 from gpytorch.likelihoods import GaussianLikelihood, StudentTLikelihood
 from gpytorch.means import LinearMean
 from gpytorch.mlls import ExactMarginalLogLikelihood
-from model_test_case import StructuredModelTestCase, sampler
+from model_test_case import StructuredModelTestCase, close, sampler
 from torch import Tensor
 
 from botorch_structured.models import MonotoneGP
+from botorch_structured.models.leave_one_out import leave_one_out_log_density
 from botorch_structured.models.monotone import monotone_gp as monotone_inference
 from botorch_structured.models.monotone.expectation_propagation import (
     expectation_propagation,
-    log_site_evidence,
-    site_system,
 )
 from botorch_structured.models.monotone.monotone_gp import (
     EPConvergenceWarning,
@@ -87,17 +86,28 @@ class TestContract(StructuredModelTestCase):
     def load(self, model: MonotoneGP, fitted: MonotoneGP) -> None:
         """With the sites of fewer data, as those of a conditioned model."""
         super().load(model, fitted)
-        sites = fitted.covar_module.sites.state_dict()
-        model.eval().covar_module.sites.load_state_dict(sites)
+        model.eval()
+        for name in ("virtual_points", "_site_scale", "_site_target"):
+            setattr(model, name, getattr(fitted, name))
+        model._clear_cache()
 
-    def test_cross_validation(self) -> None:
-        """Sites change where a row is left out."""
-        with pytest.raises(
-            UnsupportedError, match="forward: expected a call of the model"
-        ):
-            loo_cv(self.make_model(*self.make_data(10)))
-
-    test_leave_one_out_is_a_refit = test_cross_validation
+    def test_leave_one_out_is_a_refit(self) -> None:
+        """With the sites of all rows, as those of a conditioned model."""
+        X, Y = self.make_data(10)
+        Y = Y - 2.0 * X[:, :1]  # so that sites say something
+        model = self.make_model(X, Y, outcome_transform=None).eval()
+        mean = loo_cv(model).posterior.mean.reshape(10)
+        density = leave_one_out_log_density(model)
+        for i in (0, 7):
+            keep = torch.arange(10) != i
+            other = self.make_model(X[keep], Y[keep], outcome_transform=None)
+            self.load(other, model)
+            expected = other.posterior(X[i : i + 1], observation_noise=True)
+            close(mean[i], expected.mean.squeeze(), 1e-5, 1e-6)
+            normal = torch.distributions.Normal(
+                expected.mean.squeeze(), expected.variance.squeeze().sqrt()
+            )
+            close(density[i], normal.log_prob(Y[i, 0]), 1e-5, 1e-6)
 
     def test_noisy_expected_improvement(self) -> None:
         """With many samples: those of a noisy baseline are not the same ones."""
@@ -185,18 +195,22 @@ def test_the_objective_is_the_evidence_of_data_and_signs(kind: str) -> None:
         X,
         Y,
         likelihood=model.likelihood,
-        covar_module=model.covar_module.base_kernel,
-        mean_module=model.mean_module.base_mean,
+        covar_module=model.covar_module,
+        mean_module=model.mean_module,
     )
     peer = ExactMarginalLogLikelihood(plain.likelihood, plain).train()
     data = 9 * peer(plain(*plain.train_inputs), plain.train_targets)
     with torch.no_grad():
-        moments = model._slopes(model.virtual_points)
-        mean = moments.mean
-        covariance = moments.covariance()
-    sites = model.covar_module.sites.gaussian
-    signs = log_site_evidence(site_system(covariance, sites), mean, sites)
-    torch.testing.assert_close(value, data + signs, rtol=1e-9, atol=1e-9)
+        process = model._process(sites=False)
+        mean, features = process.moments(GRID[::3], [0, 1])
+        prior = process.covariance(GRID[::3], [0, 1], GRID[::3], [0, 1])
+    sign = np.repeat([1.0, -1.0], len(GRID[::3]))
+    covariance = (prior - features @ features.mT).numpy()
+    signs = expectation_propagation(
+        sign * mean.numpy(), sign[:, None] * covariance * sign, model.nu
+    )
+    expected = data + signs.log_evidence
+    torch.testing.assert_close(value, expected, rtol=1e-9, atol=1e-9)
     parameters = list(model.parameters())
     gradients = torch.autograd.grad(value, parameters)
     h = 1e-6
@@ -240,9 +254,9 @@ def test_the_fit_is_to_the_data(
     for a, b in zip(model.parameters(), peer.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
     # once for each point that was chosen, not once for each step of the optimiser
-    told = len(model.virtual_points)
-    assert len(runs) <= (1 if kwargs else 2 * (told + 1))
-    assert max(runs) <= 2 * told
+    told = int((model.ep_result.precision > 0.0).sum())
+    assert len(runs) == (1 if kwargs else told + 1)
+    assert max(runs) == told
     points = make_data(5, seed=3)[0]
     assert not torch.equal(model.posterior(points).mean, peer.posterior(points).mean)
 
@@ -262,7 +276,7 @@ def test_the_likelihood_says_what_its_noise_is() -> None:
         models.append(model.eval())
     points = make_data(4, seed=6)[0]
     for ask in (
-        lambda m: m.covar_module.sites.shift,
+        lambda m: m.ep_result.shift,
         lambda m: m.posterior(points).variance,
         lambda m: m.derivative_posterior(points, 1).variance,
     ):
@@ -352,7 +366,7 @@ def test_signs_are_those_of_raw_outcomes(
         virtual_X="grid",
     )
     reverses = (type(transform) is AffineInputTransform) != (outcome == "reversed")
-    assert (model.site_signs == (-1.0 if reverses else 1.0)).all()
+    assert (model.signs_at(X) == (-1.0 if reverses else 1.0)).all()
     assert (model.probability_monotone(X, 0) > 0.9).all()
     # and so are slopes
     if outcome == "reversed":
@@ -428,9 +442,7 @@ def test_derivatives_of_several_outputs() -> None:
         )
         part = model.subset_output([i])
         assert part.posterior(points).mean.shape == (4, 1)
-        torch.testing.assert_close(
-            part.covar_module.sites.shift, one.covar_module.sites.shift
-        )
+        torch.testing.assert_close(part._site_target, one._site_target)
 
 
 def test_sites_follow_hyperparameters_and_data() -> None:
@@ -439,7 +451,7 @@ def test_sites_follow_hyperparameters_and_data() -> None:
     points = make_data(4, seed=6)[0]
     model.posterior(points)
     model.train()
-    model.covar_module.base_kernel.lengthscale = 0.4
+    model.covar_module.lengthscale = 0.4
     model.likelihood.noise = 0.05
     model.eval()
 
@@ -457,12 +469,11 @@ def test_sites_follow_hyperparameters_and_data() -> None:
         ).eval()
 
     y = model.train_targets.unsqueeze(-1)
-    expected = fresh(X, y).covar_module.sites
-    torch.testing.assert_close(model.covar_module.sites.shift, expected.shift)
+    torch.testing.assert_close(model.ep_result.shift, fresh(X, y).ep_result.shift)
     model.set_train_data(X[2:], y[2:].squeeze(-1), strict=False)
     model.posterior(points)
-    expected = fresh(X[2:], y[2:]).covar_module.sites
-    torch.testing.assert_close(model.covar_module.sites.shift, expected.shift)
+    expected = fresh(X[2:], y[2:]).ep_result
+    torch.testing.assert_close(model.ep_result.shift, expected.shift)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -515,7 +526,7 @@ def test_sites_are_found_for_the_data_that_a_model_has(
     points = make_data(4, seed=6)[0]
     for data in (make_data(10), make_data(7, seed=1)):
         other = MonotoneGP(*data, {0: 1}, **options).train(not evaluated)
-        state = model.state_dict() | {"_sites_data": torch.zeros(3)}  # of version 0.1
+        state = model.state_dict()
         if boxed:
             state = {f"0.{k}": v for k, v in state.items()}
         (torch.nn.ModuleList([other]) if boxed else other).load_state_dict(state)
@@ -540,28 +551,28 @@ def test_fantasies_keep_the_sites(monkeypatch: pytest.MonkeyPatch) -> None:
     model = MonotoneGP(*make_data(10), {0: 1}, virtual_X=GRID)
     X, Y = make_data(3, seed=8)
     runs: list[int] = []
-    original = MonotoneGP._run_ep
+    original = MonotoneGP._find_sites
 
     def counted(self: MonotoneGP) -> Any:
         runs.append(1)
         return original(self)
 
-    monkeypatch.setattr(MonotoneGP, "_run_ep", counted)
+    monkeypatch.setattr(MonotoneGP, "_find_sites", counted)
     model.eval()
     runs.clear()
     fantasy = model.fantasize(X.unsqueeze(-2), sampler(4))
     conditioned = model.condition_on_observations(X, Y)
     for m in (fantasy, conditioned):
         m.posterior(X)
-        assert torch.equal(m.covar_module.sites.shift, model.covar_module.sites.shift)
+        assert torch.equal(m._site_target, model._site_target)
     copied = copy.deepcopy(model)
     copied.posterior(X)
     model.to(torch.float64).posterior(X)
     model.to(torch.float32).posterior(X.float())
     assert not runs
-    conditioned.train().eval()
-    conditioned.posterior(X)
-    assert runs  # a fit of the larger data has sites of its own
+    for m in (fantasy, conditioned):
+        m.train().eval().posterior(X)
+    assert len(runs) == 2  # a fit of the larger data has sites of its own
 
 
 class Higher(MonotoneGP):
@@ -621,9 +632,6 @@ def test_adaptive_points() -> None:
     assert (model.probability_monotone(points, 0) > 0.85).all()
     fitted(model)
     assert (model.probability_monotone(points, 0) > 0.85).all()
-    assert model.add_virtual_points() == 0
-    assert model.add_virtual_points(count=2, probability=1.0 - 1e-12) == 2
-    assert model.posterior(points).mean.isfinite().all()
 
 
 def test_many_signs_are_imposed_where_they_are_improbable() -> None:
@@ -631,7 +639,7 @@ def test_many_signs_are_imposed_where_they_are_improbable() -> None:
     X = torch.rand(60, 50, generator=torch.Generator().manual_seed(0))
     Y = (6.0 * X[:, :3]).sin().sum(-1, keepdim=True)
     model = fitted(MonotoneGP(X, Y, dict.fromkeys(range(50), 1)))
-    precision = model.covar_module.sites.precision
+    precision = model.ep_result.precision
     assert 20 < int((precision > 0.0).sum()) <= 50 < len(precision)
     assert model.ep_result.converged
     assert model.posterior(X).mean.isfinite().all()
@@ -658,8 +666,6 @@ def test_adaptive_points_are_those_of_each_output(batched: bool) -> None:
             own = getattr(found, name).select(axis, i).flatten()
             other = getattr(expected, name).flatten()
             torch.testing.assert_close(own, other, rtol=1e-8, atol=1e-10)
-    together.add_virtual_points(2, probability=0.999)
-    assert (together.covar_module.sites.precision > 0.0).all()
 
 
 def test_adaptive_points_follow_the_data() -> None:
@@ -724,6 +730,7 @@ def test_construct_inputs() -> None:
         ({"nu": True}, "nu: expected a positive number, got True"),
         ({"signs_in_fit": "no"}, "signs_in_fit: expected True or False, got 'no'"),
         ({"signs_in_fit": 2}, "signs_in_fit: expected True or False, got 2"),
+        ({"signs_in_fit": True, "virtual_X": "adaptive"}, 'virtual_X: expected "grid"'),
         ({"signs_in_fit": None}, "signs_in_fit: expected True or False, got None"),
     ],
 )
@@ -737,14 +744,7 @@ def test_errors_of_methods() -> None:
     model = MonotoneGP(X, Y, {0: 1}, virtual_X=GRID)
     with pytest.raises(ValueError, match="column: expected columns from 0 to 1, got 2"):
         model.derivative_posterior(X, 2)
-    with pytest.raises(ValueError, match=r"probability: expected .* \(0, 1\), got 1"):
-        model.add_virtual_points(probability=1.0)
-    for count in (-3, 0, 2.5, True):
-        with pytest.raises(ValueError, match="^count: expected a positive integer"):
-            model.add_virtual_points(count)
     plain = MonotoneGP(X, Y, {}, covar_module=MaternKernel(1.5))
-    with pytest.raises(ValueError, match="monotone: expected at least one sign"):
-        plain.add_virtual_points()
     with pytest.raises(ValueError, match="monotone: expected at least one sign"):
         plain.update_sites()
     with pytest.raises(ValueError, match="nu=1.5"):
@@ -761,8 +761,7 @@ def test_as_published(outputs: int) -> None:
     rows = model(*model.train_inputs)
     added = sum(term.loss() for term in model.added_loss_terms())
     expected = model.likelihood(rows).log_prob(model.train_targets) + added
-    kernel = model.covar_module.base_kernel
-    assert kernel.base_kernel.lengthscale.shape[-1] == 1
+    assert model.covar_module.base_kernel.lengthscale.shape[-1] == 1
     torch.testing.assert_close(mll(rows, model.train_targets), expected / 4)
     fit_gpytorch_mll(mll)
     assert model.ep_result.converged.all()
@@ -779,12 +778,20 @@ def test_as_published(outputs: int) -> None:
         MonotoneGP.as_published(X.tolist(), Y, {0: 1})
 
 
-def test_a_state_is_of_the_same_signs() -> None:
-    X, Y = make_data(12)
-    state = fitted(MonotoneGP(X, Y, {0: 1})).state_dict()
-    MonotoneGP(X, Y, {0: 1}).load_state_dict(state)
-    with pytest.raises(ValueError, match="state_dict: expected .*same signs"):
-        MonotoneGP(X, Y, {0: -1}).load_state_dict(state)
+def test_copies_have_an_objective_of_their_own() -> None:
+    X, Y = make_data(8)
+    both = torch.cat([Y, -Y], dim=-1)
+    model = MonotoneGP(X, both, {0: 1}, virtual_X=GRID, signs_in_fit=True)
+    copied = copy.deepcopy(model)
+    same = pickle.loads(pickle.dumps(model))
+    for other, outputs in ((copied, 2), (same, 2), (model.subset_output([1]), 1)):
+        mll = ExactMarginalLogLikelihood(other.likelihood, other).train()
+        other.covar_module.lengthscale = 0.3
+        value = mll(other(*other.train_inputs), other.train_targets)
+        assert value.shape == ((2,) if outputs == 2 else ())
+        kernel = other.covar_module
+        assert torch.autograd.grad(value.sum(), kernel.raw_lengthscale)[0].any()
+    assert model.ep_result is None and copied.ep_result is not None
 
 
 def test_sites_follow_nu() -> None:
@@ -829,8 +836,8 @@ def test_reversing_transform_of_outcomes_without_order(
     model = MonotoneGP(
         X, Y, {0: 1, 1: -1}, outcome_transform=transform, virtual_X=POINTS
     )
-    signs = torch.tensor([-1.0, -1.0, 1.0, 1.0])
-    torch.testing.assert_close(model.site_signs, signs.expand_as(model.site_signs))
+    signs = model.signs_at(POINTS)
+    assert signs.flatten().tolist() == [-1.0, -1.0, 1.0, 1.0] * outputs
     for column in (0, 1):
         assert (model.probability_monotone(POINTS, column) > 0.7).all()
 
@@ -839,14 +846,12 @@ def test_no_virtual_point_is_added_twice(monkeypatch: pytest.MonkeyPatch) -> Non
     """Also where data contradict the sign, so that it remains in doubt there."""
     monkeypatch.setattr(monotone_inference, "_CANDIDATES", 8)
     X, _ = rising_data()
-    model = MonotoneGP(X, -3.0 * X[:, :1], {0: 1}, virtual_X="adaptive", nu=1.0)
+    model = MonotoneGP(X, -3.0 * X[:, :1], {0: 1}, nu=1.0, min_probability=0.9)
     model.likelihood.noise = 1e-4
-    model.eval()
-    first = len(model.virtual_points)
-    added = model.add_virtual_points()
-    assert first + added == 8
-    assert model.add_virtual_points() == 0
-    assert len(model.virtual_points.unique(dim=0)) == 8
+    assert len(model.eval().virtual_points.unique(dim=0)) == 8
+    monkeypatch.setattr(monotone_inference, "_MOST_SIGNS", 5)
+    model.update_sites()
+    assert len(model.virtual_points) == 5
 
 
 def test_batch_of_input_transforms() -> None:

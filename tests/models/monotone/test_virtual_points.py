@@ -14,8 +14,8 @@ from botorch.models.transforms.input import (
 
 from botorch_structured.models.monotone.monotone_gp import (
     default_virtual_points,
+    moved_column,
     transformed_box,
-    transformed_columns,
 )
 
 DOUBLE = {"dtype": torch.float64}
@@ -59,8 +59,7 @@ def test_boxes() -> None:
 
 def test_columns() -> None:
     X = torch.tensor([[0.1, 2.0, 0.3], [0.4, 7.0, 0.8]], **DOUBLE)
-    monotone = {1: 1, 2: -1}
-    assert transformed_columns(monotone, X, None) == {1: (1, 1), 2: (2, 1)}
+    assert moved_column(2, X, None) == (2, 1)
     # a column is dropped before them, and one is reversed
     chain = ChainedInputTransform(
         drop=FilterFeatures(torch.tensor([1, 2])),
@@ -69,13 +68,14 @@ def test_columns() -> None:
             2, torch.tensor([3.0, -1.0], **DOUBLE), torch.zeros(2, **DOUBLE)
         ),
     )
-    assert transformed_columns(monotone, X, chain) == {1: (0, 1), 2: (1, -1)}
+    assert moved_column(1, X, chain) == (0, 1)
+    assert moved_column(2, X, chain) == (1, -1)
     # nothing is learned from the points it looks at
     normalize = Normalize(3).double()
     normalize(X)
     before = normalize.bounds.clone()
     same = X[:1].expand(2, 3)
-    assert transformed_columns({0: 1}, same, normalize) == {0: (0, 1)}
+    assert moved_column(0, same, normalize) == (0, 1)
     assert torch.equal(normalize.bounds, before)
     with pytest.raises(ValueError, match=r"column 0 .* FilterFeatures moves \[\]"):
-        transformed_columns({0: 1}, X, FilterFeatures(torch.tensor([1, 2])))
+        moved_column(0, X, FilterFeatures(torch.tensor([1, 2])))

@@ -44,7 +44,7 @@ from strategies import random_points, random_tree, seeds
 from torch import Tensor
 
 from botorch_structured.models import TreeStructuredGP
-from botorch_structured.models.sampled.sampled_gp import SampledGP, stack_modules
+from botorch_structured.models.sampled.sampled_gp import SampledGP
 from botorch_structured.transforms import ClipTail
 
 
@@ -82,7 +82,7 @@ def test_fast_predictions_are_the_definition(name: str) -> None:
     torch.testing.assert_close(
         both.covariance_matrix[:3], covariance, rtol=0, atol=1e-8
     )
-    for noise in (True, torch.full((3, 2, 1), 0.3, dtype=torch.double)):
+    for noise in (True, torch.full((2, 1), 0.3, dtype=torch.double)):
         assert_is_definition(model, few, observation_noise=noise)
 
 
@@ -122,13 +122,18 @@ def test_kernels_without_batches_are_called_one_by_one(kernel: Kernel) -> None:
 
 
 def test_modules_that_differ_in_more_than_parameters_are_not_stacked() -> None:
-    assert (
-        stack_modules([ScaleKernel(MaternKernel()), ScaleKernel(RBFKernel())]) is None
-    )
-    assert stack_modules([RBFKernel(ard_num_dims=2), RBFKernel()]) is None
+    X, Y = data()
+    matern = ScaleKernel(MaternKernel(nu=0.5))
     columns = [torch.tensor([0, 1]), torch.tensor([1, 2])]
-    assert stack_modules([RBFKernel(active_dims=c) for c in columns]) is None
-    assert stack_modules([RBFKernel().double(), RBFKernel()]) is None
+    for kernels in (
+        [matern, ScaleKernel(RBFKernel())],
+        [RBFKernel(ard_num_dims=3), RBFKernel()],
+        [matern, RBFKernel()],
+        [RBFKernel(active_dims=c) for c in columns],
+    ):
+        model = SampledGP([SingleTaskGP(X, Y, covar_module=k) for k in kernels])
+        assert not folds(model)
+        assert_is_definition(model, points(3, 2))
 
 
 def test_learned_input_transforms_differ_between_samples() -> None:
@@ -218,7 +223,6 @@ def test_other_models_use_the_definition() -> None:
     with_task = MultiTaskGP(tasks, Y, task_feature=-1)
     for single, x in [
         (with_task, points(3, 2, d=2)),
-        (SingleTaskGP(X, data(m=2)[1]), points(3, 2)),
         (SingleTaskGP(X, Y, covar_module=inducing), points(3, 2)),
         (SingleTaskGP(X.expand(2, -1, -1), Y.expand(2, -1, -1)), points(2, 2)),
     ]:

@@ -33,13 +33,14 @@ from botorch.exceptions import UnsupportedError
 from botorch.models import ModelListGP, SingleTaskGP
 from botorch.models.model import ModelList
 from botorch.models.transforms import Log, Normalize
-from botorch.models.transforms.input import AppendFeatures
+from botorch.models.transforms.input import AppendFeatures, ChainedInputTransform
 from botorch.posteriors import Posterior, TransformedPosterior
 from botorch.posteriors.fully_bayesian import GaussianMixturePosterior
 from botorch.sampling import SobolQMCNormalSampler
 from botorch.utils.evaluation import compute_in_sample_model_fit_metric
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from sampled_models import (
+    BOUNDS,
     D,
     N,
     S,
@@ -102,28 +103,6 @@ def test_noise_and_posterior_transforms() -> None:
             model.posterior(X, posterior_transform=summed).mean,
             model.posterior(X).mean.mean(-2, keepdim=True),
         )
-
-
-def test_several_outputs() -> None:
-    X, Y = data(m=2)
-    for yvar in (None, torch.full_like(Y, 0.01)):
-        model = SampledGP(samples(SingleTaskGP(X, Y, yvar)))
-        assert model.num_outputs == 2
-        x = points(3, 2)
-        posterior = model.posterior(x)
-        assert posterior.mean.shape == (3, S, 2, 2)
-        one = model.subset_output([1])
-        assert one.num_outputs == 1 and folds(one)
-        assert_is_definition(model, x, output_indices=[1, 0])
-        torch.testing.assert_close(one.posterior(x).mean, posterior.mean[..., 1:])
-        torch.testing.assert_close(
-            one.posterior(x).variance, posterior.variance[..., 1:]
-        )
-        assert model.train_targets.shape == (S, 2, N)
-        fantasies = model.fantasize(x, SobolQMCNormalSampler(torch.Size([3]), seed=0))
-        assert fantasies.posterior(points(3, 1)).mean.shape == (3, 3, S, 1, 2)
-        with pytest.raises(UnsupportedError, match="independent"):
-            model(X)
 
 
 def logmeanexp(values: Tensor) -> Tensor:
@@ -198,9 +177,6 @@ def test_several_objectives() -> None:
     pairs = zip(*singles, strict=True)
     expected = logmeanexp(torch.stack([value(ModelListGP(*p)) for p in pairs]))
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
-    both = SampledGP(samples(SingleTaskGP(X, Y)))
-    expected = logmeanexp(torch.stack([value(m) for m in both.models]))
-    torch.testing.assert_close(value(both), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_path_expected_improvement() -> None:
@@ -274,7 +250,7 @@ def test_fantasies(fixed: bool) -> None:
     if fixed:
         noise = torch.full((1, 1), 0.02, dtype=torch.double)
         noise = noise / model.outcome_transform.stdvs.square()
-        again = model.fantasize(x, sampler, observation_noise=noise.expand(5, 1, 1))
+        again = model.fantasize(x, sampler, observation_noise=noise)
         torch.testing.assert_close(again.posterior(x).mean, posterior.mean)
     empty = model.fantasize(x[:, :0], sampler)
     torch.testing.assert_close(
@@ -286,13 +262,16 @@ def test_fantasies_with_appended_features() -> None:
     """Of which points to predict at have none, before and after."""
     X, Y = data()
     features = torch.tensor([[0.1], [0.7]], dtype=torch.double)
-    gp = SingleTaskGP(X, Y, input_transform=AppendFeatures(features))
-    model = SampledGP(samples(gp))
+    scaled = ChainedInputTransform(
+        add=AppendFeatures(features), scale=Normalize(D, bounds=BOUNDS)
+    )
     sampler = SobolQMCNormalSampler(torch.Size([3]), seed=0)
-    fantasies = model.fantasize(X[:2], sampler)
     x = points(2, d=2)
-    assert model.posterior(x).mean.shape == (S, 4, 1)
-    assert fantasies.posterior(x).mean.shape == (3, S, 4, 1)
+    for transform in (AppendFeatures(features), scaled):
+        model = SampledGP(samples(SingleTaskGP(X, Y, input_transform=transform)))
+        fantasies = model.fantasize(X[:2], sampler)
+        assert model.posterior(x).mean.shape == (S, 4, 1)
+        assert fantasies.posterior(x).mean.shape == (3, S, 4, 1)
 
 
 def test_gradients_reach_fantasies() -> None:
@@ -320,15 +299,10 @@ def test_state_dict_pickle_and_deepcopy() -> None:
     loaded = torch.load(file, weights_only=False)
     torch.testing.assert_close(loaded.posterior(X).mean, expected)
     two = SampledGP(list(model.models)[:2])
-    with pytest.raises(ValueError, match="expected the state of 2 samples"):
+    with pytest.raises(ValueError, match="the 30 entries of 2 samples, got 60"):
         two.load_state_dict(model.state_dict())
-    with pytest.raises(ValueError, match="expected the state of 4 samples"):
+    with pytest.raises(ValueError, match="the 60 entries of 4 samples, got 30"):
         model.load_state_dict(two.state_dict())
-    # inside another module, and BoTorch's own way through a list
-    outer = torch.nn.ModuleList([SampledGP(samples(SingleTaskGP(*data()), seed=7))])
-    outer[0].posterior(X)
-    outer.load_state_dict({f"0.{k}": v for k, v in model.state_dict().items()})
-    torch.testing.assert_close(outer[0].posterior(X).mean, expected)
     pair = ModelListGP(model, model)
     fresh = [SampledGP(samples(SingleTaskGP(*data()), seed=i)) for i in (7, 8)]
     listed = ModelListGP(*fresh)
@@ -374,13 +348,9 @@ def test_conversions_that_change_nothing_cost_nothing() -> None:
     model.posterior(X)
     cache = model._predictor
     assert model.to(X)._predictor is cache
+    torch.testing.assert_close(model.posterior(X).mean, expected, rtol=0, atol=1e-5)
     model.share_memory()
     assert all(p.is_shared() for p in model.parameters())
-    # one model converted behind our back
-    model.models[1].float()
-    for m in model.to(torch.double).models:
-        assert m.covar_module.lengthscale.dtype == torch.double
-    torch.testing.assert_close(model.posterior(X).mean, expected, rtol=0, atol=1e-5)
 
 
 def test_single_precision() -> None:
@@ -478,6 +448,9 @@ def test_errors() -> None:
     logs = SingleTaskGP(X, Y.exp(), outcome_transform=Log())
     with pytest.raises(UnsupportedError, match="Log"):
         SampledGP([logs])
+    two = SingleTaskGP(X, data(m=2)[1])
+    with pytest.raises(UnsupportedError, match="2 independent ones: use a ModelListGP"):
+        SampledGP([two])
     model = sampled()
     with pytest.raises(UnsupportedError, match="TransformedPosterior"):
         model.posterior(points(2, 1), posterior_transform=Exponential())

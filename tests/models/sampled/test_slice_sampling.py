@@ -10,8 +10,8 @@ import pytest
 from scipy import stats
 
 from botorch_structured.models.sampled.chains import (
-    SliceSampler,
     effective_sample_size,
+    sample_chain,
     slice_update,
 )
 
@@ -20,17 +20,17 @@ class Plain:
     """A target that is a function of the whole position."""
 
     def __init__(self, log_density: Callable[[np.ndarray], float], dim: int) -> None:
-        self.function, self.dim = log_density, dim
+        self.function = log_density
         self.evaluations = 0
 
     def move_to(self, position: np.ndarray) -> float:
         self.position = position.copy()
         return self.function(position)
 
-    def along(self, axis: int) -> Callable[[float], float]:
+    def along(self, position: np.ndarray, axis: int) -> Callable[[float], float]:
         def log_density(value: float) -> float:
             self.evaluations += 1
-            self.trial = self.position.copy()
+            self.trial = position.copy()
             self.trial[axis] = value
             return self.function(self.trial)
 
@@ -44,13 +44,10 @@ def sample(
     target: Plain, start: list[float], seed: int, draws: int, warmup: int = 50
 ) -> np.ndarray:
     rng = np.random.default_rng(seed)
-    sampler = SliceSampler(target, np.array(start), rng, np.full(len(start), 2.0))
-    sampler.warm_up(warmup)
-    out = np.empty((draws, len(start)))
-    for t in range(draws):
-        sampler.sweep()
-        out[t] = sampler.position
-    return out
+    widths = np.full(len(start), 2.0)
+    return sample_chain(
+        target, np.array(start), widths, rng, warmup, draws, lambda: None
+    )[0]
 
 
 def thinned(draws: np.ndarray, cdf: Callable) -> np.ndarray:
@@ -118,7 +115,7 @@ def test_the_first_interval_and_its_steps_are_placed_at_random(max_steps: int) -
     rng = np.random.default_rng(0)
     x, lp, draws = 0.5, 0.0, []
     for _ in range(20_000):
-        x, lp = slice_update(log_density, x, lp, 2.5, rng, max_steps=max_steps)[:2]
+        x, lp = slice_update(log_density, x, lp, 2.5, rng, max_steps=max_steps)
         draws.append(x)
     distance = stats.kstest(draws, lambda v: np.interp(v, ends, below)).statistic
     # that of 3000 independent draws is above it in 1 % of cases
@@ -130,36 +127,35 @@ def test_widths_are_tuned_to_the_slices() -> None:
     scales = np.array([1e-3, 1.0, 1e3])
     target = Plain(lambda z: -0.5 * float(((z / scales) ** 2).sum()), 3)
     rng = np.random.default_rng(0)
-    sampler = SliceSampler(target, np.zeros(3), rng, np.full(3, 2.0))
-    sampler.warm_up(100)
+    start = np.zeros(3)
+    before = [start, np.full(3, 2.0), rng]
+    positions, _, widths = sample_chain(target, *before, 100, 1, lambda: None)
     # a slice of a normal distribution is about three standard deviations long
-    assert (sampler.widths > 3 * scales).all() and (sampler.widths < 6 * scales).all()
-    before, widths = sampler.evaluations, sampler.widths.copy()
-    for _ in range(200):
-        sampler.sweep()
-    assert (sampler.evaluations - before) / 600 < 5.5
-    np.testing.assert_array_equal(sampler.widths, widths)  # fixed after warmup
-    assert target.evaluations == sampler.evaluations
+    assert (widths > 3 * scales).all() and (widths < 6 * scales).all()
+    target.evaluations = 0
+    after = [positions[-1], widths, rng]
+    fixed = sample_chain(target, *after, 0, 200, lambda: None)[2]
+    assert target.evaluations / 600 < 5.5
+    np.testing.assert_array_equal(fixed, widths)  # only warmup tunes them
 
 
-def test_update_reports_what_it_did() -> None:
+def test_the_last_evaluation_is_the_new_value() -> None:
+    """The target takes it for the current one."""
     calls = []
 
     def log_density(v: float) -> float:
         calls.append(v)
         return -0.5 * v * v
 
-    update = slice_update(log_density, 0.5, -0.125, 2.0, np.random.default_rng(1))
-    assert update.evaluations == len(calls)
-    assert update.moved and update.value == calls[-1]
-    assert update.log_density == -0.5 * update.value**2
+    value, log_p = slice_update(log_density, 0.5, -0.125, 2.0, np.random.default_rng(1))
+    assert value == calls[-1] != 0.5
+    assert log_p == -0.5 * value**2
 
 
 def test_an_empty_slice_stays_where_it_is() -> None:
     """A log density that rounding has made too high at the current point."""
-    update = slice_update(lambda v: -1e9, 0.0, 0.0, 1.0, np.random.default_rng(0))
-    assert not update.moved
-    assert (update.value, update.log_density) == (0.0, 0.0)
+    rng = np.random.default_rng(0)
+    assert slice_update(lambda v: -1e9, 0.0, 0.0, 1.0, rng) == (0.0, 0.0)
 
 
 def test_nan_counts_as_impossible() -> None:
@@ -169,18 +165,19 @@ def test_nan_counts_as_impossible() -> None:
     rng = np.random.default_rng(0)
     x, lp = 0.0, 0.0
     for _ in range(100):
-        x, lp = slice_update(log_density, x, lp, 1.0, rng)[:2]
+        x, lp = slice_update(log_density, x, lp, 1.0, rng)
         assert x <= 0.2
 
 
 def test_step_out_ends_on_a_flat_density() -> None:
     """An improper density must not make it walk forever."""
+    target = Plain(lambda z: 0.0, 1)
     rng = np.random.default_rng(0)
-    update = slice_update(lambda v: 0.0, 0.0, 0.0, 1.0, rng, max_steps=8)
-    assert update.length == pytest.approx(8.0)
+    slice_update(target.along(np.zeros(1), 0), 0.0, 0.0, 1.0, rng, max_steps=8)
+    assert target.evaluations == 8
 
 
 def test_a_start_without_density_raises() -> None:
     target = Plain(lambda z: -math.inf, 1)
     with pytest.raises(ValueError, match="finite log density.*-inf"):
-        SliceSampler(target, np.zeros(1), np.random.default_rng(0), np.full(1, 2.0))
+        sample(target, [0.0], seed=0, draws=1)
