@@ -217,6 +217,8 @@ class Study:
         self._starts: Any = "random" if starts is None else starts
         if not isinstance(self._starts, str) and not callable(starts):
             self._starts = self._encode(starts, "starts")
+        #: The seed, and those that were made with it.
+        self._made_starts: tuple[int | None, list[Point]] = None, []
         if earlier is not None and (has_functions or len(self.objectives) > 1):
             got = "one" if has_functions else list(self.objectives)
             raise ValueError(
@@ -420,14 +422,15 @@ class Study:
         if isinstance(configs, (str, Mapping)) or not isinstance(configs, Sequence):
             raise ValueError(f"configs: expected a list, got {brief(configs)}.")
         n = len(configs)
-        columns = []
-        for name, column in {
+        arguments: dict[str, Any] = {
             "values": values,
             "costs": costs,
             "errors": errors,
             "sems": sems,
             "metadata": metadata,
-        }.items():
+        }
+        columns = []
+        for name, column in arguments.items():
             column = [None] * n if column is None and name != "values" else column
             try:
                 size = len(column)
@@ -899,6 +902,8 @@ class Study:
         """The starts as if there were no earlier studies."""
         if isinstance(self._starts, list):
             return self._starts
+        if self._made_starts[0] == self.seed:
+            return self._made_starts[1]
         if callable(self._starts):
             X = self._starts(self.space, self.seed)
         else:
@@ -906,9 +911,11 @@ class Study:
                 kind=self._starts, seed=self.seed, at_most=MOST_STARTS
             )
         try:
-            return self._encode(self.space.decode(X), "starts")
+            points = self._encode(self.space.decode(X), "starts")
         except ValueError as error:
             raise ValueError(f"starts: {error}") from None
+        self._made_starts = self.seed, points
+        return points
 
     @property
     def earlier(self) -> OldStudiesMean | None:
