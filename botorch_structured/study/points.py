@@ -43,7 +43,16 @@ def draw_new(
         n = (q + len(taken)) * min(space.tree.num_paths, 1_000)
         starts = space.starts(min(n, 20_000), seed=seed)
         X = torch.cat([X, space.sample(5_000, seed=seed), starts])
-    points = dict.fromkeys(map(tuple, hold(space, X, fixed_features)[0].tolist()))
+    points = dict.fromkeys(
+        map(
+            tuple,
+            hold(
+                space,
+                X,
+                fixed_features,
+            )[0].tolist(),
+        )
+    )
     return [x for x in points if x not in taken][:q]
 
 
@@ -144,7 +153,11 @@ def suggest_with(
             if acquisition is None:
                 with torch.no_grad():
                     best = fitted.posterior(comparable).mean.max()
-                criterion = qLogExpectedImprovement(fitted, best, X_pending=now)
+                criterion = qLogExpectedImprovement(
+                    fitted,
+                    best,
+                    X_pending=now,
+                )
             else:
                 criterion = acquisition(fitted, train_X, filled, now)
             if not isinstance(criterion, AcquisitionFunction):

@@ -226,7 +226,12 @@ class Study:
                 f"of your own, got {got}."
             )
         ((name, direction), *_) = self.objectives.items()
-        self._earlier = read_earlier(self.space, earlier, name, direction == "minimize")
+        self._earlier = read_earlier(
+            self.space,
+            earlier,
+            name,
+            direction == "minimize",
+        )
         # beside old studies a function says which start a path has, not when
         self._asks_all = isinstance(self._starts, list) or (
             callable(self._starts) and self._earlier is None
@@ -395,7 +400,14 @@ class Study:
                 "config: expected one configuration, got several, as ask returns them: "
                 f"{brief(config)}. Tell them one by one, or use tell_many."
             )
-        self.tell_many([config], [value], [cost], [error], [sem], [metadata])
+        self.tell_many(
+            [config],
+            [value],
+            [cost],
+            [error],
+            [sem],
+            [metadata],
+        )
 
     def tell_many(
         self,
@@ -500,7 +512,11 @@ class Study:
                     raise ValueError(
                         f"{name}: expected a function, got {brief(function)}."
                     )
-        total = check_count("num_evaluations", num_evaluations, least=0)
+        total = check_count(
+            "num_evaluations",
+            num_evaluations,
+            least=0,
+        )
         kinds = catch if isinstance(catch, tuple) else (catch,)
         if not all(isinstance(k, type) and issubclass(k, Exception) for k in kinds):
             raise ValueError(f"catch: expected an exception or a tuple, got {catch!r}.")
@@ -517,13 +533,21 @@ class Study:
             for _ in range(total):
                 if self._stops or time.monotonic() - started >= limit:
                     why = "stop() was called" if self._stops else "its time is over"
-                    _logger.info("optimize ends with %s: %s.", self, why)
+                    _logger.info(
+                        "optimize ends with %s: %s.",
+                        self,
+                        why,
+                    )
                     break
                 try:
                     (config,) = self.ask()
                 except CandidateGenerationError as error:
                     bar.clear()
-                    _logger.warning("optimize ends with %s: %s", self, error)
+                    _logger.warning(
+                        "optimize ends with %s: %s",
+                        self,
+                        error,
+                    )
                     break
                 try:
                     trial = self._evaluate(evaluate, config, kinds)
@@ -622,7 +646,14 @@ class Study:
             self._read(value, cost)
             self._encode([config], "parameters")
 
-        self.tell_many(*read_csv(path, self.space, self._goals.names, check))
+        self.tell_many(
+            *read_csv(
+                path,
+                self.space,
+                self._goals.names,
+                check,
+            )
+        )
 
     def plot(self) -> Figure:
         """The best value so far, and evaluations and the best of each path.
@@ -640,13 +671,28 @@ class Study:
         good = self._good(least=0)
         if len(self.objectives) > 1:
             names = list(self.objectives)
-            return draw_front(names, self._trials, good, self._front(good))
+            return draw_front(
+                names,
+                self._trials,
+                good,
+                self._front(good),
+            )
         ((name, direction),) = self.objectives.items()
-        values = torch.full((len(self._trials),), math.nan, dtype=torch.double)
+        values = torch.full(
+            (len(self._trials),),
+            math.nan,
+            dtype=torch.double,
+        )
         for trial in good:
             values[trial.number] = trial.values[name]
         X = self._tensor(self._points)
-        return draw_study(self.space, X, values, name, direction == "minimize")
+        return draw_study(
+            self.space,
+            X,
+            values,
+            name,
+            direction == "minimize",
+        )
 
     def explain(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Why this configuration, or why not: what the models of `suggest` believe.
@@ -679,7 +725,13 @@ class Study:
         data = self._data(n)
         fitted = self._fit()
         points = torch.cat([data.X, self._tensor([p for p in self._pending if p != x])])
-        criterion, _ = make_criterion(self.space, fitted, points, n, train_C=data.C)
+        criterion, _ = make_criterion(
+            self.space,
+            fitted,
+            points,
+            n,
+            train_C=data.C,
+        )
         beliefs = believed(
             self.space,
             self.objectives,
@@ -1036,7 +1088,12 @@ class Study:
         with seeded(seed, data.X.device), quiet(), warnings.catch_warnings():
             # outcomes that are all alike are nobody's mistake
             warnings.simplefilter("ignore", InputDataWarning)
-            return fit_checked(self.space, data, start_from, self.earlier)
+            return fit_checked(
+                self.space,
+                data,
+                start_from,
+                self.earlier,
+            )
 
 
 def _num_first(n: int) -> int:

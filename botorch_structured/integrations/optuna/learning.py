@@ -211,7 +211,11 @@ class LearntSpace:
             # the rest of a trial that ended early is not known
             without = self._complete & ~with_it
             if with_it not in explained:
-                explained[with_it] = self._grow(with_it, without, _DEPTH)
+                explained[with_it] = self._grow(
+                    with_it,
+                    without,
+                    _DEPTH,
+                )
         self._unexplained = {
             i for i, with_it in enumerate(self._asked) if not explained[with_it][1]
         }
@@ -323,7 +327,11 @@ class LearntSpace:
         }
         named = zip(self.parameters, self.names, strict=True)
         columns = [parameter.column(name) for parameter, name in named]
-        tree = ParameterTree(len(columns), conditions=conditions, values=values)
+        tree = ParameterTree(
+            len(columns),
+            conditions=conditions,
+            values=values,
+        )
         return SearchSpace.from_columns(columns, tree)
 
     def _condition(self, ways: list[_Where]) -> Condition:

@@ -111,7 +111,11 @@ class TrialParameter:
         if self.is_choice:
             return CategoricalColumn(name, self._labels)
         if self.step is not None:
-            return IntegerColumn(name, 0, round(self._width / self.step))
+            return IntegerColumn(
+                name,
+                0,
+                round(self._width / self.step),
+            )
         kind: Any = IntegerColumn if self.is_integer else FloatColumn
         ours = self.distribution
         return kind(name, ours.low, ours.high, log=ours.log)
