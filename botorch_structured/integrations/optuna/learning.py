@@ -88,10 +88,11 @@ class LearntSpace:
 
         Parameters that no trial has asked for are left out.
         """
-        return {
-            self.names[i]: self.parameters[i].entry(value)
-            for i, value in self._columns(values).items()
-        }
+        entries = {}
+        for name, (distribution, value) in values.items():
+            if (i := self._column(name, distribution)) is not None:
+                entries[self.names[i]] = self.parameters[i].entry(value)
+        return entries
 
     def _key(self, name: str, distribution: Any) -> tuple[str, Any]:
         return (name, None if name in self._united else distribution)
@@ -103,14 +104,6 @@ class LearntSpace:
         if column is None:
             column = self._position.get(self._key(name, distribution))
         return column
-
-    def _columns(self, values: Values) -> dict[int, Any]:
-        """Columns and the values of their parameters."""
-        return {
-            i: value
-            for name, (distribution, value) in values.items()
-            if (i := self._column(name, distribution)) is not None
-        }
 
     def _numbers(self, trial: Asked) -> dict[int, float]:
         """Columns and their numbers."""
@@ -218,7 +211,11 @@ class LearntSpace:
             # the rest of a trial that ended early is not known
             without = self._complete & ~with_it
             if with_it not in explained:
-                explained[with_it] = self._grow(with_it, without, _DEPTH)
+                explained[with_it] = self._grow(
+                    with_it,
+                    without,
+                    _DEPTH,
+                )
         self._unexplained = {
             i for i, with_it in enumerate(self._asked) if not explained[with_it][1]
         }
@@ -330,7 +327,11 @@ class LearntSpace:
         }
         named = zip(self.parameters, self.names, strict=True)
         columns = [parameter.column(name) for parameter, name in named]
-        tree = ParameterTree(len(columns), conditions=conditions, values=values)
+        tree = ParameterTree(
+            len(columns),
+            conditions=conditions,
+            values=values,
+        )
         return SearchSpace.from_columns(columns, tree)
 
     def _condition(self, ways: list[_Where]) -> Condition:
