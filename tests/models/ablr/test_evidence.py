@@ -82,9 +82,9 @@ def test_several_outcomes_of_a_row(chunk_rows: int | None) -> None:
     check(shared, value, expected, 1e-11)
 
 
-@pytest.mark.parametrize("chunk_rows", [None, 4])
+@pytest.mark.parametrize("chunk_rows", [None, 3])
 def test_rows_of_zeros_are_observations(chunk_rows: int | None) -> None:
-    problem = make_problem([3, 5])
+    problem = make_problem([2, 2])
     problem.features = nn.Identity()
     with torch.no_grad():
         problem.X[1:3] = 0.0
