@@ -10,7 +10,7 @@ from ablr_problems import Problem, dense_log_evidence, make_problem
 from hypothesis import given
 from hypothesis import strategies as st
 from linear_operator.utils.errors import NanError
-from torch import Tensor
+from torch import Tensor, nn
 
 from botorch_structured.models.ablr.regressions import (
     Regressions,
@@ -80,6 +80,17 @@ def test_several_outcomes_of_a_row(chunk_rows: int | None) -> None:
     shared.X = X
     expected = dense_log_evidence(shared, shared.features(X)[rows])
     check(shared, value, expected, 1e-11)
+
+
+@pytest.mark.parametrize("chunk_rows", [None, 3])
+def test_rows_of_zeros_are_observations(chunk_rows: int | None) -> None:
+    problem = make_problem([2, 2])
+    problem.features = nn.Identity()
+    with torch.no_grad():
+        problem.X[1:3] = 0.0
+        problem.Y[1:3] = 0.0
+    expected = dense_log_evidence(problem)
+    check(problem, ours(problem, chunk_rows=chunk_rows), expected, 1e-11)
 
 
 @pytest.mark.parametrize("num_features", [6, 12])

@@ -334,6 +334,9 @@ def test_known_noise() -> None:
         torch.testing.assert_close(a.variance[:, i], b.variance[:, 0])
     with pytest.raises(ValueError, match="expected inferred noise"):
         _ = model.noise_precision
+    more = 0.1 + torch.rand(4, 3)
+    longer = model.condition_on_observations(points, torch.rand(4, 3), noise=more)
+    torch.testing.assert_close(longer.likelihood.noise[:, -4:], more.mT)
 
 
 def test_fit_starts_restarts_and_leaves_the_generator_alone() -> None:
