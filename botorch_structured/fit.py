@@ -163,7 +163,7 @@ def fit_slice_sampling(
     results = []
     for (mll, coordinates, previous), member_seed in zip(tasks, seeds, strict=True):
         *streams, fit_stream = member_seed.spawn(num_chains + 1)
-        if coordinates.held:
+        if coordinates.not_sampled:
             fit_seed = int(fit_stream.generate_state(1)[0])
             _fit_held(mll, coordinates, previous, fit_seed)
             # a fit may leave graphs, which cannot be copied: better refused now
@@ -260,9 +260,10 @@ def _fit_held(
     sampled = [block.raw for block in coordinates.blocks]
     if previous is None:
         warnings.warn(
-            f"No prior that can be sampled from on {', '.join(coordinates.held)}: set "
-            "to the MAP estimate and held. Give them priors of their own to sample "
-            "them, or requires_grad_(False) to hold them where they are.",
+            "No prior that can be sampled from on "
+            f"{', '.join(coordinates.not_sampled)}: set to the MAP estimate and held. "
+            "Give them priors of their own to sample them, or "
+            "requires_grad_(False) to hold them where they are.",
             ChainsWarning,
             stacklevel=3,
         )

@@ -59,11 +59,20 @@ class MondrianPartition(nn.Module):
     def __init__(self, num_trees: int, seed: int, bounds: Tensor | None) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
-        keys = torch.randint(-(2**63), 2**63 - 1, (num_trees,), generator=generator)
+        keys = torch.randint(
+            -(2**63),
+            2**63 - 1,
+            (num_trees,),
+            generator=generator,
+        )
         self.register_buffer("keys", keys)
         unit = torch.tensor([[0.0], [1.0]], dtype=torch.float64)
         box = unit if bounds is None else bounds
-        self.register_buffer("bounds", box, persistent=bounds is not None)
+        self.register_buffer(
+            "bounds",
+            box,
+            persistent=bounds is not None,
+        )
 
     def forward(self, X: Tensor, lengthscale: Tensor, lifetime: float) -> Tensor:
         """The cells of points.
@@ -94,7 +103,15 @@ class MondrianPartition(nn.Module):
             for corner in (X, low, high)
         )
         size = max(1, _CHUNK // max(1, X.numel()))
-        parts = [_descend(X, low, high, keys) for keys in self.keys.split(size)]
+        parts = [
+            _descend(
+                X,
+                low,
+                high,
+                keys,
+            )
+            for keys in self.keys.split(size)
+        ]
         return torch.cat(parts, -1).reshape(*shape[:-1], len(self.keys))
 
     def list_cells(self, dim: int, lengthscale: Tensor, lifetime: float) -> Tensor:
@@ -126,7 +143,12 @@ class MondrianPartition(nn.Module):
         time = torch.zeros_like(low[:, 0])
         finished = []
         while len(key):
-            time, column, place = _next_cut(key, low, high, time)
+            time, column, place = _next_cut(
+                key,
+                low,
+                high,
+                time,
+            )
             alive = time <= 1.0
             finished.append(key[~alive])
             key = key[alive]
@@ -191,7 +213,12 @@ def _descend(X: Tensor, low: Tensor, high: Tensor, roots: Tensor) -> Tensor:
     cell = key.clone()
     index = torch.arange(len(key), device=key.device)
     while len(index):
-        time, column, place = _next_cut(key, low, high, time)
+        time, column, place = _next_cut(
+            key,
+            low,
+            high,
+            time,
+        )
         ended = time > 1.0
         cell[index[ended]] = key[ended]
         alive = ~ended
@@ -304,7 +331,11 @@ class MondrianKernel(BatchKernel):
         if diag:
             apart = (cells != others).sum(-1)
         else:  # two keys of 64 bits differ in the first 53 of them
-            apart = torch.cdist(cells.double(), others.double(), p=0.0)
+            apart = torch.cdist(
+                cells.double(),
+                others.double(),
+                p=0.0,
+            )
         # gradients are zero
         zero = 0.0 * (x1.sum() + x2.sum() + self.lengthscale.sum())
         return (self.num_trees - apart).to(x1) / self.num_trees + zero
@@ -312,7 +343,11 @@ class MondrianKernel(BatchKernel):
     def _cells(self, X: Tensor) -> Tensor:
         """``batch_shape x n x num_trees``."""
         with torch.no_grad():
-            cells: Tensor = self.partition(X, self.lengthscale, self.lifetime)
+            cells: Tensor = self.partition(
+                X,
+                self.lengthscale,
+                self.lifetime,
+            )
         return cells
 
     def features(self, X: Tensor) -> Tensor:
@@ -343,7 +378,11 @@ class MondrianKernel(BatchKernel):
         )
         columns = torch.searchsorted(listed, cells)
         phi = X.new_zeros(*columns.shape[:-1], len(listed))
-        phi = phi.scatter(-1, columns, 1.0 / math.sqrt(self.num_trees))
+        phi = phi.scatter(
+            -1,
+            columns,
+            1.0 / math.sqrt(self.num_trees),
+        )
         return phi + 0.0 * (X.sum() + self.lengthscale.sum())  # gradients are zero
 
 

@@ -140,8 +140,16 @@ class RandomFourierFeatures(Module):
         """U and b, the same for a seed whatever dtype and device."""
         generator = torch.Generator().manual_seed(self.seed)
         shape = (self.num_features, num_dims)
-        frequencies = torch.randn(shape, generator=generator, dtype=torch.float64)
-        phases = torch.rand(shape[0], generator=generator, dtype=torch.float64)
+        frequencies = torch.randn(
+            shape,
+            generator=generator,
+            dtype=torch.float64,
+        )
+        phases = torch.rand(
+            shape[0],
+            generator=generator,
+            dtype=torch.float64,
+        )
         like = self.raw_lengthscale.detach()
         self.frequencies = frequencies.to(like)
         self.phases = (2.0 * math.pi * phases).to(like)
@@ -163,7 +171,11 @@ class RandomFourierFeatures(Module):
     def has_started(self) -> bool:
         """Whether the bandwidth is another one than where fits start."""
         start = torch.full_like(self.lengthscale.detach(), self._start)
-        return not torch.allclose(self.lengthscale.detach(), start, rtol=1e-5)
+        return not torch.allclose(
+            self.lengthscale.detach(),
+            start,
+            rtol=1e-5,
+        )
 
 
 def _get(module: RandomFourierFeatures) -> Tensor:

@@ -85,7 +85,12 @@ def split_r_hat(draws: Array) -> Array:
     """
     within, pooled = _variances(_split(draws))
     result = np.full(within.shape, np.inf)
-    np.divide(pooled, within, out=result, where=within > 0)
+    np.divide(
+        pooled,
+        within,
+        out=result,
+        where=within > 0,
+    )
     return np.sqrt(result)
 
 
@@ -379,7 +384,17 @@ def run_chains(
         start = coordinates.to_position(coordinates.clip(current))
         if previous is None and i > 0:
             start = _disperse(target, start, rng)
-        parts.append(sample_chain(target, start, widths, rng, warmup, draws, advance))
+        parts.append(
+            sample_chain(
+                target,
+                start,
+                widths,
+                rng,
+                warmup,
+                draws,
+                advance,
+            )
+        )
     positions, log_densities, tuned = (np.stack(p) for p in zip(*parts, strict=True))
     samples = coordinates.to_values(positions)
     return Chains(

@@ -193,7 +193,15 @@ def _block(
     places = slice(first, first + raw.numel())
     close = partial(torch.allclose, rtol=1e-4, atol=0.0)
     for power in (1.0, 2.0):
-        block = PriorBlock(title, prior, raw, constraint, power, value.shape, places)
+        block = PriorBlock(
+            title,
+            prior,
+            raw,
+            constraint,
+            power,
+            value.shape,
+            places,
+        )
         with torch.enable_grad():
             expected = block.read()
             (expected_slope,) = torch.autograd.grad(expected.sum(), raw)
@@ -218,7 +226,7 @@ class PriorCoordinates:
         blocks: One for each prior that can be sampled.
         derived: Names of priors that enter the density but are not sampled: on a value
             that is no parameter, or one that another prior is on already.
-        held: Names of parameters that no block sets.
+        not_sampled: Names of parameters that no block sets.
         names: Names of the coordinates, ``k``.
         positive: Which of them are logarithms, ``k``.
         lower: Bounds of the values, ``k``.
@@ -241,7 +249,13 @@ class PriorCoordinates:
         sampled: set[Parameter] = set()
         names: list[str] = []
         for name, module, *rest in model.named_priors():
-            block = _block(parameters, len(names), name, module, *rest)
+            block = _block(
+                parameters,
+                len(names),
+                name,
+                module,
+                *rest,
+            )
             if block is not None and block.raw not in sampled:
                 sampled.add(block.raw)
                 self.blocks.append(block)
@@ -256,7 +270,7 @@ class PriorCoordinates:
                 "model: expected at least one prior on a parameter that requires a "
                 "gradient, or on its square root, to sample from; found none."
             )
-        self.held = [
+        self.not_sampled = [
             name for name, (raw, _) in parameters.items() if raw not in sampled
         ]
         self.names = tuple(names)
@@ -265,7 +279,11 @@ class PriorCoordinates:
         self.positive = (lower >= 0) & (self.read_values() > 0)
         # powers of these do not overflow
         self.lower = np.where(self.positive, lower.clip(1e-30), lower)
-        self.upper = np.where(self.positive, upper.clip(None, 1e30), upper)
+        self.upper = np.where(
+            self.positive,
+            upper.clip(None, 1e30),
+            upper,
+        )
         self._first = self.to_position(self.lower)
         self._last = self.to_position(self.upper)
         parts = [scalar_log_densities(b.prior, b.read()) for b in self.blocks]

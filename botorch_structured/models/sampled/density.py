@@ -143,7 +143,11 @@ class StationaryDensity:
             key = None
             if isinstance(kernel, ConditionalKernel):
                 places = kernel.locate(points)
-                points = torch.where(places.active, points, kernel.fill.to(points))
+                points = torch.where(
+                    places.active,
+                    points,
+                    kernel.fill.to(points),
+                )
                 key = places.key.cpu().numpy()
                 kernel = kernel.base_kernel
             if kernel.active_dims is not None:
@@ -190,7 +194,11 @@ class StationaryDensity:
         self._constant_prior = log_prior - self._sum_priors(coordinates.read_values())
         self._log_prior = 0.0
         n = len(points)
-        numbers = np.arange(n * n, dtype=np.float64).reshape(n, n, order="F")
+        numbers = np.arange(n * n, dtype=np.float64).reshape(
+            n,
+            n,
+            order="F",
+        )
         packed, _ = lapack.dtrttf(numbers, transr="N", uplo="L")
         index = packed.astype(np.int64)
         rows = index % n
@@ -303,7 +311,11 @@ class StationaryDensity:
 
         def correlation(length: float) -> Vector:
             weight = length**-self._exponent
-            np.multiply(self._differences[index], weight, out=self._next[0])
+            np.multiply(
+                self._differences[index],
+                weight,
+                out=self._next[0],
+            )
             self._next[0] += rest
             return self._next_correlation()
 
@@ -331,7 +343,12 @@ class StationaryDensity:
         else:
             return -math.inf
         residual = (self._targets - mean)[:, None]
-        half = lapack.dtfsm(1.0, self._factor, residual, uplo="L")[:, 0]
+        half = lapack.dtfsm(
+            1.0,
+            self._factor,
+            residual,
+            uplo="L",
+        )[:, 0]
         log_det = 2.0 * float(np.log(self._factor[self._diagonal]).sum())
         constant = -0.5 * n * math.log(2.0 * math.pi)
         result = constant - 0.5 * (float(half @ half) + log_det)

@@ -304,7 +304,11 @@ class SampledGP(GPyTorchModel, FantasizeMixin):
     def _each(
         self, X: Tensor, call: Callable[[GPyTorchModel, Tensor], MultivariateNormal]
     ) -> MultivariateNormal:
-        parts = zip(self.models, self._samples_of("X", X), strict=True)
+        parts = zip(
+            self.models,
+            self._samples_of("X", X),
+            strict=True,
+        )
         return stack_distributions([call(model, x) for model, x in parts])
 
     def posterior(
@@ -345,8 +349,17 @@ class SampledGP(GPyTorchModel, FantasizeMixin):
             if posterior is None:
                 posterior = self._one_by_one(X, output_indices, observation_noise)
         if posterior_transform is None:
-            transform = getattr(self.models[0], "outcome_transform", None)
-            least = least_variance(transform, X, self.num_outputs, output_indices)
+            transform = getattr(
+                self.models[0],
+                "outcome_transform",
+                None,
+            )
+            least = least_variance(
+                transform,
+                X,
+                self.num_outputs,
+                output_indices,
+            )
             if torch.is_tensor(least):
                 least = least.unsqueeze(MCMC_DIM)
             posterior = with_least_variance(posterior, least)
@@ -364,7 +377,11 @@ class SampledGP(GPyTorchModel, FantasizeMixin):
         """Posteriors of the samples one after the other, for any model."""
         noises = self._samples_of("observation_noise", observation_noise)
         posteriors = [
-            model.posterior(X, output_indices, observation_noise=noise)
+            model.posterior(
+                X,
+                output_indices,
+                observation_noise=noise,
+            )
             for model, noise in zip(self.models, noises, strict=True)
         ]
         normals = [_normal_of(posterior, "models") for posterior in posteriors]
@@ -418,7 +435,11 @@ class SampledGP(GPyTorchModel, FantasizeMixin):
         """
         self.eval()
         outcomes = self._samples_of("Y", Y)
-        inputs = self._samples_of("X", X, 2 if X.ndim == Y.ndim else X.ndim)
+        inputs = self._samples_of(
+            "X",
+            X,
+            2 if X.ndim == Y.ndim else X.ndim,
+        )
         noises = self._samples_of("noise", noise)
         models = []
         for model, x, y, variances in zip(
@@ -600,7 +621,11 @@ class FoldedPredictor:
         noise = torch.stack([noise.expand(targets.shape[-1]) for noise in noises])
         chol = psd_safe_cholesky(covariance + noise.diag_embed())
         eye = torch.eye(chol.shape[-1]).to(chol).expand_as(chol)
-        inverse = torch.linalg.solve_triangular(chol, eye, upper=False)
+        inverse = torch.linalg.solve_triangular(
+            chol,
+            eye,
+            upper=False,
+        )
         self.inverse_transposed = inverse.mT.contiguous()
         self.half = inverse @ (targets - mean).unsqueeze(-1)
 
@@ -654,7 +679,12 @@ class FoldedPredictor:
         pieces = flat.split(max(1, chunk // (num_samples * n * q)))
         means, covariances = zip(*map(self._moments, pieces), strict=True)
         mean = torch.cat(means).view(*batch, num_samples, q)
-        covariance = torch.cat(covariances).view(*batch, num_samples, q, q)
+        covariance = torch.cat(covariances).view(
+            *batch,
+            num_samples,
+            q,
+            q,
+        )
         # a plain tensor would get no jitter when it is factorised for sampling
         operator = to_linear_operator(with_variance_floor(covariance))
         posterior = GPyTorchPosterior(MultivariateNormal(mean, operator))

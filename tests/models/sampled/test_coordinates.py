@@ -46,7 +46,7 @@ def test_single_task_gp() -> None:
         "covar_module.lengthscale[0]",
         "covar_module.lengthscale[1]",
     )
-    assert c.held == ["mean_module.raw_constant"] and c.derived == []
+    assert c.not_sampled == ["mean_module.raw_constant"] and c.derived == []
     assert c.positive.all()
     np.testing.assert_allclose(c.lower, [1e-4, 0.025, 0.025], rtol=1e-6)
     assert (c.upper == 1e30).all()
@@ -76,7 +76,7 @@ def test_standard_deviations_are_coordinates_of_their_own() -> None:
     X[:, 0] = (X[:, 0] > 0.5).double()
     model = ConditionalGP(X, Y, {0: {0: [1], 1: [2]}})
     c = PriorCoordinates(model)
-    assert c.held == [] and c.derived == []
+    assert c.not_sampled == [] and c.derived == []
     block = {b.name: b for b in c.blocks}
     noise = block["likelihood.noise_covar.noise_std"]
     amplitude = block["covar_module.base_kernel.amplitude"]
@@ -110,7 +110,7 @@ def test_priors_on_derived_quantities_are_not_sampled(value) -> None:
     c = PriorCoordinates(single(covar_module=kernel))
     assert c.derived == ["covar_module.level_prior"]
     assert c.names == ("likelihood.noise_covar.noise",)
-    assert "covar_module.raw_outputscale" in c.held
+    assert "covar_module.raw_outputscale" in c.not_sampled
 
 
 def test_a_prior_on_a_matrix_is_not_sampled() -> None:
@@ -119,7 +119,7 @@ def test_a_prior_on_a_matrix_is_not_sampled() -> None:
     model = MultiTaskGP(X, Y, task_feature=0)
     c = PriorCoordinates(model)
     assert c.derived == ["covar_module.kernels.1.IndexKernelPrior"]
-    assert "covar_module.kernels.1.raw_var" in c.held
+    assert "covar_module.kernels.1.raw_var" in c.not_sampled
 
 
 def test_a_second_prior_on_the_same_parameter_is_not_a_coordinate() -> None:
@@ -140,7 +140,7 @@ def test_what_the_user_holds_is_neither_sampled_nor_fitted() -> None:
     model.mean_module.raw_constant.requires_grad_(False)
     c = PriorCoordinates(model)
     assert c.names == ("likelihood.noise_covar.noise",)
-    assert c.held == [] and c.derived == []
+    assert c.not_sampled == [] and c.derived == []
 
 
 def test_nothing_to_sample_raises() -> None:
