@@ -229,16 +229,11 @@ def _check_shapes(X: Tensor, Y: Tensor, Yvar: Tensor | None, empty: bool) -> Non
         raise ShapeError(
             f"train_X: expected at least one row, got shape {tuple(X.shape)}."
         )
-    if X.shape[:-1] == Y.shape:
-        raise ShapeError(
-            f"train_Y: expected {_shape(*X.shape[:-1], 'm')}, got {tuple(Y.shape)}. An "
-            "explicit output dimension is required for targets: "
-            "train_Y.unsqueeze(-1)."
-        )
     if X.shape[:-1] != Y.shape[:-1] or not Y.shape[-1]:
         raise ShapeError(
             f"train_Y: expected {_shape(*X.shape[:-1], 'm')}, the rows of train_X "
-            f"{tuple(X.shape)}, got {tuple(Y.shape)}."
+            f"{tuple(X.shape)}, got {tuple(Y.shape)}. An explicit output dimension is "
+            "required for targets: train_Y.unsqueeze(-1)."
         )
     # as in BoTorch, batch dimensions may be left out
     if Yvar is not None and (Yvar.ndim < 2 or Y.shape[-Yvar.ndim :] != Yvar.shape):

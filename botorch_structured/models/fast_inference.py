@@ -33,6 +33,7 @@ from botorch.models import SingleTaskGP
 from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.models.utils import fantasize as fantasize_flag
 from botorch.posteriors import GPyTorchPosterior, TransformedPosterior
+from botorch.utils.transforms import normalize_indices
 from botorch.utils.types import DEFAULT
 from gpytorch import settings
 from gpytorch.distributions import MultivariateNormal
@@ -49,7 +50,6 @@ from gpytorch.likelihoods.noise_models import (
 )
 from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from gpytorch.models import ExactGP
-from linear_operator import to_linear_operator
 from linear_operator.operators import ZeroLinearOperator
 from torch import Tensor
 from torch.nn import Module
@@ -294,12 +294,7 @@ class FastSingleTaskGP(FastInference, SingleTaskGP):
         self._check_points(X)
         m = self.num_outputs
         if output_indices is not None and m > 1:
-            if not output_indices or any(not -m <= i < m for i in output_indices):
-                raise ValueError(
-                    f"output_indices: expected integers from 0 to {m - 1}, got "
-                    f"{output_indices!r}."
-                )
-            chosen = [i % m for i in output_indices]
+            chosen = normalize_indices(output_indices, d=m)
             if torch.is_tensor(observation_noise):
                 observation_noise = observation_noise[..., chosen]
             return self.subset_output(chosen).posterior(
@@ -470,7 +465,7 @@ def noise_at(likelihood: Likelihood, X: Tensor, shape: torch.Size) -> Tensor:
     """The noise variances of a likelihood, differentiable in its parameters.
 
     Args:
-        likelihood: A Gaussian likelihood, see ``check_noise``.
+        likelihood: A likelihood that adds noise to each outcome by itself.
         X: Transformed training inputs, ``batch_shape x n x d``.
         shape: Of the outcomes, ``batch_shape x n``.
     """
@@ -504,27 +499,3 @@ def check_own_objective(
             f"kwargs: expected no arguments to the likelihood of "
             f"{type(model).__name__}, got {sorted(kwargs)}."
         )
-
-
-def check_noise(likelihood: Likelihood, X: Tensor, shape: torch.Size) -> None:
-    """Raise a ``ValueError`` unless a likelihood only adds noise variances.
-
-    Args:
-        likelihood: Any likelihood.
-        X: Transformed training inputs, ``batch_shape x n x d``.
-        shape: Of the outcomes, ``batch_shape x n``.
-    """
-    if noise_is_known(likelihood):
-        return
-    with torch.no_grad():
-        mean = X.new_ones(shape)
-        # same mean, and a covariance that differs on the diagonal only
-        prior = mean.unsqueeze(-1) + torch.diag_embed(mean)
-        noisy = likelihood(MultivariateNormal(mean, to_linear_operator(prior)), X)
-        added = noisy.covariance_matrix - prior
-        apart = torch.diag_embed(added.diagonal(dim1=-1, dim2=-2))
-        if not (torch.allclose(noisy.mean, mean) and torch.allclose(added, apart)):
-            raise ValueError(
-                "likelihood: expected one that adds noise to each outcome by itself, "
-                f"got {type(likelihood).__name__}, which does something else."
-            )

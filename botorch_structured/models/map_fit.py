@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, Protocol
 from warnings import WarningMessage
 
@@ -14,10 +13,15 @@ import torch
 from botorch.exceptions.errors import ModelFittingError
 from botorch.exceptions.warnings import OptimizationWarning
 from botorch.fit import DEFAULT_WARNING_HANDLER
+from botorch.optim.batched_lbfgs_b import (
+    OptimState,
+    status_messages,
+    task_messages,
+    uses_c_implementation,
+)
 from botorch.optim.core import OptimizationStatus
 from botorch.optim.utils.model_utils import get_parameters_and_bounds, sample_all_priors
 from botorch.optim.utils.numpy_utils import get_bounds_as_ndarray
-from botorch.optim.utils.timeout import minimize_with_timeout
 from gpytorch.mlls import MarginalLogLikelihood
 from linear_operator.utils.errors import NanError, NotPSDError
 from numpy.typing import NDArray
@@ -25,7 +29,7 @@ from scipy import optimize
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from botorch_structured._botorch_names import fit_fallback
+from botorch_structured._botorch_names import fit_fallback, lbfgsb
 from botorch_structured.linalg.factor import unread_flags
 from botorch_structured.models.contexts import few_threads
 
@@ -202,8 +206,8 @@ def fit_map(
             of the caller.
         objective: The same objective in closed form; a ``DeviceObjective`` of one GP
             on a GPU by default. It is handed to SciPy unless the caller has other
-            arguments than SciPy's options, method and time limit, and of attempts their
-            number and whether the best of all is picked.
+            arguments than SciPy's options and method, and of attempts their number and
+            whether the best of all is picked.
         evaluate: Whether to put the model in evaluation mode after a fit in closed
             form. A caller that goes on to fit it need not.
         kwargs: See ``fit_gpytorch_mll``.
@@ -215,8 +219,8 @@ def fit_map(
     if not kwargs.keys() & {"closure", "optimizer"}:
         arguments = dict(kwargs.pop("optimizer_kwargs", {}))
         arguments["options"] = {**(options or {}), **(arguments.get("options") or {})}
-        names = {"options", "method", "timeout_sec"}
         of_attempts = {"max_attempts", "pick_best_of_all_attempts"}
+        names = {"options", "method"}
         if kwargs.keys() <= of_attempts and arguments.keys() <= names:
             if objective is None and mll.model.train_targets.ndim == 1:
                 kinds = {(p.device.type, p.dtype) for p in mll.parameters()}
@@ -245,13 +249,14 @@ def _fit_objective(
     That copies the whole state, and changes the mode of each module, more than once:
     together they take half as long as the evaluations of a fit.
     """
-    parameters = list(mll.parameters())
-    start = [p.detach().clone() for p in parameters]
+    start = objective.read()
+    before: list[tuple[Tensor, Tensor]] = []  # what a random start changes
     best: tuple[float, NDArray[np.float64]] | None = None
     for attempt in range(max_attempts):
         if attempt > 0:  # from a random start
+            before = before or [(p, p.detach().clone()) for p in mll.parameters()]
             sample_all_priors(mll.model)
-            for p, value in zip(parameters, start, strict=True):
+            for p, value in before:
                 if not p.requires_grad:
                     p.data.copy_(value)
         try:
@@ -260,8 +265,9 @@ def _fit_objective(
                 best = end
         except NotPSDError as error:
             _logger.debug("Attempt %d of a fit failed: %s", attempt + 1, error)
+        objective.write(start)
         # also what the objective is not of, such as other outputs
-        for p, value in zip(parameters, start, strict=True):
+        for p, value in before:
             p.data.copy_(value)
         if best is not None and not pick_best_of_all_attempts:
             break
@@ -274,7 +280,6 @@ def _minimise(
     objective: ArrayObjective,
     options: Mapping[str, Any],
     method: str = "L-BFGS-B",
-    timeout_sec: float | None = None,
 ) -> tuple[float, NDArray[np.float64]] | None:
     """The least value by SciPy, from the present parameters; None where it failed."""
     units = objective.units
@@ -285,8 +290,9 @@ def _minimise(
         return value, gradient * units
 
     minimize: Any = optimize.minimize
-    if timeout_sec is not None:  # it looks for the libraries of threads, which takes ms
-        minimize = partial(minimize_with_timeout, timeout_sec=timeout_sec)
+    is_default = method == "L-BFGS-B" and options.keys() == FIT_OPTIONS.keys()
+    if is_default and uses_c_implementation:
+        minimize = _quick_lbfgsb
     # SciPy's L-BFGS-B and small factorisations are slower on several threads
     with few_threads():
         result = minimize(
@@ -297,7 +303,7 @@ def _minimise(
             bounds=bounds / units[:, None],
             options=dict(options) or None,
         )
-    stopped = "REACHED LIMIT", "EXCEEDS LIMIT", "timed out after", _ROUNDING
+    stopped = "REACHED LIMIT", "EXCEEDS LIMIT", _ROUNDING
     if result.success or any(words in result.message for words in stopped):
         return float(result.fun), np.clip(result.x * units, *bounds.T)
     warnings.warn(
@@ -307,6 +313,62 @@ def _minimise(
         stacklevel=2,
     )
     return None
+
+
+def _quick_lbfgsb(
+    function: Callable[[NDArray[np.float64]], tuple[float, NDArray[np.float64]]],
+    start: NDArray[np.float64],
+    bounds: NDArray[np.float64],
+    options: Mapping[str, Any],
+    **ignore: Any,
+) -> optimize.OptimizeResult:
+    """The same steps to the last bit, called as BoTorch's batched L-BFGS-B calls them.
+
+    SciPy's interface takes a third of the time of the evaluations of a small GP.
+    """
+    memory = options["maxcor"]
+    x = np.clip(start, *bounds.T)
+    state = OptimState(None, _LINE_STEPS, x, len(x), memory)
+    low, high = np.isfinite(bounds).T
+    # 1 for a lower bound, 3 for an upper one, 2 for both
+    state.nbd[:] = np.where(low & high, 2, low + 3 * high)
+    state.low_bnd[low] = bounds[low, 0]
+    state.upper_bnd[high] = bounds[high, 1]
+    while True:
+        lbfgsb.setulb(
+            memory,
+            state.x,
+            state.low_bnd,
+            state.upper_bnd,
+            state.nbd,
+            state.f,
+            state.g,
+            options["ftol"] / np.finfo(float).eps,
+            options["gtol"],
+            state.wa,
+            state.iwa,
+            state.task,
+            state.lsave,
+            state.isave,
+            state.dsave,
+            _LINE_STEPS,
+            state.ln_task,
+        )
+        (task, reason) = state.task.tolist()
+        if status_messages[task] == "FG":
+            state.f, state.g = function(state.x)
+        elif status_messages[task] != "NEW_X":
+            break
+        else:
+            state.n_iterations += 1
+            if state.n_iterations >= options["maxiter"]:
+                state.task[:] = 5, 504
+    return optimize.OptimizeResult(
+        x=state.x,
+        fun=state.f,
+        success=status_messages[task] == "CONVERGENCE",
+        message=f"{status_messages[task]}: {task_messages[reason]}",
+    )
 
 
 def accept_rounding(warning: WarningMessage) -> bool:

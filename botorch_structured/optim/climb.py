@@ -163,6 +163,7 @@ def maximize_in_unit_box(
     """
     count, k = U.shape
     start = np.arange(count)
+    box = start if box is None else box
     owner, column = valid.nonzero()
     h = np.cbrt(np.finfo(U.dtype).eps)
     shift = np.where(U[owner, column] > 0.5, -h, h).astype(U.dtype)
@@ -253,7 +254,8 @@ def _curvature(second: Array, slope: Array) -> Array:
     size, axes = np.linalg.eigh(0.5 * (second + second.swapaxes(1, 2)))
     along = (slope[:, None] @ axes)[:, 0]
     size = np.maximum(np.abs(size), np.abs(along))
-    size = np.maximum(size, 1e-8 * size.max(-1, keepdims=True) + 1e-100)
+    size = np.maximum(size, 1e-8 * size.max(-1, keepdims=True))
+    size = np.maximum(size, np.finfo(size.dtype).tiny)
     return (axes * size[:, None]) @ axes.swapaxes(1, 2)
 
 
@@ -317,7 +319,12 @@ class Neighbourhood:
         decides = boxes.problem.tree.decision_columns if rng is not None else []
         self._decides = np.isin(self._columns, decides)
 
-    def of(self, X: Array, active: Array, box: Array) -> tuple[Array, Array, Array]:
+    def of(
+        self,
+        X: Array,
+        active: Array,
+        box: Array,
+    ) -> tuple[Array, Array, Array]:
         """All neighbours of some points, admissible or not.
 
         Args:
@@ -453,14 +460,27 @@ def refine(
     moving = continuous | relaxed
     bordered = _has_border(starts, avoid)
     if moving.any():
-        X_new, new = _climb(evaluator, X, values, starts, box, moving, avoid)
+        X_new, new = _climb(
+            evaluator,
+            X,
+            values,
+            starts,
+            box,
+            moving,
+            avoid,
+        )
         if relaxed.any():
             X_new = problem.snap(X_new, starts.free)
             new = evaluator.values(X_new, box)
         X = np.where((new > values)[:, None], X_new, X)
         values = np.maximum(values, new)
     # Beside a border real columns take steps along it, too.
-    moves = slots_of(starts, steps_between(0.2, 1e-5) if bordered else [], True, 64)
+    moves = slots_of(
+        starts,
+        steps_between(0.2, 1e-5) if bordered else [],
+        True,
+        64,
+    )
     if not moves:
         return X, values
     hood = Neighbourhood(starts, moves, row=box)
@@ -653,7 +673,13 @@ def _climb_together(
 
     place = np.log(X[at], out=X[at], where=logs) - least
     U = np.where(valid, place / np.where(valid, width, 1.0), 0.5).clip(0.0, 1.0)
-    best, values = maximize_in_unit_box(evaluate, U, valid, row, _PATIENCE)
+    best, values = maximize_in_unit_box(
+        evaluate,
+        U,
+        valid,
+        row,
+        _PATIENCE,
+    )
     return points(best, start)[0], values
 
 

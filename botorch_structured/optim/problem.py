@@ -212,7 +212,12 @@ class Problem:
         """``n x d`` points with the fill value in their inactive columns."""
         return np.where(self.active(X), X, self.fill)
 
-    def snap(self, X: Array, free: Array, columns: Any = slice(None)) -> Array:
+    def snap(
+        self,
+        X: Array,
+        free: Array,
+        columns: Any = slice(None),
+    ) -> Array:
         """Free discrete columns at their nearest admissible value.
 
         Args:
@@ -247,7 +252,12 @@ class Problem:
             ok[ok] = check_booleans("feasible", verdict, shape).cpu().numpy()
         return ok
 
-    def is_new(self, X: Array, active: Array, avoid: KnownPoints) -> Array:
+    def is_new(
+        self,
+        X: Array,
+        active: Array,
+        avoid: KnownPoints,
+    ) -> Array:
         """Which points may be proposed: admissible ones that are not known.
 
         Args:
@@ -407,8 +417,18 @@ def read_region(
     d = tree.dim
     bounds = check_bounds(bounds, d)
     integers = () if integer_features is None else integer_features
-    whole = check_columns("integer_features", integers, d, True)
-    lists = check_by_column("categorical_features", categorical_features, d, True)
+    whole = check_columns(
+        "integer_features",
+        integers,
+        d,
+        True,
+    )
+    lists = check_by_column(
+        "categorical_features",
+        categorical_features,
+        d,
+        True,
+    )
     logarithmic: list[int] = []
     restricting: list[int] = []
     feasible: Feasible | None = None
@@ -432,7 +452,16 @@ def read_region(
         name = f"categorical_features[{c}]"
         lists[c] = list(check_values(name, {check_number(name, v) for v in numbers}))
     row = _read_fill(0.5 if fill is None else fill, bounds)
-    return Region(tree, bounds, whole, lists, logarithmic, row, feasible, restricting)
+    return Region(
+        tree,
+        bounds,
+        whole,
+        lists,
+        logarithmic,
+        row,
+        feasible,
+        restricting,
+    )
 
 
 def _bounds_of_space(
@@ -520,25 +549,55 @@ def make_problem(
             "min_distance: expected a share of the width of the bounds, from 0 to less "
             f"than 1, got {min_distance!r}."
         )
-    fixed = read_fixed(tree, bounds, fixed_features, region.whole, region.lists)
+    fixed = read_fixed(
+        tree,
+        bounds,
+        fixed_features,
+        region.whole,
+        region.lists,
+    )
     keys = torch.empty(0).long() if avoid_paths is None else avoid_paths
     if not isinstance(keys, Tensor) or keys.dtype != torch.long:
         raise ValueError(f"avoid_paths: expected keys of tree.path_key, got {keys!r}.")
     constraints = _constraints(d, inequality_constraints, bounds)
     tables = [bounds[:0]]
     if X_avoid is not None:
-        tables.append(check_points("X_avoid", X_avoid, tree, fill))
+        tables.append(
+            check_points(
+                "X_avoid",
+                X_avoid,
+                tree,
+                fill,
+            )
+        )
     for acq_function in acq_functions:
         X = getattr(acq_function, "X_pending", None)
         if X is not None:
             X = X.reshape(-1, X.shape[-1])
-            tables.append(check_points("X_pending", X, tree, fill))
+            tables.append(
+                check_points(
+                    "X_pending",
+                    X,
+                    tree,
+                    fill,
+                )
+            )
     avoid = torch.cat(tables)
     if X_start is None:
         X_start = promising(region, acq_functions[0])
-    good = check_points("X_start", X_start, tree, fill)
+    good = check_points(
+        "X_start",
+        X_start,
+        tree,
+        fill,
+    )
     listed = _with_outcomes(tree, region.lists, fixed)
-    values, lower, upper = _columns(listed, region, fixed, torch.cat([avoid, good]))
+    values, lower, upper = _columns(
+        listed,
+        region,
+        fixed,
+        torch.cat([avoid, good]),
+    )
     return Problem(
         tree=tree,
         listed=listed,
@@ -606,7 +665,12 @@ def _check_scale(bounds: Tensor, space: SearchSpace) -> None:
             )
 
 
-def check_points(name: str, X: Any, tree: ParameterTree, fill: Tensor) -> Tensor:
+def check_points(
+    name: str,
+    X: Any,
+    tree: ParameterTree,
+    fill: Tensor,
+) -> Tensor:
     """``X`` if it is ``m x d`` numbers, finite where columns are active.
 
     Args:
@@ -682,7 +746,13 @@ def _columns(
     # A column named in both is an integer with gaps: neighbours are alike. To a search
     # no outcome of a decision is like another.
     ordered = whole & ~mask_of(tree.decisions_by_value, d)
-    values = Values(whole & ~listed, logarithmic, listed, ordered, table)
+    values = Values(
+        whole & ~listed,
+        logarithmic,
+        listed,
+        ordered,
+        table,
+    )
     lower, upper = (end[0] for end in values.inside(bounds[:1], bounds[1:]))
     for col, value in fixed.items():
         if col not in tables:
@@ -716,7 +786,12 @@ def read_fixed(
     fixed: dict[int, float] = {}
     for c, v in (fixed_features or {}).items():
         name = f"fixed_features[{c}]"
-        col = check_column("fixed_features", c, tree.dim, True)
+        col = check_column(
+            "fixed_features",
+            c,
+            tree.dim,
+            True,
+        )
         if col in fixed:
             raise ValueError(
                 "fixed_features: expected each column once, got column "
@@ -738,7 +813,12 @@ def read_fixed(
             value = float(nearest)
         elif col not in tree.decisions_by_value:
             value = min(max(value, lo), hi)
-        _check_declared(name, tree, col, [value])
+        _check_declared(
+            name,
+            tree,
+            col,
+            [value],
+        )
         fixed[col] = value
     return fixed
 
@@ -785,7 +865,12 @@ def _constraints(
             raise ValueError(
                 f"{name}: expected finite coefficients, got {coefficients.tolist()}."
             )
-        columns = check_columns(name, indices.tolist(), d, True)
+        columns = check_columns(
+            name,
+            indices.tolist(),
+            d,
+            True,
+        )
         weights = coefficients.detach().cpu()
         constraints.append(LinearConstraint(columns, weights, check_number(name, rhs)))
     return constraints
@@ -800,7 +885,12 @@ def _with_outcomes(
     extended: dict[int, list[float]] = {}
     for col in tree.decisions_by_value:
         named = categorical_features.get(col, ())
-        _check_declared(f"categorical_features[{col}]", tree, col, named)
+        _check_declared(
+            f"categorical_features[{col}]",
+            tree,
+            col,
+            named,
+        )
         outcomes = {*tree.decision_values[col], *named}
         if col in fixed:
             outcomes.add(fixed[col])

@@ -67,8 +67,19 @@ def adaptive_sobol_candidates(
     centres = _centres(bounds, best_X)
     rng = make_rng(seed)
     few = num_points // 10 if len(centres) else 0
-    grid = draw_sobol_samples(bounds, num_points - few, 1, seed=_derive(rng))
-    near = _around(centres, few, bounds, (1e-3, 0.3), rng)
+    grid = draw_sobol_samples(
+        bounds,
+        num_points - few,
+        1,
+        seed=_derive(rng),
+    )
+    near = _around(
+        centres,
+        few,
+        bounds,
+        (1e-3, 0.3),
+        rng,
+    )
     return torch.cat([grid.squeeze(-2), near])
 
 
@@ -177,13 +188,24 @@ def optimize_acqf_sobol(
     if refine_above is not None:
         worth = check_number("refine_above", refine_above, finite=False)
     check_count("num_rounds", num_rounds, least=0)
-    search = Search(problem, acq_function, q, batch_limit=batch_limit, seed=seed)
+    search = Search(
+        problem,
+        acq_function,
+        q,
+        batch_limit=batch_limit,
+        seed=seed,
+    )
     rng = search.rng
     box = problem.tensor(problem.bounds)
     if best_X is None:
         good = problem.tensor(problem.good)
         best_X = good[_inside(good, box)]
-    grid = adaptive_sobol_candidates(box, num_points, best_X, _derive(rng))
+    grid = adaptive_sobol_candidates(
+        box,
+        num_points,
+        best_X,
+        _derive(rng),
+    )
     closer = replace(problem, min_distance=min(1e-4, problem.min_distance))
 
     def best(X: Tensor, avoid: KnownPoints) -> tuple[Array, Array]:
@@ -197,7 +219,13 @@ def optimize_acqf_sobol(
     def refined(avoid: KnownPoints) -> tuple[Array, Array]:
         x, value = best(grid, avoid)
         for _ in range(num_rounds if len(x) else 0):
-            around = _around(problem.tensor(x), 1000, box, (1e-4, 0.1), rng)
+            around = _around(
+                problem.tensor(x),
+                1000,
+                box,
+                (1e-4, 0.1),
+                rng,
+            )
             nearer, its_value = best(around, avoid)
             if len(nearer) and its_value > value:
                 x = nearer
@@ -230,7 +258,12 @@ def _around(
         return centres[:0]
     d = bounds.shape[-1]
     cube = bounds.new_tensor([[0.0] * (d + 1), [1.0] * (d + 1)])
-    U = draw_sobol_samples(cube, n, 1, seed=_derive(rng)).squeeze(-2)
+    U = draw_sobol_samples(
+        cube,
+        n,
+        1,
+        seed=_derive(rng),
+    ).squeeze(-2)
     step = torch.special.ndtri(U[:, :d].clamp(1e-6, 1 - 1e-6))
     smallest, largest = map(math.log, scales)
     step = step * (smallest + (largest - smallest) * U[:, d:]).exp()
@@ -246,7 +279,12 @@ def _centres(bounds: Tensor, best_X: Tensor | None) -> Tensor:
         return bounds[:0]
     if isinstance(best_X, Tensor) and best_X.dim() == 1:
         best_X = best_X.unsqueeze(0)
-    centres = check_points("best_X", best_X, ParameterTree(d), bounds[0])
+    centres = check_points(
+        "best_X",
+        best_X,
+        ParameterTree(d),
+        bounds[0],
+    )
     if not _inside(centres, bounds).all():
         raise ValueError(
             f"best_X: expected points within the bounds {bounds.tolist()}, got "

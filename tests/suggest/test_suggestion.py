@@ -111,8 +111,8 @@ def test_bad_arguments() -> None:
         ("the list of its models, got TreeStructuredGP", {"start_from": one}),
         ("train_X: expected a number in .* got 9", {"train_X": outside}),
         ("X_pending: expected a number in .* got 9", {"X_pending": outside}),
-        ("train_X: column .*declared values", {"train_X": undeclared}),
-        ("X_pending: column .*declared values", {"X_pending": undeclared}),
+        ("train_X: expected one of .* got 7", {"train_X": undeclared}),
+        ("X_pending: expected one of .* got 7", {"X_pending": undeclared}),
         ("fixed_features: expected", {"fixed_features": {99: 1.0}}),
         ("q: expected", {"q": 0}),
     ]

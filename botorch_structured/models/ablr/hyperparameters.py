@@ -37,16 +37,16 @@ class RawValue:
 
     Args:
         raw: Name of the raw parameter.
-        value: Name of the value; default: it is the raw parameter.
+        value: Name of the value.
     """
 
     def __init__(
         self,
         raw: str,
-        value: str | None = None,
+        value: str,
     ) -> None:
         self.raw = raw
-        self.value = value or raw
+        self.value = value
         self.reads = raw, 1.0
 
     def __call__(self, module: Module) -> Tensor:

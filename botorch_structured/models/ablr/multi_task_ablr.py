@@ -53,10 +53,8 @@ from linear_operator.operators import (
 from torch import Tensor, nn
 
 from botorch_structured._botorch_names import DefaultType
-from botorch_structured.kernels.random_fourier_features import RandomFourierFeatures
 from botorch_structured.models import checks
 from botorch_structured.models.ablr.feature_maps import (
-    TanhNetwork,
     as_feature_map,
     published_network,
     weight_level,
@@ -584,9 +582,9 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         # data the cap ends a fit; a second one goes on from there
         options: dict[str, Any] = {"ftol": 1e-6, "gtol": 1e-5, "maxiter": 300}
         network: Any = self.feature_map
-        drawn = isinstance(network, (RandomFourierFeatures, TanhNetwork))
+        drawn = hasattr(network, "has_started") and not network.has_started()
         one = kwargs.get("closure") is not None or "optimizer" in kwargs
-        if num_starts > 1 and drawn and not one and not network.has_started():
+        if num_starts > 1 and drawn and not one:
             brief = dict(optimizer_kwargs or {})
             brief["options"] = options | (brief.get("options") or {})
             brief["options"]["maxiter"] = min(15, brief["options"]["maxiter"])
@@ -638,7 +636,7 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
             A distribution over ``num_outputs x D``, or ``D`` for one output.
         """
         self.eval()
-        mean, root = self._weights_of(map(self.tasks.index_of, self._output_tasks))
+        mean, root = self._weights_of(self._indices(self._output_tasks))
         if self._num_outputs == 1:
             mean = mean.squeeze(-2)
             root = root.squeeze(-3)
@@ -661,11 +659,14 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
             )
         return tasks and X.shape[-1] == columns
 
+    def _indices(self, outputs: Iterable[int]) -> list[int]:
+        return list(map(self.tasks.index_of, outputs))
+
     def _tasks_at(self, X: Tensor) -> Tensor:
         """The task of each outcome at some inputs, ``batch_shape x q x m``."""
         if self.tasks.column is not None and self._has_task(X):
             return self.tasks.index(X)
-        indices = list(map(self.tasks.index_of, self._output_tasks))
+        indices = self._indices(self._output_tasks)
         return torch.tensor(indices, device=X.device).expand(*X.shape[:-1], -1)
 
     # -- posterior ------------------------------------------------------------------
@@ -712,8 +713,10 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
             outputs = self._output_tasks if output_indices is None else output_indices
             if not outputs:
                 raise ValueError("output_indices: expected at least one, got none.")
-            indices = list(map(self.tasks.index_of, outputs))
-            mean, root = self._at_outputs(self._rows_of(X, outputs), indices)
+            indices = self._indices(outputs)
+            inputs = [self.tasks.insert(X, t) for t in outputs]
+            rows = [self.transform_inputs(x) for x in inputs]
+            mean, root = self._at_outputs(rows, indices)
             task = torch.tensor(indices, device=X.device).unsqueeze(-1)
         noise = None
         if torch.is_tensor(observation_noise):
@@ -732,8 +735,8 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         covariance = _covariance(root, task if outputs is None else None, noise, unit)
         posterior: Any = GPyTorchPosterior(_joint(mean, covariance))
         if transform is not None and not standardised:
-            transform, rows = self._transform_at(X, outputs)
-            posterior = transform.untransform_posterior(posterior, X=rows)
+            transform, seen = self._transform_at(X, outputs)
+            posterior = transform.untransform_posterior(posterior, X=seen)
         if posterior_transform is not None:
             return posterior_transform(posterior=posterior, X=X)
         return posterior
@@ -758,20 +761,15 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         prior = self._prior_means(X).gather(-1, task.mT).mT
         mean = prior
         root = torch.zeros_like(phi)
+        weights = self._all_weights()
         for t in task.unique().tolist():
-            deviation, root_of_task = self._weights_of([t]).at(phi)
+            w = weights[t]
+            one = WeightPosterior(w.mean.unsqueeze(-2), w.root.unsqueeze(-3))
+            deviation, root_of_task = one.at(phi)
             of_task = task == t
             mean = torch.where(of_task, prior + deviation, mean)
             root = torch.where(of_task.unsqueeze(-1), root_of_task, root)
         return mean, root, task
-
-    def _rows_of(
-        self,
-        X: Tensor,
-        outputs: Sequence[int],
-    ) -> list[Tensor]:
-        """Transformed rows of each output, of inputs without a task column."""
-        return [self.transform_inputs(self.tasks.insert(X, t)) for t in outputs]
 
     def _at_outputs(
         self,
@@ -831,9 +829,8 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         transform = self.outcome_transform
         if outputs is None:
             return transform, X
-        if self.tasks.column is None or isinstance(transform, StandardizeTasks):
-            indices = list(map(self.tasks.index_of, outputs))
-            return transform.subset_output(indices), X
+        if self.tasks.column is None:
+            return transform.subset_output(self._indices(outputs)), X
         one = len(outputs) == 1
         return transform, self.tasks.insert(X, outputs[0]) if one else None
 
@@ -1071,8 +1068,7 @@ def _normal(
         mean: ``... x n``.
         covariance: ``... x n x n``.
     """
-    if covariance.shape[:-1] != mean.shape:
-        covariance = covariance.expand(*mean.shape, mean.shape[-1])
+    covariance = covariance.expand(*mean.shape, mean.shape[-1])
     return ScaledNormal(mean, at_unit_scale(covariance))
 
 
@@ -1094,16 +1090,17 @@ def _covariance(
         noise: Variances that broadcast to ``... x q``.
         unit: Of variances, see ``with_variance_floor``.
     """
-    several = task is not None and len(task.unique()) > 1
-    if noise is None and root.shape[-2] >= root.shape[-1] and not several:
+    if task is not None and len(task.unique()) == 1:
+        task = None
+    if noise is None and task is None and root.shape[-2] >= root.shape[-1]:
         return RootLinearOperator(root)
     covariance = root @ root.mT
-    if task is not None and several:
+    if task is not None:
         covariance = torch.where(task[..., None] == task[..., None, :], covariance, 0.0)
     covariance = with_variance_floor(covariance, unit)
     if noise is not None:
-        shape = torch.broadcast_shapes(noise.shape, covariance.shape[:-1])
-        covariance = covariance + torch.diag_embed(noise.expand(shape))
+        eye = torch.eye(covariance.shape[-1], device=covariance.device)
+        covariance = covariance + noise.unsqueeze(-1) * eye
     # a bare tensor would get no jitter when it is factorised for sampling
     return to_linear_operator(covariance)
 

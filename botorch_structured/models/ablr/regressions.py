@@ -19,22 +19,23 @@ reduced to a *factor*, at most D + 1 rows F with the same products,
 
 .. math:: F' F = [\Phi, y]' [\Phi, y].
 
-If the rows are few, and no task has more than D observations, factors are the data.
-Otherwise they are
-triangular factors of QR factorisations, taken chunk after chunk: the factor so far is
-stacked on the next chunk. From the factors follow value, m and slopes by a QR
-factorisation of the smaller system with its ridge,
+If the rows are few, and no task has more than D observations, factors are the data, and
+F is replaced by its coordinates in an orthonormal basis of their span. Otherwise they
+are triangular factors of QR factorisations, taken chunk after chunk: the factor so far
+is stacked on the next chunk. From the factors follow value, m and slopes by a QR
+factorisation of them with the ridge,
 
-.. math:: \begin{bmatrix} \sqrt r F \\ I \end{bmatrix} = Q T \;(N > D), \qquad
-    \begin{bmatrix} \sqrt r F' \\ I \end{bmatrix} = Q T \;(N \le D),
+.. math:: \begin{bmatrix} \sqrt r F \\ I \end{bmatrix} = Q T,
 
-where ``|K| = |T|^2`` in either case, and traces and residuals are sums of squares of
-parts of Q. Nothing is subtracted, so that gradients close to zero are right too.
+where ``|K| = |T|^2``, ``K^{-1} = A A'`` with the lower part A of Q, and traces and
+residuals are sums of squares of parts of Q, of its orthogonal complement where rows are
+few. Nothing is subtracted, so that slopes close to zero are right too.
 
 The first pass over the rows makes the factors; the second sends the derivative of each
 row,
 
-.. math:: \partial / \partial \phi_n = \alpha (y_n - \phi_n' m) m - r K^{-1} \phi_n,
+.. math:: \partial / \partial \phi_n = \alpha (y_n - \phi_n' m) m - r K^{-1} \phi_n
+    = -(C C' [\phi_n, y_n])_\phi, \quad C = [\sqrt \alpha [-m, 1], \sqrt r [A, 0]],
 
 back through the feature map. Time is linear in the number of rows. Memory beyond the
 data does not depend on it: the activations of a chunk (of all of them up to 65,536
@@ -324,8 +325,9 @@ class Regressions:
                 factors = both.new_zeros(len(data.counts), height, width)
             for tasks, index in chunk.batches:
                 rows = both[index]
-                if not few:
+                if chunk.rows.start:  # else it is the first one
                     rows = torch.cat([factors[tasks], rows], dim=-2)
+                if not few:
                     rows = torch.linalg.qr(rows, mode="r").R
                 factors[tasks, : rows.shape[-2]] = rows
         assert factors is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -31,6 +31,8 @@ class Tasks(nn.Module):
         share_rows: Whether several outcomes share a row.
     """
 
+    #: The task of each outcome, ``batch_shape x n x m``, of rows.
+    index: Callable[[Tensor], Tensor]
     values: Tensor
     column: int | None = None
     share_rows = False
@@ -60,14 +62,6 @@ class Tasks(nn.Module):
             f"X or output_indices: expected task values among {self.values.tolist()}, "
             f"got unexpected task values: {got}."
         )
-
-    def index(self, X: Tensor) -> Tensor:
-        """The task of each outcome of rows, ``batch_shape x n x m``.
-
-        Args:
-            X: ``batch_shape x n x d``, with the task column if there is one.
-        """
-        raise NotImplementedError
 
     def without(self, X: Tensor) -> Tensor:
         """Rows without the task column, ``batch_shape x n x d``."""
@@ -103,7 +97,7 @@ class Signals(Tasks):
         self.share_rows = count > 1
 
     def index(self, X: Tensor) -> Tensor:
-        """See ``Tasks``."""
+        """The task of each outcome of rows, ``batch_shape x n x m``."""
         return self.values.expand(*X.shape[:-1], len(self))
 
 
@@ -135,7 +129,7 @@ class TaskColumn(Tasks):
         self.default = default
 
     def index(self, X: Tensor) -> Tensor:
-        """See ``Tasks``.
+        """The task of each outcome of rows, ``batch_shape x n x 1``.
 
         Raises:
             ValueError: For values that no task has, unless there is a default.
@@ -284,7 +278,6 @@ class StandardizeTasks(OutcomeTransform):
         self._processes = processes or Processes()
         self.register_buffer("means", torch.zeros(len(tasks), dtype=torch.float64))
         self.register_buffer("stdvs", torch.ones(len(tasks), dtype=torch.float64))
-        self.register_buffer("_is_trained", torch.tensor(False))
 
     def _task_of(
         self,
@@ -362,7 +355,6 @@ class StandardizeTasks(OutcomeTransform):
         average = means[count > 0].mean().nan_to_num(0.0)
         self.means = torch.where(count > 0, means, average)
         self.stdvs = torch.where(varied, stdvs, usual)
-        self._is_trained = torch.tensor(True)
 
     def untransform(
         self,
@@ -396,7 +388,7 @@ class StandardizeTasks(OutcomeTransform):
         )
 
     def subset_output(self, idcs: list[int]) -> StandardizeTasks:
-        """The transform of some tasks or signals, as columns that share rows."""
+        """The transform of some signals; tasks of a column are one output."""
         new = StandardizeTasks(Signals(len(idcs))).to(self.means).train(self.training)
         new.means = self.means[idcs]
         new.stdvs = self.stdvs[idcs]

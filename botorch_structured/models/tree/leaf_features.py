@@ -136,7 +136,12 @@ class _LeafFeatureMap(FeatureMap):
         shape = torch.broadcast_shapes(*(part.shape[:-1] for part in parts))
         return torch.cat([part.expand(*shape, part.shape[-1]) for part in parts], -1)
 
-    def _in_blocks(self, x: Tensor, key: Tensor, features: Tensor) -> Tensor:
+    def _in_blocks(
+        self,
+        x: Tensor,
+        key: Tensor,
+        features: Tensor,
+    ) -> Tensor:
         """Features in the block of each row's path, zeros in the others."""
         if self.num_blocks == 1:
             return features
@@ -150,7 +155,10 @@ class _LeafFeatureMap(FeatureMap):
 
 @GenKernelFeatures.register(TreeStructuredKernel)
 def tree_structured_features(
-    kernel: TreeStructuredKernel, *, num_inputs: int, num_outputs: int
+    kernel: TreeStructuredKernel,
+    *,
+    num_inputs: int,
+    num_outputs: int,
 ) -> FeatureMap:
     """Features of the leaves beside the exact ones of the weights.
 
@@ -160,12 +168,20 @@ def tree_structured_features(
         num_outputs: How many features the leaves have.
     """
     matern = kernel.correlation.name == "matern"
-    return _LeafFeatureMap(kernel, matern, len(kernel.encoded_columns), num_outputs)
+    return _LeafFeatureMap(
+        kernel,
+        matern,
+        len(kernel.encoded_columns),
+        num_outputs,
+    )
 
 
 @GenKernelFeatures.register(ConditionalKernel)
 def conditional_features(
-    kernel: ConditionalKernel, *, num_inputs: int, num_outputs: int
+    kernel: ConditionalKernel,
+    *,
+    num_inputs: int,
+    num_outputs: int,
 ) -> FeatureMap:
     """Features of the base kernel, path by path.
 

@@ -125,10 +125,20 @@ def register_root_prior(module: ScaleKernel | HomoskedasticNoise, prior: Prior) 
     """
     if isinstance(module, ScaleKernel):
         put = partial(_set_root, name="outputscale")
-        module.register_prior("amplitude_prior", prior, read_amplitude, put)
+        module.register_prior(
+            "amplitude_prior",
+            prior,
+            read_amplitude,
+            put,
+        )
     else:
         put = partial(_set_root, name="noise")
-        module.register_prior("noise_std_prior", prior, read_noise_std, put)
+        module.register_prior(
+            "noise_std_prior",
+            prior,
+            read_noise_std,
+            put,
+        )
 
 
 @reads("raw_outputscale", power=0.5)
@@ -143,7 +153,11 @@ def read_noise_std(module: HomoskedasticNoise) -> Tensor:
     return module.noise.sqrt()
 
 
-def _set_root(module: Module, value: Tensor | float, name: str) -> None:
+def _set_root(
+    module: Module,
+    value: Tensor | float,
+    name: str,
+) -> None:
     # a retried fit samples the prior, which may be wider than the bounds
     lower, upper = module.constraint_for_parameter_name(f"raw_{name}")
     squared = torch.as_tensor(value).to(lower).square()

@@ -416,15 +416,6 @@ def test_called_as_a_gpytorch_model() -> None:
     torch.testing.assert_close(prior.covariance_matrix, torch.stack(covariance))
 
 
-def test_one_sample_is_the_model() -> None:
-    single = SingleTaskGP(*data())
-    model = SampledGP([single])
-    X = points(3, 2)
-    posterior = model.posterior(X)
-    torch.testing.assert_close(posterior.mean.squeeze(-3), single.posterior(X).mean)
-    torch.testing.assert_close(posterior.mixture_mean, single.posterior(X).mean)
-
-
 class Exponential(PosteriorTransform):
     scalarize = True
 
