@@ -277,6 +277,8 @@ class Lookup:
         exact; beyond, and for values that were not declared, it is a hash of 62 bits
         (those of undeclared values lie above 2^62).
         """
+        if not len(self._columns):
+            return states.new_zeros(states.shape[:-1])
         key = (states * self._strides).sum(-1) & (_UNDECLARED - 1)
         undeclared = states == self.undeclared
         # on a GPU reading the answer would make the host wait
