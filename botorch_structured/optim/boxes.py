@@ -288,9 +288,9 @@ def path_boxes(problem: Problem, seen: Array, rng: np.random.Generator) -> Boxes
     else:
         rows = random_rows(problem, problem.max_paths, rng)
         seen = seen[-problem.max_paths :]
-    boxes, ok = boxes_at(problem, np.concatenate([rows, seen]))
-    boxes = boxes.take(ok)
-    return boxes.take(first_of_each(boxes.keys))
+    rows = np.concatenate([rows, seen])
+    boxes, ok = boxes_at(problem, rows[first_of_each(problem.keys(rows))])
+    return boxes.take(ok)
 
 
 def random_rows(problem: Problem, n: int, rng: np.random.Generator) -> Array:

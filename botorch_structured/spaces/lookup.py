@@ -35,6 +35,8 @@ from botorch_structured.spaces.conditions import (
 Span = tuple[float, float]
 # Keys of paths have 62 bits; beyond them are those of undeclared values.
 _UNDECLARED = 1 << 62
+# So many tables of rows are known again: a search asks for the same few.
+_MOST_RECENT = 8
 
 
 @dataclass(frozen=True)
@@ -194,6 +196,7 @@ class Lookup:
         width = max([1, *sizes])
         index = partial(torch.tensor, dtype=torch.long, device=device)
         self._columns = index([o.col for o in decisions])
+        self._recent: dict[tuple[torch.Size, bytes], Tensor] = {}
         self.undeclared = index([size + 1 for size in sizes])
         strict = [o.strict for o in decisions]
         self.strict = torch.tensor(strict, dtype=torch.bool, device=device)
@@ -238,6 +241,11 @@ class Lookup:
         values = X.detach().index_select(-1, self._columns).double()
         if not len(self._columns):
             return values, values.long()
+        name = values.shape, b""
+        if values.device.type == "cpu":
+            name = values.shape, values.numpy().tobytes()
+            if name in self._recent:
+                return values, self._recent[name]
         flat = values.unsqueeze(0).flatten(0, -2).t().contiguous()
         states = torch.searchsorted(self._low, flat, right=True)
         # a comparison that is False for NaN, which is no outcome
@@ -254,7 +262,12 @@ class Lookup:
                 states[k] *= condition.evaluate(
                     lambda part: self._truth[self._row[part], states[part.k]]
                 )
-        return values, states.t().reshape(values.shape)
+        states = states.t().reshape(values.shape)
+        if name[1]:
+            if len(self._recent) >= _MOST_RECENT:
+                self._recent = {}
+            self._recent[name] = states
+        return values, states
 
     def active(self, states: Tensor) -> Tensor:
         """Which columns are active, ``batch_shape x n x d`` booleans."""
