@@ -144,13 +144,23 @@ class _Column:
     bounds: Span
 
     def draw(
-        self, n: int, generator: Source, span: Span | None = None, spread: bool = False
+        self,
+        n: int,
+        generator: Source,
+        span: Span | None = None,
+        spread: bool = False,
+        share: float = 1.0,
     ) -> Tensor:
-        """``n`` random numbers within ``span``; see the module docstring."""
+        """``n`` random numbers within ``span``; see the module docstring.
+
+        Where numbers have an order they are in the middle ``share`` of ``span``.
+        """
         u = torch.rand(n, generator=generator, dtype=torch.double)
         if spread:
             order = torch.randperm(n, generator=generator)
             u = (order + u) / max(n, 1)
+        if self.ordered and share < 1.0:
+            u = 0.5 + share * (u - 0.5)
         return self._at(u, span or self.bounds)
 
     def _at(self, u: Tensor, span: Span) -> Tensor:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 #: The kinds of `SearchSpace.starts`.
-KINDS = ("random", "spread", "middle", "default")
+KINDS = ("random", "inner", "spread", "middle", "default")
 
 
 class SearchSpace:

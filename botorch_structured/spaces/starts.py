@@ -19,6 +19,8 @@ from botorch_structured.spaces.lookup import State, negated
 # A forbidden start is replaced by one of 100 random points on its path; if none of them
 # is feasible, by one of 1,000, then of 10,000.
 _OTHERS = (100, 1_000, 10_000)
+# The share of a range in which "inner" starts are.
+_INNER = 0.5
 
 
 class Starts:
@@ -154,8 +156,9 @@ class Starts:
 
 def _draw(column: Column, n: int, kind: str, generator: Source, span: Span) -> Tensor:
     """``n`` numbers of a column within ``span``."""
-    if kind in ("spread", "random"):
-        return column.draw(n, generator, span, spread=kind == "spread")
+    if kind in ("spread", "random", "inner"):
+        share = _INNER if kind == "inner" else 1.0
+        return column.draw(n, generator, span, kind == "spread", share)
     value = column.middle(span)
     if kind == "default" and column.default is not None:
         if span[0] <= column.default <= span[1]:

@@ -214,7 +214,7 @@ class Study:
                 f"starts: expected one of {list(KINDS)}, configurations or a function, "
                 f"got {starts!r}."
             )
-        self._starts: Any = "random" if starts is None else starts
+        self._starts: Any = "inner" if starts is None else starts
         if not isinstance(self._starts, str) and not callable(starts):
             self._starts = self._encode(starts, "starts")
         if earlier is not None and (has_functions or len(self.objectives) > 1):
