@@ -64,13 +64,12 @@ from botorch_structured.models.sampled.coordinates import PriorCoordinates
 from botorch_structured.models.sampled.sampled_gp import SampledGP
 from botorch_structured.models.tree.noise import (
     horseshoe_likelihood,
-    register_amplitude_prior,
+    register_root_prior,
     set_noise_floor,
 )
 from botorch_structured.optim import (
     optimize_acqf_local_search,
     optimize_acqf_paths,
-    optimize_acqf_random,
     optimize_acqf_sobol,
     optimize_acqf_two_step,
 )
@@ -219,7 +218,7 @@ def _plain_model(
         ),
         outputscale_constraint=LogInterval(1e-4, 1e4, initial_value=1.0),
     )
-    register_amplitude_prior(kernel, LogNormalPrior(0.0, 1.0))
+    register_root_prior(kernel, LogNormalPrior(0.0, 1.0))
     model = SingleTaskGP(
         X,
         Y,
@@ -286,9 +285,14 @@ def conditional_gp(
     if search == "ls":
         distance = _MIN_DISTANCE if clip else 0.0
         return _searched(space, ensemble, X, Y, seed, min_distance=distance)
-    optimize = optimize_acqf_random if search == "random" else optimize_acqf_paths
     criterion = LogExpectedImprovement(ensemble, best_f=Y.max())
-    return optimize(criterion, space=space, X_avoid=X, seed=seed)[0]
+    where = {"space": space, "X_avoid": X, "seed": seed}
+    if search == "random":
+        nothing = X[:0]
+        return optimize_acqf_local_search(
+            criterion, max_iter=0, X_start=nothing, **where
+        )[0]
+    return optimize_acqf_paths(criterion, **where)[0]
 
 
 def _filled_at_random(problem: Any, X: Tensor) -> Tensor:
@@ -516,8 +520,7 @@ def earlier(
     problem: Any, X: Tensor, Y: Tensor, seed: int, use_history: bool = True
 ) -> Tensor:
     """The models of ``suggest``, with the tasks of the history as old studies."""
-    # that of the table has its rows only
-    space = SearchSpace.from_columns(problem.space.columns, problem.space.tree)
+    space = problem.space
     old_X = problem.history.X.double()
     old_Y = -problem.history.Y.double()
     task = old_X[:, -1]

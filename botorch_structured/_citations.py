@@ -27,7 +27,7 @@ _OBJECTS_OF = {
     """,
     "Levesque2017conditional": """
         ConditionalGP ConditionalKernel Impute LaplaceKernel SampledGP ScikitLearnCASH
-        fit_slice_sampling optimize_acqf_local_search optimize_acqf_random
+        fit_slice_sampling optimize_acqf_local_search
     """,
     "Balog2016mondrian": "MondrianKernel",
     "Assael2014treed": """
@@ -35,7 +35,7 @@ _OBJECTS_OF = {
         optimize_acqf_sobol
     """,
     "Perrone2017multiple": """
-        MultiTaskABLR QuadraticTask QuadraticTasks RandomFourierFeatures
+        MultiTaskABLR QuadraticTasks RandomFourierFeatures
     """,
     "Wang2018monotonicity": """
         DecomposedGP ElasticNetTuning MonotoneGP MonotoneMixture1D

@@ -288,17 +288,13 @@ def _fit_held(
 
 def _warn_of(chains: Chains) -> None:
     worst = int(np.argmax(chains.r_hat))
-    r_hat = chains.r_hat[worst]
-    if r_hat <= 1.05:
+    if chains.r_hat[worst] <= 1.05:
         return
-    if np.isinf(r_hat):
-        finding = f"{chains.num_draws} draws of each chain are too few to tell"
-    else:
-        finding = f"split R-hat is {r_hat:.2f} for {chains.names[worst]}"
     warnings.warn(
-        f"Chains may not have converged: {finding} (expected at most 1.05). "
-        "Raise warmup or thinning, or go on with start_from=model; print model.chains "
-        "for all parameters.",
+        f"Chains may not have converged: split R-hat is {chains.r_hat[worst]:.2f} for "
+        f"{chains.names[worst]} (expected at most 1.05; inf for less than four draws "
+        "of each chain). Raise warmup or thinning, or go on with start_from=model; "
+        "print model.chains for all parameters.",
         ChainsWarning,
         stacklevel=3,
     )

@@ -12,13 +12,12 @@ from __future__ import annotations
 __all__ = ["ClipTail", "Impute"]
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.posteriors import Posterior
-from botorch.utils.transforms import normalize_indices
 from torch import Tensor
 
 from botorch_structured.spaces import ParameterTree
@@ -85,16 +84,23 @@ class ClipTail(OutcomeTransform):
         Args:
             maximize: Whether larger outcomes are better. Chain two transforms, each
                 with its own ``outputs``, for outcomes of both kinds.
-            outputs: The outputs to clip; the others pass unchanged. If omitted, all.
+            outputs: The outputs to clip, from 0 on; the others pass unchanged. If
+                omitted, all.
             tail: What outcomes below the cut become: "flat" or "log".
 
         Raises:
-            ValueError: ``outputs`` is no list of integers, or an unknown ``tail``.
+            ValueError: ``outputs`` is no list of integers from 0 on, or an unknown
+                ``tail``.
         """
         super().__init__()
-        listed = isinstance(outputs, list) and None not in map(as_integer, outputs)
+        listed = isinstance(outputs, list) and all(
+            i is not None and i >= 0 for i in map(as_integer, outputs)
+        )
         if outputs is not None and not listed:
-            raise ValueError(f"outputs: expected a list of integers, got {outputs!r}.")
+            raise ValueError(
+                "outputs: expected a list of integers from 0 on, or None, got "
+                f"{outputs!r}."
+            )
         if tail not in ("flat", "log"):
             raise ValueError(f'tail: expected "flat" or "log", got {tail!r}.')
         self.maximize = maximize
@@ -147,9 +153,8 @@ class ClipTail(OutcomeTransform):
     def _learn(self, Y: Tensor) -> Tensor:
         """The cut, ``batch_shape x 1 x m``, of ``batch_shape x n x m`` outcomes."""
         failed = -self._sign * torch.inf
-        outputs = normalize_indices(self._outputs, d=Y.shape[-1])
         clips = torch.zeros(Y.shape[-1], dtype=torch.bool, device=Y.device)
-        clips[slice(None) if outputs is None else outputs] = True
+        clips[slice(None) if self._outputs is None else self._outputs] = True
         bad = (Y.isnan() | (Y == -failed)) & clips
         if bad.any():
             raise ValueError(
@@ -179,21 +184,12 @@ class ClipTail(OutcomeTransform):
         return torch.where(clips, self._sign * cut, failed)
 
     def subset_output(self, idcs: list[int]) -> ClipTail:
-        r"""The same transform, cut included, for the outputs ``idcs`` only."""
+        r"""The same transform, cut included, for the outputs ``idcs``, from 0 on."""
         outputs = self._outputs
-        m = self.cut.shape[-1] if self.cut.numel() else None
         if outputs is not None:
-            if m is None and min(outputs + idcs) < 0:
-                raise ValueError(
-                    "idcs: expected indices that are not negative before a cut is "
-                    f"learned, got {idcs} for outputs={outputs}."
-                )
-            if m is not None:
-                idcs = normalize_indices(idcs, d=m) or []
-                outputs = normalize_indices(outputs, d=m) or []
             outputs = [i for i, k in enumerate(idcs) if k in outputs]
         subset = self.__class__(self.maximize, outputs, self.tail)
-        if m is not None:
+        if self.cut.numel():
             for name in self._learned():
                 setattr(subset, name, getattr(self, name)[..., idcs])
         subset.train(self.training)
@@ -215,16 +211,6 @@ class ClipTail(OutcomeTransform):
     ) -> Posterior:
         r"""The identity: predictions stay on the clipped scale."""
         return posterior
-
-    def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
-    ) -> None:
-        # Before training the cut has no shape: it takes that of the loaded one.
-        for name in self._learned():
-            loaded = state_dict.get(prefix + name)
-            if loaded is not None and loaded.shape != getattr(self, name).shape:
-                setattr(self, name, torch.empty_like(loaded, device=self.cut.device))
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
 
 class Impute(InputTransform):

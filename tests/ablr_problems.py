@@ -36,8 +36,8 @@ class Problem:
             noise_variance=self.noise_variance,
             processes=processes,
             chunk_rows=chunk_rows,
-            kept_rows=10**6 if chunk_rows is None else 0,
         )
+        data.keeps_activations = chunk_rows is None
         return Regressions(data, self.log_alpha, self.log_beta)
 
     @property

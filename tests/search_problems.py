@@ -7,8 +7,7 @@ from botorch.acquisition import AcquisitionFunction
 from torch import Tensor
 
 from botorch_structured.optim import problem
-from botorch_structured.optim.boxes import promising
-from botorch_structured.optim.problem import Problem, read_region
+from botorch_structured.optim.problem import Problem
 from botorch_structured.optim.view import view_on
 
 
@@ -33,13 +32,18 @@ def make_problem(
     **kwargs: Any,
 ) -> Problem:
     """The problem of an optimiser with these arguments."""
-    acqf = acq_function or Nothing()
-    region = read_region(
-        acqf, bounds, tree, integer_features, categorical_features, fill, space
+    if acq_function is None:
+        kwargs.setdefault("X_start", torch.zeros(0, (tree or space.tree).dim))
+    return problem.make_problem(
+        [acq_function or Nothing()],
+        bounds,
+        tree,
+        integer_features,
+        categorical_features,
+        fill,
+        space,
+        **kwargs,
     )
-    if acq_function is not None:
-        kwargs["X_start"] = promising(region, acq_function)
-    return problem.make_problem(region, [acqf], **kwargs)
 
 
 def in_view(function: Any, X: Tensor, gradient: bool) -> Any:

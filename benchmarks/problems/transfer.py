@@ -19,8 +19,9 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from benchmarks.problems.quadratics import TaskHistory
 from botorch_structured.spaces import SearchSpace
-from botorch_structured.test_functions import TableProblem, TaskHistory
+from botorch_structured.test_functions import TableProblem
 
 
 def read_rows(

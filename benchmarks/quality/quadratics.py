@@ -29,6 +29,7 @@ from torch import Tensor
 from benchmarks import methods
 from benchmarks.command import parser_of, runs_of
 from benchmarks.harness import Method
+from benchmarks.problems.quadratics import QuadraticTask
 from benchmarks.summary import (
     Paired,
     evaluations_to,
@@ -37,7 +38,7 @@ from benchmarks.summary import (
     one_sided,
     pair,
 )
-from botorch_structured.test_functions import QuadraticTask, QuadraticTasks
+from botorch_structured.test_functions import QuadraticTasks
 
 _GAP = 1e-2
 _NUM_TASKS = 30
@@ -50,7 +51,7 @@ _WITHOUT_HISTORY = ("gp", "ablr", "random")
 def make(seed: int, task: int) -> QuadraticTask:
     """The same task and history for every seed; the seed determines the starts."""
     tasks = QuadraticTasks(_NUM_TASKS, seed=_TASKS_SEED)
-    return tasks.leave_out(task, _OBSERVATIONS, seed=_TASKS_SEED)
+    return QuadraticTask(tasks, task, _OBSERVATIONS, seed=_TASKS_SEED)
 
 
 def value_range(problem: QuadraticTask) -> float:

@@ -74,14 +74,14 @@ class NetworkTable(TableProblem):
         space = SearchSpace(list(_COLUMNS), limits, integer_features=whole)
         super().__init__(X, [1.0 - row["validation"] for row in rows], space=space)
         side = [[r["validation"], r["training"], np.log(r["cpu_s"])] for r in rows]
-        index, _ = self.space.nearest(torch.tensor(X, dtype=torch.double))
+        index, _ = self._nearest(torch.tensor(X, dtype=torch.double))
         signals = self.candidates.new_empty(len(self.candidates), 3)
         signals[index] = torch.tensor(side, dtype=torch.double)
         self.register_buffer("_signals", signals)
 
     def signals(self, X: Tensor) -> Tensor:
         """``n x 3``: validation and training accuracy, logarithm of the CPU time."""
-        return self._signals[self.space.nearest(X)[0]].to(X)
+        return self._signals[self._nearest(X)[0]].to(X)
 
     def starts(self, seed: int, n: int | None = None) -> Tensor:
         """Three different rows at random, or ``n``."""

@@ -126,7 +126,12 @@ class _PathImprovement(AnalyticAcquisitionFunction):
             ) from None
         floor = least_sigma(mean.dtype) ** 2
         sigma = posterior.variance.clamp_min(floor).sqrt().view(mean.shape)
-        u = scaled_improvement(mean, sigma, best_f, self.maximize)
+        u = scaled_improvement(
+            mean,
+            sigma,
+            best_f,
+            self.maximize,
+        )
         value = log_ei_helper(u) + sigma.log() if self._log else sigma * ei_helper(u)
         return value.squeeze(-1)
 
@@ -251,7 +256,12 @@ class _ContextImprovement(AnalyticAcquisitionFunction):
             variance = variance / covariance[..., 1, 1:].clamp_min(floor)
         sigma = variance.clamp_min(least_sigma(X.dtype) ** 2).sqrt()
         best_f = self.best_f.to(X)
-        u = scaled_improvement(mean.squeeze(-1), sigma, best_f, self.maximize)
+        u = scaled_improvement(
+            mean.squeeze(-1),
+            sigma,
+            best_f,
+            self.maximize,
+        )
         value = (log_ei_helper(u) + sigma.log()).squeeze(-1)
         if self.cost_model is None:
             return value
@@ -381,7 +391,15 @@ def _read_target(model: Model, target: Mapping[int, float]) -> tuple[Tensor, Ten
     if not isinstance(target, Mapping):
         raise ValueError(f"target: expected {{column: value}}, got {target!r}.")
     d = model.train_inputs[0].shape[-1]
-    columns = [check_column("target", c, d, negative=True) for c in target]
+    columns = [
+        check_column(
+            "target",
+            c,
+            d,
+            negative=True,
+        )
+        for c in target
+    ]
     values = [check_number(f"target[{c}]", v) for c, v in target.items()]
     return (
         torch.tensor(columns, dtype=torch.long),

@@ -47,8 +47,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from botorch.acquisition import AcquisitionFunction, LogExpectedImprovement
-from botorch.exceptions import UnsupportedError
+from botorch.acquisition import LogExpectedImprovement
+from botorch.acquisition.analytic import AnalyticAcquisitionFunction
 from botorch.models.model import Model
 from botorch.utils.multi_objective.box_decompositions.box_decomposition import (
     BoxDecomposition,
@@ -160,26 +160,6 @@ class Mixtures(nn.Module):
         return torch.stack([part.sum(-1) for part in parts], dim=-1)
 
 
-class _OnePoint(AcquisitionFunction):
-    """A logarithmic acquisition function of one point, without pending ones."""
-
-    _log: bool = True
-
-    def set_X_pending(self, X_pending: Tensor | None = None) -> None:
-        """Raise for pending points, as BoTorch's analytic acquisition functions do.
-
-        Raises:
-            UnsupportedError: ``X_pending`` is given. Condition the models on values at
-                these points (their means, say) instead, as `suggest` does.
-        """
-        if X_pending is not None:
-            raise UnsupportedError(
-                "X_pending: expected None, as for all analytic acquisition functions; "
-                "condition the models on values at pending points instead, as "
-                "`suggest` does on their means."
-            )
-
-
 class _MixtureFunction(ABC):
     """A function of the moments of mixtures, which no graph of a posterior needs."""
 
@@ -207,12 +187,14 @@ class MixturePrior(_MixtureFunction, nn.Module):
         return self.of_moments(*self.outcomes.moments(X.unsqueeze(-2)))
 
 
-class MixtureAcquisition(_MixtureFunction, _OnePoint):
+class MixtureAcquisition(_MixtureFunction, AnalyticAcquisitionFunction):
     """A logarithmic acquisition function of one point.
 
     Args:
         outcomes: Those that it is a function of.
     """
+
+    _log = True
 
     def __init__(self, outcomes: Mixtures) -> None:
         super().__init__(model=outcomes.models[0])
@@ -253,11 +235,16 @@ class AnyScaleLogExpectedImprovement(LogExpectedImprovement):
         mean = posterior.mean.squeeze(-2).squeeze(-1)
         least = torch.finfo(mean.dtype).tiny
         sigma = posterior.variance.clamp_min(least).sqrt().view(mean.shape)
-        u = scaled_improvement(mean, sigma, self.best_f.to(mean), self.maximize)
+        u = scaled_improvement(
+            mean,
+            sigma,
+            self.best_f.to(mean),
+            self.maximize,
+        )
         return log_ei_helper(u) + sigma.log()
 
 
-class AveragedLogExpectedImprovement(_OnePoint):
+class AveragedLogExpectedImprovement(AnalyticAcquisitionFunction):
     r"""Logarithm of the expected improvement under a mixture of models.
 
     .. math:: \log \sum_k w_k \, \mathrm{EI}_k(x)
@@ -287,6 +274,8 @@ class AveragedLogExpectedImprovement(_OnePoint):
         ... )
         >>> candidate, value = optimize_acqf_paths(acqf, space=space, X_avoid=X)
     """
+
+    _log = True
 
     def __init__(
         self,

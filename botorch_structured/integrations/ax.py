@@ -144,7 +144,13 @@ def structured_generation_strategy(
         ...         client.complete_trial(trial, raw_data={"error": evaluate(config)})
         >>> client.get_best_parameterization()
     """
-    node = StructuredNode(seed, aligned, starts, initialize_with_center, earlier)
+    node = StructuredNode(
+        seed,
+        aligned,
+        starts,
+        initialize_with_center,
+        earlier,
+    )
     return GenerationStrategy(nodes=[node], name="Structured")
 
 

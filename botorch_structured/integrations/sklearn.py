@@ -204,7 +204,11 @@ class StructuredSearchCV(BaseSearchCV):
         seed = check_random_state(self.random_state).randint(np.iinfo(np.int32).max)
         self._history = _History(evaluate_candidates, self)
         try:
-            self._search(n_iter, seed, joblib.effective_n_jobs(self.n_jobs))
+            self._search(
+                n_iter,
+                seed,
+                joblib.effective_n_jobs(self.n_jobs),
+            )
             self._history.finish(self.study_)
         except BaseException:  # a signal by hand, too
             if results := self._history.results():
@@ -284,17 +288,30 @@ class StructuredSearchCV(BaseSearchCV):
             if goals and goals != study.objectives:
                 # A function has other names, known once a candidate did not fail.
                 failed = [trial.config for trial in study.trials]
-                study = Study(space, goals, earlier=study.earlier, **options)
+                study = Study(
+                    space,
+                    goals,
+                    earlier=study.earlier,
+                    **options,
+                )
                 study.tell_many(failed, [None] * len(failed))
                 self.study_ = study
             study.tell_many(configs, scores)
 
     def _own_starts(self, space: SearchSpace, seed: int) -> Tensor:
         """Spread starts; the first of each path has the settings of its estimators."""
-        starts = space.starts(kind="spread", seed=seed, at_most=MOST_STARTS)
+        starts = space.starts(
+            kind="spread",
+            seed=seed,
+            at_most=MOST_STARTS,
+        )
         # the comparison is in docs/default.md, "Starts of a pipeline"
         if 1 < len(starts) <= 3:
-            starts = space.starts(2 * len(starts), kind="spread", seed=seed)
+            starts = space.starts(
+                2 * len(starts),
+                kind="spread",
+                seed=seed,
+            )
         configs = space.decode(starts)
         d = getattr(self._data[0], "shape", ())[1:]  # the number of features
         for i in first_of_each(space.tree.path_key(starts)).tolist():
@@ -322,7 +339,12 @@ class StructuredSearchCV(BaseSearchCV):
         self, candidate_params: Any, n_splits: int, out: Any, more_results: Any = None
     ) -> Results:
         """The candidates that failed, too, where scikit-learn makes ``cv_results_``."""
-        return self._history.format(candidate_params, n_splits, out, more_results)
+        return self._history.format(
+            candidate_params,
+            n_splits,
+            out,
+            more_results,
+        )
 
 
 def _first_of(starts: Tensor, space: SearchSpace, seed: int) -> Tensor:
@@ -359,35 +381,21 @@ def _least_tried(study: Study, q: int, begun: int) -> list[Params]:
         configs = space.decode(space.starts(seed=seed))
         starts = space.encode(configs)
         is_new = ~(starts.unsqueeze(1) == points).all(-1).any(-1)
-        rarest = starts.new_full((len(starts),), math.inf)  # evaluations of a choice
-        for starts_with, points_with in _outcomes(space, starts, points):
-            rarest = rarest.where(~starts_with, rarest.clamp_max(points_with.sum()))
-            evaluated = points_with[:n]
-            if evaluated.sum() >= _TRIES and failed[evaluated].all():
-                is_new &= ~starts_with
+        # starts x points x decisions: where both have the same choice
+        codes, active, _ = space.tree.locate(starts)
+        others, _, _ = space.tree.locate(points)
+        same = (codes.unsqueeze(1) == others) & (codes >= 0).unsqueeze(1)
+        tried = same[:, :n].sum(1)
+        worked = same[:, :n][:, ~failed].sum(1)
+        is_new &= ~((tried >= _TRIES) & (worked == 0)).any(-1)
+        rarest = same.sum(1).masked_fill(codes < 0, n + q).amin(-1)
         if not is_new.any():
             continue
-        share = (rarest + 0.5) / space.tree.active_mask(starts).sum(-1)
+        share = (rarest + 0.5) / active.sum(-1)
         share = share.where(is_new, math.inf)
         least = (share == share.min()).nonzero().flatten().tolist()
         chosen.append(configs[least[seed % len(least)]])
     return chosen
-
-
-def _outcomes(
-    space: SearchSpace, X: Tensor, others: Tensor
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """The points that have each outcome of a decision, among two sets of points."""
-    tree = space.tree
-    sets = [(X, tree.active_mask(X)), (others, tree.active_mask(others))]
-    for c, outcomes in tree.decision_values.items():
-        for outcome in outcomes:
-            lo, hi = outcome if isinstance(outcome, tuple) else (outcome, outcome)
-            first, second = (
-                active[:, c] & (points[:, c] >= lo) & (points[:, c] <= hi)
-                for points, active in sets
-            )
-            yield first, second
 
 
 def _read_space(space: Any, same: Any) -> SearchSpace:
@@ -501,7 +509,14 @@ class _History:
         self.num_folds = n_splits
         self._example = out[0]
         # those of earlier calls are there, but for what failed and what a log had
-        chunks = [out[i : i + n_splits] for i in range(0, len(out), n_splits)]
+        chunks = [
+            out[i : i + n_splits]
+            for i in range(
+                0,
+                len(out),
+                n_splits,
+            )
+        ]
         known = {id(rows[0]) for rows in self.rows if not isinstance(rows, str)}
         for config, rows in zip(params, chunks, strict=True):
             if id(rows[0]) not in known:
@@ -573,6 +588,10 @@ class _SameFolds:
 
     def split(self, X: Any, y: Any = None, **params: Any) -> list[Any]:
         if not self._folds:
-            cv = check_cv(self._cv, y, classifier=is_classifier(self._estimator))
+            cv = check_cv(
+                self._cv,
+                y,
+                classifier=is_classifier(self._estimator),
+            )
             self._folds = list(cv.split(X, y, **params))
         return self._folds

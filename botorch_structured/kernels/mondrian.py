@@ -36,42 +36,34 @@ from botorch_structured.spaces.lookup import mix
 
 # Elements of the largest temporary, 64 MiB of double precision.
 _CHUNK = 2**23
-# How far outside the bounds there are cuts.
-_REACH = 2.0**30
 # The odd constant of the splitmix64 generator, as a signed integer.
 _STEP = 0x9E3779B97F4A7C15 - 2**64
 
 
 class MondrianPartition(nn.Module):
-    """Independent Mondrian partitions of the whole space.
+    """Independent Mondrian partitions of a box.
 
-    Within ``bounds`` they are Mondrian processes. Outside, each column is cut
-    independently, so that everywhere the probability that no cut separates two points
-    is the exponential of minus their distance.
+    The probability that no cut separates two points is the exponential of minus their
+    distance.
 
     Args:
         num_trees: The number of partitions.
         seed: The same seed gives the same partitions; more trees begin with the fewer.
-        bounds: ``2 x d``; the unit cube if None.
+        bounds: ``2 x d``, or ``2 x 1`` for the same in all columns; the unit cube if
+            None.
     """
 
     keys: Tensor
-    bounds: Tensor | None
+    bounds: Tensor
 
     def __init__(self, num_trees: int, seed: int, bounds: Tensor | None) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
         keys = torch.randint(-(2**63), 2**63 - 1, (num_trees,), generator=generator)
         self.register_buffer("keys", keys)
-        self.register_buffer("bounds", bounds)
-
-    def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, *args: Any
-    ) -> None:
-        # partitions are those of the bounds that were saved, or of none
-        bounds = state_dict.get(prefix + "bounds")
-        self.bounds = None if bounds is None else bounds.clone().to(self.keys.device)
-        super()._load_from_state_dict(state_dict, prefix, *args)
+        unit = torch.tensor([[0.0], [1.0]], dtype=torch.float64)
+        box = unit if bounds is None else bounds
+        self.register_buffer("bounds", box, persistent=bounds is not None)
 
     def forward(self, X: Tensor, lengthscale: Tensor, lifetime: float) -> Tensor:
         """The cells of points.
@@ -86,32 +78,24 @@ class MondrianPartition(nn.Module):
             points are in the same cell of the tree.
 
         Raises:
-            ValueError: For points that are not finite or further than 2^30 from
-                ``bounds``.
+            ValueError: For points outside ``bounds``.
         """
-        low, high = self._box(X)
+        low, high = self.bounds.double()
         X = X.double()
-        inside = X.clamp(low, high)
-        outside = X - inside
-        if not (outside.abs() < _REACH).all():
+        if not ((X >= low) & (X <= high)).all():
             raise ValueError(
-                "X: expected finite inputs within 2^30 of the bounds, got some that "
-                "are not: normalise the inputs, or pass bounds."
+                "X: expected points within bounds, by default the unit cube, got some "
+                "outside: pass bounds, or normalise the inputs by known bounds."
             )
         rate = lifetime / lengthscale.double()
-        shape = torch.broadcast_shapes(X.shape, rate.shape)
-        rate = rate.expand(shape).reshape(-1, shape[-1])
-        inside = inside.expand(shape).reshape(rate.shape) * rate
-        outside = outside.expand(shape).reshape(rate.shape)
-        size = max(1, _CHUNK // max(1, inside.numel()))
-        parts = [
-            _descend(inside, low * rate, high * rate, keys)[0]
-            for keys in self.keys.split(size)
-        ]
-        cells = torch.cat(parts, -1)
-        if outside.any():
-            cells = self._beyond(cells, outside, rate)
-        return cells.reshape(*shape[:-1], len(self.keys))
+        shape = (X * rate).shape
+        X, low, high = (
+            (corner * rate).expand(shape).reshape(-1, shape[-1])
+            for corner in (X, low, high)
+        )
+        size = max(1, _CHUNK // max(1, X.numel()))
+        parts = [_descend(X, low, high, keys) for keys in self.keys.split(size)]
+        return torch.cat(parts, -1).reshape(*shape[:-1], len(self.keys))
 
     def list_cells(self, dim: int, lengthscale: Tensor, lifetime: float) -> Tensor:
         """All cells within the bounds, in ascending order.
@@ -128,7 +112,7 @@ class MondrianPartition(nn.Module):
             ValueError: If more than about 2^20 are expected.
         """
         rate = lifetime / lengthscale.double()
-        low, high = self._box(lengthscale.new_empty(1, dim))
+        low, high = self.bounds.double()
         key = self.keys
         low = (low * rate).expand(len(key), dim)
         high = (high * rate).expand(len(key), dim)
@@ -155,38 +139,6 @@ class MondrianPartition(nn.Module):
             low = torch.cat([low, above])
             high = torch.cat([below, high])
         return torch.cat(finished).sort().values
-
-    def _box(self, X: Tensor) -> tuple[Tensor, Tensor]:
-        """The corners of the bounds of points ``... x d``, two vectors."""
-        d = X.shape[-1]
-        bounds = self.bounds
-        if bounds is None:
-            bounds = torch.tensor([[0.0], [1.0]], device=X.device).expand(2, d)
-        if bounds.shape[-1] != d:
-            raise ValueError(
-                f"bounds: expected ``2 x {d}`` for inputs with {d} columns, got shape "
-                f"{tuple(bounds.shape)}."
-            )
-        low, high = bounds.double()
-        return low, high
-
-    def _beyond(self, cells: Tensor, outside: Tensor, rate: Tensor) -> Tensor:
-        """Cells told apart by the cuts between a point and the bounds."""
-        row, column = outside.nonzero(as_tuple=True)
-        signed = outside[row, column]
-        rate = rate[row, column].unsqueeze(-1)
-        distance = signed.abs().unsqueeze(-1) * rate
-        # each side of each column has cuts of its own
-        side = (2 * column + (signed > 0) + 1).unsqueeze(-1) * _STEP
-        parts = []
-        size = max(1, _CHUNK // max(1, len(row)))
-        for keys in self.keys.split(size):
-            cell, edge = _descend(
-                distance, torch.zeros_like(distance), _REACH * rate, mix(keys + side)
-            )
-            # before the first cut one is still in the cell at the edge of the bounds
-            parts.append(torch.where(edge.squeeze(-1) == 0.0, 0, mix(cell)))
-        return cells.index_add(0, row, torch.cat(parts, -1))
 
 
 def _uniform(key: Tensor, salt: int) -> Tensor:
@@ -217,9 +169,7 @@ def _next_cut(
     return time, column, place
 
 
-def _descend(
-    X: Tensor, low: Tensor, high: Tensor, roots: Tensor
-) -> tuple[Tensor, Tensor]:
+def _descend(X: Tensor, low: Tensor, high: Tensor, roots: Tensor) -> Tensor:
     """Follow points down to their cells, through cuts of rate one until time one.
 
     Args:
@@ -229,7 +179,7 @@ def _descend(
         roots: ``n x t`` or ``t`` keys of trees.
 
     Returns:
-        ``n x t`` keys of the cells, and ``n x t x d`` their lower corners.
+        ``n x t`` keys of the cells.
     """
     n, d = X.shape
     trees = roots.shape[-1]
@@ -239,13 +189,11 @@ def _descend(
     high = high.expand(n, d).repeat_interleave(trees, 0)
     time = torch.zeros_like(X[:, 0])
     cell = key.clone()
-    corner = low.clone()
     index = torch.arange(len(key), device=key.device)
     while len(index):
         time, column, place = _next_cut(key, low, high, time)
         ended = time > 1.0
         cell[index[ended]] = key[ended]
-        corner[index[ended]] = low[ended]
         alive = ~ended
         index = index[alive]
         time = time[alive]
@@ -260,7 +208,7 @@ def _descend(
         start = torch.where(below, low.gather(-1, column), place)
         high = high.scatter(-1, column, end)
         low = low.scatter(-1, column, start)
-    return cell.reshape(n, trees), corner.reshape(n, trees, d)
+    return cell.reshape(n, trees)
 
 
 class MondrianKernel(BatchKernel):
@@ -291,11 +239,9 @@ class MondrianKernel(BatchKernel):
     and its gradients are zero: ``fit_gpytorch_mll`` does not change the lengthscales,
     or follows their prior alone. Take those of a fitted ``LaplaceKernel``. Slice
     sampling does change them, but with few trees the evidence is a rough function of
-    them. Maximise acquisition functions
-    with ``optimize_acqf_local_search`` or ``optimize_acqf_random``.
+    them. Maximise acquisition functions with ``optimize_acqf_local_search``.
 
-    Inputs may lie outside ``bounds``: columns are cut independently there, with the
-    same expectation of the kernel. The state dict holds the 64-bit keys of the trees.
+    The state dict holds the 64-bit keys of the trees, and ``bounds``.
 
     Args:
         lifetime: The lifetime lambda, positive.
@@ -305,8 +251,8 @@ class MondrianKernel(BatchKernel):
         seed: The same seed gives the same trees, and the trees of a smaller
             ``num_trees`` are the first of a larger; by default a seed is drawn from
             torch's global generator.
-        bounds: ``2 x d``, the box whose cells ``features`` has columns for; default:
-            the unit cube.
+        bounds: ``2 x d``, or ``2 x 1`` for the same in all columns: the box that the
+            trees cut; default: the unit cube.
         kwargs: As for any GPyTorch kernel: ``batch_shape``, ``active_dims``,
             ``lengthscale_prior``, ``lengthscale_constraint``.
 
@@ -355,18 +301,13 @@ class MondrianKernel(BatchKernel):
     def _covariance(self, x1: Tensor, x2: Tensor, diag: bool, **params: Any) -> Tensor:
         cells = self._cells(x1)
         others = cells if same_points(x1, x2) else self._cells(x2)
-        cells = cells.unsqueeze(-2)
-        others = others.unsqueeze(-2 if diag else -3)
-        shape = torch.broadcast_shapes(cells.shape[:-1], others.shape[:-1])
-        count = torch.zeros(shape, dtype=x1.dtype, device=x1.device)
-        size = max(1, _CHUNK // max(1, count.numel()))
-        for start in range(0, self.num_trees, size):
-            part = slice(start, start + size)
-            count += (cells[..., part] == others[..., part]).sum(-1)
+        if diag:
+            apart = (cells != others).sum(-1)
+        else:  # two keys of 64 bits differ in the first 53 of them
+            apart = torch.cdist(cells.double(), others.double(), p=0.0)
         # gradients are zero
         zero = 0.0 * (x1.sum() + x2.sum() + self.lengthscale.sum())
-        result = count / self.num_trees + zero
-        return result.squeeze(-1) if diag else result
+        return (self.num_trees - apart).to(x1) / self.num_trees + zero
 
     def _cells(self, X: Tensor) -> Tensor:
         """``batch_shape x n x num_trees``."""
@@ -400,12 +341,7 @@ class MondrianKernel(BatchKernel):
         listed = self.partition.list_cells(
             X.shape[-1], self.lengthscale.detach(), self.lifetime
         )
-        columns = torch.searchsorted(listed, cells).clamp_max(len(listed) - 1)
-        if not torch.equal(listed[columns], cells):
-            raise ValueError(
-                "features: expected points within bounds, by default the unit cube, "
-                "got some outside: pass bounds=."
-            )
+        columns = torch.searchsorted(listed, cells)
         phi = X.new_zeros(*columns.shape[:-1], len(listed))
         phi = phi.scatter(-1, columns, 1.0 / math.sqrt(self.num_trees))
         return phi + 0.0 * (X.sum() + self.lengthscale.sum())  # gradients are zero
@@ -413,7 +349,7 @@ class MondrianKernel(BatchKernel):
 
 def _checked(bounds: Tensor, ard_num_dims: int | None) -> Tensor:
     d = bounds.shape[-1] if ard_num_dims is None else ard_num_dims
-    if bounds.shape != (2, d):
+    if bounds.shape not in ((2, d), (2, 1)):
         raise ValueError(f"bounds: expected ``2 x {d}``, got {tuple(bounds.shape)}.")
     if not (torch.isfinite(bounds).all() and (bounds[0] < bounds[1]).all()):
         raise ValueError(f"bounds: expected finite low < high, got {bounds.tolist()}.")

@@ -16,7 +16,6 @@ from __future__ import annotations
 __all__ = ["RandomFourierFeatures"]
 
 import math
-from typing import Any
 
 import torch
 from botorch.utils.types import DEFAULT
@@ -50,7 +49,8 @@ class RandomFourierFeatures(Module):
         num_features: The number D of features.
         ard_num_dims: The number of bandwidths, one for each column; one for all columns
             if None.
-        num_dims: The number d of columns; by default that of the first call.
+        num_dims: The number d of columns; by default that of the first call, before
+            which there is no state to load into.
         seed: Of U and b; by default drawn from torch's global generator.
         lengthscale_prior: Of the bandwidth. Default: BoTorch's for RBF kernels,
             LogNormal(sqrt(2) + log(d) / 2, sqrt(3)). None for the paper's maximum
@@ -164,14 +164,6 @@ class RandomFourierFeatures(Module):
         """Whether the bandwidth is another one than where fits start."""
         start = torch.full_like(self.lengthscale.detach(), self._start)
         return not torch.allclose(self.lengthscale.detach(), start, rtol=1e-5)
-
-    def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
-    ) -> None:
-        loaded = state_dict.get(prefix + "frequencies")
-        if self.frequencies is None and loaded is not None:
-            self._draw(loaded.shape[-1])
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
 
 def _get(module: RandomFourierFeatures) -> Tensor:

@@ -53,7 +53,13 @@ class BatchKernel(Kernel):
             )
         return self._covariance(x1, x2, diag, **params)
 
-    def _covariance(self, x1: Tensor, x2: Tensor, diag: bool, **params: Any) -> Tensor:
+    def _covariance(
+        self,
+        x1: Tensor,
+        x2: Tensor,
+        diag: bool,
+        **params: Any,
+    ) -> Tensor:
         """The result of ``forward``."""
         raise NotImplementedError
 
@@ -83,7 +89,11 @@ def same_points(x1: Tensor, x2: Tensor) -> bool:
     return x1 is x2 or (x1.shape == x2.shape and torch.equal(x1, x2))
 
 
-def take_batch(module: ModuleT, batch_shape: torch.Size, where: Tensor) -> ModuleT:
+def take_batch(
+    module: ModuleT,
+    batch_shape: torch.Size,
+    where: Tensor,
+) -> ModuleT:
     """A copy of a kernel with the parameters of some elements of its batch.
 
     Args:
@@ -110,7 +120,11 @@ def take_batch(module: ModuleT, batch_shape: torch.Size, where: Tensor) -> Modul
             rest = value.shape[leading:]
             full = value.data.expand(*batch_shape, *rest).reshape(-1, *rest)
             value.data = full[where.to(value.device)]
-        setattr(part, "_batch_shape" if is_kernel else "batch_shape", where.shape)
+        setattr(
+            part,
+            "_batch_shape" if is_kernel else "batch_shape",
+            where.shape,
+        )
     return taken
 
 

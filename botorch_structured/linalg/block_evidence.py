@@ -79,7 +79,9 @@ class BlockDerivatives(NamedTuple):
 
 
 def log_evidence(
-    blocks: list[Block], residual: Array, num_weights: int
+    blocks: list[Block],
+    residual: Array,
+    num_weights: int,
 ) -> tuple[float, list[BlockDerivatives]]:
     """Log N(r; 0, blockdiag(A_p) + F F'), with derivatives; NaN if a matrix has NaN.
 
@@ -97,7 +99,9 @@ def log_evidence(
 
 
 def _by_block(
-    blocks: list[Block], residual: Array, num_weights: int
+    blocks: list[Block],
+    residual: Array,
+    num_weights: int,
 ) -> tuple[float, list[BlockDerivatives]]:
     """From factors of A_p and of M; ``residual`` has a zero for padded rows.
 
@@ -164,7 +168,9 @@ def _by_block(
 
 
 def _as_one(
-    blocks: list[Block], residual: Array, num_weights: int
+    blocks: list[Block],
+    residual: Array,
+    num_weights: int,
 ) -> tuple[float, list[BlockDerivatives]]:
     """From one ``n x n`` factor; ``residual`` has a zero for padded rows."""
     n = len(residual) - 1
@@ -182,7 +188,11 @@ def _as_one(
     alpha = inverse[0].T @ half
     g = whole
     g[:n, :n] = inverse[0].T @ inverse[0]
-    np.subtract(np.multiply.outer(alpha, alpha), g[:n, :n], out=g[:n, :n])
+    np.subtract(
+        np.multiply.outer(alpha, alpha),
+        g[:n, :n],
+        out=g[:n, :n],
+    )
     g[n] = 0.0
     g[:, n] = 0.0
     features[:n, :num_weights] = g[:n, :n] @ F

@@ -223,14 +223,24 @@ class Factorisation(NamedTuple):
             spread = both[..., 1:] @ covariance[pairs]
             left = torch.cat([alpha, spread], dim=-1)
             precision = inverse.mT @ inverse
-            g = torch.baddbmm(precision, left, both.mT, beta=-0.5, alpha=0.5)
+            g = torch.baddbmm(
+                precision,
+                left,
+                both.mT,
+                beta=-0.5,
+                alpha=0.5,
+            )
             results.append(
                 (g, alpha * mean[which].unsqueeze(-2) - spread, -alpha[..., 0])
             )
         return results
 
 
-def pad_rows(values: Tensor, bucket: Bucket, fill: float = 0.0) -> Tensor:
+def pad_rows(
+    values: Tensor,
+    bucket: Bucket,
+    fill: float = 0.0,
+) -> Tensor:
     """Gather ``n`` (``x k``) values into ``B x N`` (``x k``)."""
     if bucket.real is not None:
         values = torch.cat([values, values.new_full((1, *values.shape[1:]), fill)])
@@ -240,7 +250,9 @@ def pad_rows(values: Tensor, bucket: Bucket, fill: float = 0.0) -> Tensor:
 
 
 def factorise(
-    blocks: list[WeightedBlock], residual: Tensor, num_weights: int
+    blocks: list[WeightedBlock],
+    residual: Tensor,
+    num_weights: int,
 ) -> Factorisation:
     """Factorise K and solve for the residual; differentiable.
 
@@ -252,10 +264,18 @@ def factorise(
     Raises:
         NotPSDError: If a block is not positive definite even with jitter.
     """
-    factors, flags = _factorise(blocks, residual, num_weights, torch.linalg.cholesky_ex)
+    factors, flags = _factorise(
+        blocks,
+        residual,
+        num_weights,
+        torch.linalg.cholesky_ex,
+    )
     if failed(flags):
         factors, _ = _factorise(
-            blocks, residual, num_weights, lambda A: (psd_safe_cholesky(A), A[:0])
+            blocks,
+            residual,
+            num_weights,
+            lambda A: (psd_safe_cholesky(A), A[:0]),
         )
     return factors
 
@@ -268,7 +288,11 @@ def _factorise(
 ) -> tuple[Factorisation, list[Tensor]]:
     """See ``factorise``; also LAPACK's flags, zero where a matrix was definite."""
     # M, and in the first column F'A^-1 r
-    gram = torch.eye(num_weights + 1, dtype=residual.dtype, device=residual.device)
+    gram = torch.eye(
+        num_weights + 1,
+        dtype=residual.dtype,
+        device=residual.device,
+    )
     halves = []
     flags = []
     for block in blocks:
@@ -297,5 +321,13 @@ def _factorise(
 
 
 def _inverse(chol: Tensor) -> Tensor:
-    eye = torch.eye(chol.shape[-1], dtype=chol.dtype, device=chol.device)
-    return torch.linalg.solve_triangular(chol, eye.expand_as(chol), upper=False)
+    eye = torch.eye(
+        chol.shape[-1],
+        dtype=chol.dtype,
+        device=chol.device,
+    )
+    return torch.linalg.solve_triangular(
+        chol,
+        eye.expand_as(chol),
+        upper=False,
+    )

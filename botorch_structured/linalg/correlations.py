@@ -188,7 +188,12 @@ MATERN52 = Correlation(
     partial(stdtrit, 5),
 )
 RBF = Correlation(
-    "rbf", _rbf, _rbf_curvature, _array_rbf_slope, _array_rbf_derivatives, ndtri
+    "rbf",
+    _rbf,
+    _rbf_curvature,
+    _array_rbf_slope,
+    _array_rbf_derivatives,
+    ndtri,
 )
 
 #: Those that a leaf can have.
@@ -227,7 +232,11 @@ def stationary_form(kernel: Kernel) -> StationaryForm | None:
     lengthscale = inner.lengthscale
     if variance is None:
         variance = lengthscale.new_ones(lengthscale.shape[:-2])
-    return StationaryForm(MATERN52 if matern else RBF, lengthscale, variance)
+    return StationaryForm(
+        MATERN52 if matern else RBF,
+        lengthscale,
+        variance,
+    )
 
 
 #: An array to k and -dk/ds. "laplace" is of sum_j |x_j - x'_j| / l_j.

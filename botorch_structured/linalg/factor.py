@@ -59,7 +59,9 @@ def failed(flags: Sequence[Tensor]) -> bool:
 
 
 def cholesky(
-    covariance: Array, jitters: Sequence[float] | None = None, lower: bool = True
+    covariance: Array,
+    jitters: Sequence[float] | None = None,
+    lower: bool = True,
 ) -> Array:
     """The factor L of A = L L', in the order of Fortran; NaN where A has NaN.
 
@@ -84,7 +86,12 @@ def cholesky(
     for jitter in jitters:
         shifted = covariance.copy()
         shifted.flat[:: len(covariance) + 1] += jitter
-        factor, info = lapack.dpotrf(shifted.T, lower=lower, clean=1, overwrite_a=1)
+        factor, info = lapack.dpotrf(
+            shifted.T,
+            lower=lower,
+            clean=1,
+            overwrite_a=1,
+        )
         if info == 0:
             return factor
     raise NotPSDError(
@@ -122,7 +129,10 @@ def inverse_factors(covariance: Array) -> tuple[Array, float]:
 
 
 def given_last(
-    mean: Tensor, covariance: Tensor, noise: Tensor, targets: Tensor
+    mean: Tensor,
+    covariance: Tensor,
+    noise: Tensor,
+    targets: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """A joint Gaussian given noisy observations of its last points.
 
@@ -145,7 +155,11 @@ def given_last(
     q = mean.shape[-1] - targets.shape[-1]
     noise = noise.expand(*noise.shape[:-1], targets.shape[-1])
     root = psd_safe_cholesky(covariance[..., q:, q:] + torch.diag_embed(noise))
-    gain = torch.linalg.solve_triangular(root, covariance[..., q:, :q], upper=False)
+    gain = torch.linalg.solve_triangular(
+        root,
+        covariance[..., q:, :q],
+        upper=False,
+    )
     residual = (targets - mean[..., q:]).unsqueeze(-1)
     residual = torch.linalg.solve_triangular(root, residual, upper=False)
     mean = mean[..., :q] + (gain.mT @ residual).squeeze(-1)

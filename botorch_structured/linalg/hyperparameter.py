@@ -95,7 +95,11 @@ def log_gaussian_prior(mode: float, scale: float) -> LogNormalPrior:
         scale: Standard deviation of the logarithm.
     """
     loc = math.log(mode) + scale**2
-    return QuickLogNormalPrior(loc=loc, scale=scale, validate_args=False)
+    return QuickLogNormalPrior(
+        loc=loc,
+        scale=scale,
+        validate_args=False,
+    )
 
 
 class Hyperparameter(Module):
@@ -122,11 +126,18 @@ class Hyperparameter(Module):
     ) -> None:
         super().__init__()
         self.batch_shape = batch_shape
-        start = torch.full((*batch_shape, *shape), math.log(mode), dtype=torch.float64)
+        start = torch.full(
+            (*batch_shape, *shape),
+            math.log(mode),
+            dtype=torch.float64,
+        )
         self.register_parameter("raw_value", torch.nn.Parameter(start))
         self.register_constraint("raw_value", LogInterval(*bounds))
         self.register_prior(
-            "value_prior", log_gaussian_prior(mode, scale), read_value, _set_value
+            "value_prior",
+            log_gaussian_prior(mode, scale),
+            read_value,
+            _set_value,
         )
 
     @property

@@ -12,7 +12,11 @@ from copy import deepcopy
 
 import torch
 from botorch import settings
-from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError
+from botorch.exceptions.errors import (
+    BotorchError,
+    BotorchTensorDimensionError,
+    InputDataError,
+)
 from botorch.models.gpytorch import GPyTorchModel
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import (
@@ -104,21 +108,17 @@ def check_training_data(
             negative variances.
         ShapeError: For shapes that do not fit together.
     """
-    data = {"train_X": train_X, "train_Y": train_Y}
+    data = {"train_Y": train_Y}
     if train_Yvar is not None:
         data["train_Yvar"] = train_Yvar
+    check_tensor("train_X", train_X)
+    if train_X.dtype not in (torch.float32, torch.float64):
+        raise DataError(
+            f"train_X: expected torch.float64 or torch.float32, got {train_X.dtype}; "
+            "convert it with .double()."
+        )
     for name, values in data.items():
-        check_tensor(name, values)
-        if values.dtype not in (torch.float32, torch.float64):
-            raise DataError(
-                f"{name}: expected torch.float64 or torch.float32, got {values.dtype}; "
-                "convert it with .double()."
-            )
-        if values.dtype != train_X.dtype:
-            raise DataError(
-                f"{name}: expected the same dtype as train_X, {train_X.dtype}, got "
-                f"{values.dtype}."
-            )
+        check_tensor(name, values, train_X.dtype)
     _check_shapes(train_X, train_Y, train_Yvar, empty)
     _check_batches(input_transform, train_Y)
     if settings.validate_input_scaling.off():
@@ -165,9 +165,6 @@ def extremes(Y: Tensor) -> tuple[Tensor, Tensor]:
             none are left, the smallest is infinity and the largest minus infinity.
     """
     Y = Y.detach()
-    low, high = Y.aminmax(dim=-2, keepdim=True)
-    if math.isfinite((high - low).sum()):  # only if all outcomes are
-        return low, high
     left_out = ~Y.isfinite()
     low = Y.masked_fill(left_out, torch.inf).amin(dim=-2, keepdim=True)
     return low, Y.masked_fill(left_out, -torch.inf).amax(dim=-2, keepdim=True)
@@ -194,33 +191,31 @@ def check_spread(low: Tensor, high: Tensor) -> None:
     finfo = torch.finfo(low.dtype)
     least = _MARGIN * finfo.tiny**0.5
     most = finfo.max**0.5 / _MARGIN
-    expected = (
-        "train_Y: expected outcomes whose variance is a number (about "
-        f"{least:.0e} to {most:.0e} in {low.dtype}), got"
-    )
     some = low <= high
-    size = torch.maximum(low.abs(), high.abs()).where(some, torch.zeros_like(low))
-    if (size > most).any():
+    size = torch.maximum(low.abs(), high.abs()).where(some, 0.0)
+    spread = (high - low).where(some & ~is_constant(low, high), torch.inf)
+    if (size > most).any() or (spread < least).any():
         raise DataError(
-            f"{expected} magnitudes up to {float(size.max()):.1e}. Rescale them."
-        )
-    small = some & (high - low < least)
-    if small.any() and (small := small & ~is_constant(low, high)).any():
-        raise DataError(
-            f"{expected} some that differ by {float((high - low)[small].min()):.1e} at "
-            "most. Rescale them."
+            "train_Y: expected outcomes whose variance is a number (about "
+            f"{least:.0e} to {most:.0e} in {low.dtype}), got magnitudes up to "
+            f"{float(size.max()):.1e}, and some that differ by "
+            f"{float(spread.min()):.1e} at most. Rescale them."
         )
 
 
 def _check_inputs(name: str, X: Tensor, tree: bool = False) -> None:
+    bad = ~X.isfinite()
+    if bad.any():
+        raise DataError(
+            f"{name}: expected finite numbers, got {_where(X, bad)}."
+            f"{_INACTIVE if tree else ''}"
+        )
     most = torch.finfo(X.dtype).max ** 0.5 / _MARGIN
-    size = max(map(abs, _extremes(X)), default=0.0)
-    if not size <= most:  # NaN is not
-        _check_finite(name, X, _INACTIVE if tree else "")
+    if (X.abs() > most).any():
         raise DataError(
             f"{name}: expected inputs whose squares, and so distances, are numbers (up "
-            f"to about {most:.0e} in {X.dtype}), got magnitudes up to {size:.1e}. "
-            "Rescale them."
+            f"to about {most:.0e} in {X.dtype}), got magnitudes up to "
+            f"{float(X.abs().max()):.1e}. Rescale them."
         )
 
 
@@ -234,16 +229,11 @@ def _check_shapes(X: Tensor, Y: Tensor, Yvar: Tensor | None, empty: bool) -> Non
         raise ShapeError(
             f"train_X: expected at least one row, got shape {tuple(X.shape)}."
         )
-    if X.shape[:-1] == Y.shape:
-        raise ShapeError(
-            f"train_Y: expected {_shape(*X.shape[:-1], 'm')}, got {tuple(Y.shape)}. An "
-            "explicit output dimension is required for targets: "
-            "train_Y.unsqueeze(-1)."
-        )
     if X.shape[:-1] != Y.shape[:-1] or not Y.shape[-1]:
         raise ShapeError(
             f"train_Y: expected {_shape(*X.shape[:-1], 'm')}, the rows of train_X "
-            f"{tuple(X.shape)}, got {tuple(Y.shape)}."
+            f"{tuple(X.shape)}, got {tuple(Y.shape)}. An explicit output dimension is "
+            "required for targets: train_Y.unsqueeze(-1)."
         )
     # as in BoTorch, batch dimensions may be left out
     if Yvar is not None and (Yvar.ndim < 2 or Y.shape[-Yvar.ndim :] != Yvar.shape):
@@ -369,10 +359,14 @@ def columns_of(model: GPyTorchModel) -> int | None:
     raw = raw_inputs(model)
     if getattr(model, "input_transform", None) is not None:
         transform = deepcopy(model.input_transform).eval()
-        with torch.no_grad(), fantasize_flag():
-            points = [transform(raw)]
-        with torch.no_grad():
-            points += [transform(raw), transform.preprocess_transform(raw)]
+        points = [transform.preprocess_transform(raw)]
+        try:
+            with torch.no_grad():
+                points.append(transform(raw))
+                with fantasize_flag():
+                    points.append(transform(raw))
+        except (BotorchError, IndexError, RuntimeError, ValueError):
+            return None
         if len({X.shape[-1] for X in points}) > 1:
             return None
     return raw.shape[-1]
@@ -403,21 +397,6 @@ def check_tensor(name: str, values: object, dtype: torch.dtype | None = None) ->
         )
 
 
-def _check_finite(name: str, values: Tensor, advice: str = "") -> None:
-    if not all(math.isfinite(x) for x in _extremes(values)):
-        bad = ~values.isfinite()
-        raise DataError(
-            f"{name}: expected finite numbers, got {_where(values, bad)}.{advice}"
-        )
-
-
-def _extremes(values: Tensor) -> list[float]:
-    """The smallest and the largest number (NaN if one is), without a copy of all."""
-    if not values.numel():
-        return []
-    return torch.stack(values.detach().aminmax()).tolist()
-
-
 def _check_outcomes(name: str, Y: Tensor, missing: bool) -> None:
     bad = Y.isinf() if missing else ~Y.isfinite()
     if bad.any():
@@ -443,17 +422,10 @@ def _check_variances(name: str, variances: Tensor, Y: Tensor) -> None:
 
 def _where(values: Tensor, bad: Tensor) -> str:
     """Values and places of bad entries, ``batch_shape x n x d``, for a message."""
-    shown = list(dict.fromkeys(f"{v:.4g}" for v in values[bad].tolist()))[:3]
-    columns = bad.reshape(-1, bad.shape[-1]).any(0).nonzero().flatten().tolist()
-    by_row = bad.any(-1)
-    rows = by_row.reshape(-1, by_row.shape[-1]).any(0).nonzero().flatten().tolist()
-    return f"{', '.join(shown)} in columns {_first(columns)} of rows {_first(rows)}"
-
-
-def _first(places: list[int]) -> str:
-    if len(places) <= 10:
-        return str(places)
-    return f"{places[:10]} and {len(places) - 10} more"
+    shown = dict.fromkeys(f"{v:.4g}" for v in values[bad][:3].tolist())
+    *_, rows, columns = (places.unique()[:10] for places in bad.nonzero().T)
+    in_columns = f"{', '.join(shown)} in columns {columns.tolist()}"
+    return f"{in_columns} of rows {rows.tolist()}"
 
 
 def _shape(*sizes: int | str) -> str:

@@ -29,11 +29,11 @@ from typing import Any, ClassVar
 
 import torch
 from botorch.acquisition.objective import PosteriorTransform
-from botorch.exceptions.errors import BotorchTensorDimensionError
 from botorch.models import SingleTaskGP
 from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.models.utils import fantasize as fantasize_flag
 from botorch.posteriors import GPyTorchPosterior, TransformedPosterior
+from botorch.utils.transforms import normalize_indices
 from botorch.utils.types import DEFAULT
 from gpytorch import settings
 from gpytorch.distributions import MultivariateNormal
@@ -50,7 +50,6 @@ from gpytorch.likelihoods.noise_models import (
 )
 from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from gpytorch.models import ExactGP
-from linear_operator import to_linear_operator
 from linear_operator.operators import ZeroLinearOperator
 from torch import Tensor
 from torch.nn import Module
@@ -58,11 +57,9 @@ from torch.nn import Module
 from botorch_structured._botorch_names import DefaultType
 from botorch_structured.linalg.redefinition import redefined_names
 from botorch_structured.models.checks import (
-    ShapeError,
-    check_finite_points,
     check_new_data,
     check_points,
-    raw_inputs,
+    columns_of,
 )
 from botorch_structured.models.fantasies import gradients_in_data
 from botorch_structured.models.outcome_scale import (
@@ -245,9 +242,9 @@ class FastSingleTaskGP(FastInference, SingleTaskGP):
         kwargs: See ``SingleTaskGP``.
     """
 
-    # with an input transform: numbers of columns that were accepted, each with whether
-    # it was in a call of ``fantasize``
-    _widths: frozenset[tuple[int, bool]] = frozenset()
+    # the number of columns of points; None where there may be several, and -1 before
+    # it was asked for
+    _columns: int | None = -1
 
     def __init__(
         self,
@@ -297,12 +294,7 @@ class FastSingleTaskGP(FastInference, SingleTaskGP):
         self._check_points(X)
         m = self.num_outputs
         if output_indices is not None and m > 1:
-            if not output_indices or any(not -m <= i < m for i in output_indices):
-                raise ValueError(
-                    f"output_indices: expected integers from 0 to {m - 1}, got "
-                    f"{output_indices!r}."
-                )
-            chosen = [i % m for i in output_indices]
+            chosen = normalize_indices(output_indices, d=m)
             if torch.is_tensor(observation_noise):
                 observation_noise = observation_noise[..., chosen]
             return self.subset_output(chosen).posterior(
@@ -389,33 +381,9 @@ class FastSingleTaskGP(FastInference, SingleTaskGP):
         """Raise an error for points at which no prediction is possible."""
         tree = getattr(self, "tree", None)
         conditional = tree is not None and bool(tree.decision_columns)
-        dtype = self.train_targets.dtype
-        if not hasattr(self, "input_transform"):
-            check_points(X, self.train_inputs[0].shape[-1], dtype, conditional)
-            return
-        check_finite_points(X, dtype, conditional)
-        width = (X.shape[-1], fantasize_flag.on())
-        if width not in self._widths:
-            self._check_transformed(X)
-            self._widths |= {width}
-
-    def _check_transformed(self, X: Tensor) -> None:
-        """Check the number of columns after the transform, which may append some."""
-        self.eval()
-        raw = raw_inputs(self).shape[-1]
-        width: int | None = None
-        try:
-            with torch.no_grad():
-                width = self.transform_inputs(X).shape[-1]
-        except (RuntimeError, IndexError, ValueError, BotorchTensorDimensionError):
-            if X.ndim > 1 and X.shape[-1] == raw:
-                raise
-        if X.ndim < 2 or width != self.train_inputs[0].shape[-1]:
-            raise ShapeError(
-                f"X: expected ``batch_shape x q x {raw}`` as train_X, or what "
-                f"input_transform, a {type(self.input_transform).__name__}, makes "
-                f"that of; got {tuple(X.shape)}."
-            )
+        if self._columns == -1:
+            self._columns = columns_of(self)
+        check_points(X, self._columns, self.train_targets.dtype, conditional)
 
 
 def training_prior(
@@ -497,7 +465,7 @@ def noise_at(likelihood: Likelihood, X: Tensor, shape: torch.Size) -> Tensor:
     """The noise variances of a likelihood, differentiable in its parameters.
 
     Args:
-        likelihood: A Gaussian likelihood, see ``check_noise``.
+        likelihood: A likelihood that adds noise to each outcome by itself.
         X: Transformed training inputs, ``batch_shape x n x d``.
         shape: Of the outcomes, ``batch_shape x n``.
     """
@@ -531,27 +499,3 @@ def check_own_objective(
             f"kwargs: expected no arguments to the likelihood of "
             f"{type(model).__name__}, got {sorted(kwargs)}."
         )
-
-
-def check_noise(likelihood: Likelihood, X: Tensor, shape: torch.Size) -> None:
-    """Raise a ``ValueError`` unless a likelihood only adds noise variances.
-
-    Args:
-        likelihood: Any likelihood.
-        X: Transformed training inputs, ``batch_shape x n x d``.
-        shape: Of the outcomes, ``batch_shape x n``.
-    """
-    if noise_is_known(likelihood):
-        return
-    with torch.no_grad():
-        mean = X.new_ones(shape)
-        # same mean, and a covariance that differs on the diagonal only
-        prior = mean.unsqueeze(-1) + torch.diag_embed(mean)
-        noisy = likelihood(MultivariateNormal(mean, to_linear_operator(prior)), X)
-        added = noisy.covariance_matrix - prior
-        apart = torch.diag_embed(added.diagonal(dim1=-1, dim2=-2))
-        if not (torch.allclose(noisy.mean, mean) and torch.allclose(added, apart)):
-            raise ValueError(
-                "likelihood: expected one that adds noise to each outcome by itself, "
-                f"got {type(likelihood).__name__}, which does something else."
-            )

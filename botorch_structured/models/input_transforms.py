@@ -53,9 +53,15 @@ def protect_decisions(
         return None
     if type(safe) is Normalize and int(safe.indices.max()) < train_X.shape[-1]:
         return safe  # it has no other columns than these
+    with torch.no_grad():
+        trained = deepcopy(safe).to(train_X).preprocess_transform(train_X)
+    if trained.shape[-1] != train_X.shape[-1]:
+        raise _changes(columns, input_transform)
     before, after = in_evaluation(safe, train_X, train_X.shape[-1])
     # columns that the transform appends are not in its input
-    if not leaves_alone([c for c in columns if c < before.shape[-1]], before, after):
+    predicted = [c for c in columns if c < before.shape[-1]]
+    kept = leaves_alone(columns, train_X, trained)
+    if not (kept and leaves_alone(predicted, before, after)):
         raise _changes(columns, input_transform)
     return safe
 
@@ -66,7 +72,7 @@ def _protect(
     train_X: Tensor,
     columns: list[int],
 ) -> InputTransform | None:
-    """``protect_decisions`` for training data; ``columns`` have to stay the same."""
+    """``protect_decisions`` without the comparison of what the transform makes."""
     # a subclass may transform in another way, so its output is compared
     if type(input_transform) is ChainedInputTransform:
         parts = {}
@@ -88,13 +94,6 @@ def _protect(
             f"{type(input_transform).__name__}, which would learn from inactive "
             "entries too."
         )
-    with torch.no_grad():
-        probe = deepcopy(input_transform).to(train_X)
-        transformed = probe.preprocess_transform(train_X)
-    if transformed.shape[-1] != train_X.shape[-1] or not leaves_alone(
-        columns, train_X, transformed
-    ):
-        raise _changes(columns, input_transform)
     return input_transform
 
 
@@ -204,10 +203,10 @@ def _active_bounds(tree: ParameterTree, train_X: Tensor, min_range: float) -> Te
     active = tree.active_mask(train_X)
     lower = torch.where(active, train_X, torch.inf).amin(-2)
     upper = torch.where(active, train_X, -torch.inf).amax(-2)
-    ranged = upper - lower >= min_range  # False where never active, too
-    lower = torch.where(ranged, lower, 0.0)
-    upper = torch.where(ranged, upper, 1.0)
-    return torch.stack([lower, upper], dim=-2)
+    unknown = ~(upper - lower >= min_range)  # where never active, too
+    return torch.stack(
+        [lower.masked_fill(unknown, 0), upper.masked_fill(unknown, 1)], -2
+    )
 
 
 def dataset_task(

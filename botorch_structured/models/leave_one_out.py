@@ -77,14 +77,12 @@ def leave_one_out_weights(
         ``K`` weights with sum 1.
 
     Raises:
-        ValueError: No models, several outcomes, or models of different outcomes.
+        ValueError: Several outcomes, or models of different outcomes.
 
     Example:
         >>> weights = leave_one_out_weights([tree_model, conditional_model])
     """
     models = list(models)
-    if not models:
-        raise ValueError("models: expected at least one, got none.")
     first = models[0].train_targets
     for model in models[1:]:
         same = model.train_targets.shape == first.shape

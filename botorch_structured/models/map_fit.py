@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, Protocol
 from warnings import WarningMessage
 
@@ -24,7 +22,6 @@ from botorch.optim.batched_lbfgs_b import (
 from botorch.optim.core import OptimizationStatus
 from botorch.optim.utils.model_utils import get_parameters_and_bounds, sample_all_priors
 from botorch.optim.utils.numpy_utils import get_bounds_as_ndarray
-from botorch.optim.utils.timeout import minimize_with_timeout
 from gpytorch.mlls import MarginalLogLikelihood
 from linear_operator.utils.errors import NanError, NotPSDError
 from numpy.typing import NDArray
@@ -38,6 +35,8 @@ from botorch_structured.models.contexts import few_threads
 
 _logger = logging.getLogger("botorch_structured")
 _GPU = "cuda"
+# A line search that ends where rounding does.
+_ROUNDING = "ABNORMAL"
 _LINE_STEPS = 20
 
 #: Options of L-BFGS-B on the objective per data point. Ten times smaller tolerances
@@ -195,9 +194,6 @@ def _cuda_graph(function: Callable[[], Tensor]) -> tuple[Callable[[], None], Ten
 def fit_map(
     mll: MarginalLogLikelihood,
     options: Mapping[str, Any] | None = None,
-    closure: Any = None,
-    closure_kwargs: dict[str, Any] | None = None,
-    optimizer_kwargs: dict[str, Any] | None = None,
     objective: ArrayObjective | None = None,
     evaluate: bool = True,
     **kwargs: Any,
@@ -209,27 +205,23 @@ def fit_map(
         options: Default options of L-BFGS-B; not used with a closure or an optimiser
             of the caller.
         objective: The same objective in closed form; a ``DeviceObjective`` of one GP
-            on a GPU by default. It is handed to SciPy unless the caller has an
-            optimiser of their own, or arguments to one that need the objective itself.
+            on a GPU by default. It is handed to SciPy unless the caller has other
+            arguments than SciPy's options and method, and of attempts their number and
+            whether the best of all is picked.
         evaluate: Whether to put the model in evaluation mode after a fit in closed
             form. A caller that goes on to fit it need not.
-        closure: See ``fit_gpytorch_mll``.
-        closure_kwargs: See there.
-        optimizer_kwargs: See there.
-        kwargs: See there.
+        kwargs: See ``fit_gpytorch_mll``.
 
     Raises:
         ModelFittingError: If all attempts fail.
     """
-    kwargs.setdefault("warning_handler", accept_rounding)
-    if closure is None and "optimizer" not in kwargs:
-        arguments = dict(optimizer_kwargs or {})
+    kwargs = {name: value for name, value in kwargs.items() if value is not None}
+    if not kwargs.keys() & {"closure", "optimizer"}:
+        arguments = dict(kwargs.pop("optimizer_kwargs", {}))
         arguments["options"] = {**(options or {}), **(arguments.get("options") or {})}
-        if closure_kwargs is None and arguments.keys() <= {
-            "options",
-            "method",
-            "timeout_sec",
-        }:
+        of_attempts = {"max_attempts", "pick_best_of_all_attempts"}
+        names = {"options", "method"}
+        if kwargs.keys() <= of_attempts and arguments.keys() <= names:
             if objective is None and mll.model.train_targets.ndim == 1:
                 kinds = {(p.device.type, p.dtype) for p in mll.parameters()}
                 if kinds == {(_GPU, torch.float64)}:
@@ -239,27 +231,18 @@ def fit_map(
                     mll.train()
                 _fit_objective(mll, objective, **arguments, **kwargs)
                 return mll.eval() if evaluate else mll
-        optimizer_kwargs = arguments | {"options": arguments["options"] or None}
-    return fit_fallback(
-        mll,
-        closure=closure,
-        closure_kwargs=closure_kwargs,
-        optimizer_kwargs=optimizer_kwargs,
-        **kwargs,
-    )
+        arguments["options"] = arguments["options"] or None
+        kwargs["optimizer_kwargs"] = arguments
+    kwargs.setdefault("warning_handler", accept_rounding)
+    return fit_fallback(mll, **kwargs)
 
 
 def _fit_objective(
     mll: MarginalLogLikelihood,
     objective: ArrayObjective,
-    options: Mapping[str, Any],
-    warning_handler: Callable[[WarningMessage], bool],
-    method: str = "L-BFGS-B",
-    timeout_sec: float | None = None,
     max_attempts: int = 5,
     pick_best_of_all_attempts: bool = False,
-    caught_exception_types: tuple[type[BaseException], ...] = (NotPSDError,),
-    **ignore: Any,
+    **kwargs: Any,
 ) -> None:
     """BoTorch's ``_fit_fallback`` for an objective in closed form.
 
@@ -267,15 +250,8 @@ def _fit_objective(
     together they take half as long as the evaluations of a fit.
     """
     start = objective.read()
-    before: list[tuple[Tensor, Tensor]] = []  # what a random start may change
-
-    def restore() -> None:
-        objective.write(start)
-        for p, value in before:
-            p.data.copy_(value)
-
-    best: NDArray[np.float64] | None = None
-    best_loss = math.inf
+    before: list[tuple[Tensor, Tensor]] = []  # what a random start changes
+    best: tuple[float, NDArray[np.float64]] | None = None
     for attempt in range(max_attempts):
         if attempt > 0:  # from a random start
             before = before or [(p, p.detach().clone()) for p in mll.parameters()]
@@ -284,35 +260,28 @@ def _fit_objective(
                 if not p.requires_grad:
                     p.data.copy_(value)
         try:
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always", category=OptimizationWarning)
-                loss = _minimise(objective, options, method, timeout_sec)
-        except caught_exception_types as error:
+            end = _minimise(objective, **kwargs)
+            if end is not None and (best is None or end[0] < best[0]):
+                best = end
+        except NotPSDError as error:
             _logger.debug("Attempt %d of a fit failed: %s", attempt + 1, error)
-            restore()
-            continue
-        refused = [w for w in caught if not warning_handler(w)]
-        for w in refused:
-            warnings.warn_explicit(str(w.message), w.category, w.filename, w.lineno)
-        if not refused and (best is None or loss < best_loss):
-            best = objective.read()
-            best_loss = loss
-        if attempt > 0 or best is None or pick_best_of_all_attempts:
-            restore()
+        objective.write(start)
+        # also what the objective is not of, such as other outputs
+        for p, value in before:
+            p.data.copy_(value)
         if best is not None and not pick_best_of_all_attempts:
             break
     if best is None:
         raise ModelFittingError("All attempts to fit the model have failed.")
-    objective.write(best)
+    objective.write(best[1])
 
 
 def _minimise(
     objective: ArrayObjective,
     options: Mapping[str, Any],
-    method: str,
-    timeout_sec: float | None,
-) -> float:
-    """One minimisation by SciPy, from the present parameters; the smallest value."""
+    method: str = "L-BFGS-B",
+) -> tuple[float, NDArray[np.float64]] | None:
+    """The least value by SciPy, from the present parameters; None where it failed."""
     units = objective.units
     bounds = objective.bounds
 
@@ -321,10 +290,9 @@ def _minimise(
         return value, gradient * units
 
     minimize: Any = optimize.minimize
-    if timeout_sec is not None:  # it looks for the libraries of threads, which takes ms
-        minimize = partial(minimize_with_timeout, timeout_sec=timeout_sec)
-    elif method == "L-BFGS-B" and options.keys() == FIT_OPTIONS.keys():
-        minimize = _quick_lbfgsb if uses_c_implementation else minimize
+    is_default = method == "L-BFGS-B" and options.keys() == FIT_OPTIONS.keys()
+    if is_default and uses_c_implementation:
+        minimize = _quick_lbfgsb
     # SciPy's L-BFGS-B and small factorisations are slower on several threads
     with few_threads():
         result = minimize(
@@ -335,16 +303,16 @@ def _minimise(
             bounds=bounds / units[:, None],
             options=dict(options) or None,
         )
-    objective.write(np.clip(result.x * units, *bounds.T))
-    stopped = "REACHED LIMIT", "EXCEEDS LIMIT", "timed out after"
-    if not result.success and not any(words in result.message for words in stopped):
-        warnings.warn(
-            "`scipy.optimize.minimize` terminated with status "
-            f"{OptimizationStatus.FAILURE}, displaying its message: {result.message}",
-            OptimizationWarning,
-            stacklevel=2,
-        )
-    return float(result.fun)
+    stopped = "REACHED LIMIT", "EXCEEDS LIMIT", _ROUNDING
+    if result.success or any(words in result.message for words in stopped):
+        return float(result.fun), np.clip(result.x * units, *bounds.T)
+    warnings.warn(
+        "`scipy.optimize.minimize` terminated with status "
+        f"{OptimizationStatus.FAILURE}, displaying its message: {result.message}",
+        OptimizationWarning,
+        stacklevel=2,
+    )
+    return None
 
 
 def _quick_lbfgsb(
@@ -360,7 +328,12 @@ def _quick_lbfgsb(
     """
     memory = options["maxcor"]
     x = np.clip(start, *bounds.T)
-    state = OptimState(bounds.T, _LINE_STEPS, x, len(x), memory)
+    state = OptimState(None, _LINE_STEPS, x, len(x), memory)
+    low, high = np.isfinite(bounds).T
+    # 1 for a lower bound, 3 for an upper one, 2 for both
+    state.nbd[:] = np.where(low & high, 2, low + 3 * high)
+    state.low_bnd[low] = bounds[low, 0]
+    state.upper_bnd[high] = bounds[high, 1]
     while True:
         lbfgsb.setulb(
             memory,
@@ -408,8 +381,7 @@ def accept_rounding(warning: WarningMessage) -> bool:
     Args:
         warning: A warning that an optimisation raised.
     """
-    if issubclass(warning.category, OptimizationWarning) and "ABNORMAL" in str(
-        warning.message
-    ):
+    is_failure = issubclass(warning.category, OptimizationWarning)
+    if is_failure and _ROUNDING in str(warning.message):
         return True
     return DEFAULT_WARNING_HANDLER(warning)

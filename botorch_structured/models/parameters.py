@@ -66,7 +66,7 @@ class RawParameters:
         self._plain: list[Indices] = []
         self._transformed: list[tuple[Indices, Interval]] = []  # by torch
         free = []
-        bounds = []
+        bounds: list[tuple[float, float]] = []
         start = 0
         # ``mll.named_parameters_and_constraints`` looks for the module of each again
         named = (
@@ -79,7 +79,7 @@ class RawParameters:
                 continue
             if p.dtype != torch.float64 or p.device.type != "cpu":
                 raise UnknownFormError
-            part = p.detach()[index]
+            part = p.detach()[index] if index else p.detach()
             size = part.numel()
             place = np.arange(start, start + size)
             self._place[id(p)] = place
@@ -91,31 +91,28 @@ class RawParameters:
             limits = self._read_constraint(p, constraint, place)
             if p.requires_grad:
                 free.append(place)
-                bounds.append(np.empty((size, 2)))
-                bounds[-1][:, 0], bounds[-1][:, 1] = limits
+                bounds += [limits] * size
         if not free:
             raise UnknownFormError
         self.free = np.concatenate(free)
-        self.bounds = np.concatenate(bounds)
+        self.bounds = np.array(bounds)
         self.values = np.zeros(start)
         self.read()
 
     def _read_constraint(
         self, p: Tensor, constraint: Interval | None, place: Indices
-    ) -> tuple[Any, Any]:
+    ) -> tuple[float, float]:
         """How a parameter depends on its raw value; bounds of the raw value."""
         if constraint is None:
             return -np.inf, np.inf
-        low = constraint.lower_bound.detach().numpy()
-        high = constraint.upper_bound.detach().numpy()
-        if low.size > 1:
+        if constraint.lower_bound.numel() > 1:
             raise UnknownFormError
-        low = low.reshape(())
-        high = high.reshape(())
+        low = constraint.lower_bound.item()
+        high = constraint.upper_bound.item()
         if low >= 0.0:
             self._positive.add(id(p))
         if isinstance(constraint, (LogInterval, LogTransformedInterval)):
-            return np.log(low), np.log(high)
+            return math.log(low), math.log(high)
         if not constraint.enforced:
             if low >= 0.0:
                 self._plain.append(place)
@@ -314,8 +311,9 @@ def known_kind(prior: Any) -> type | None:
     """The class of a prior whose density has a closed form here."""
     if getattr(prior, "_transform", None) is not None:
         return None
-    kinds = LogNormalPrior, NormalPrior, GammaPrior, HorseshoePrior
-    for kind in (*kinds, QuickLogNormalPrior):
-        if isinstance(prior, kind) and type(prior).log_prob is kind.log_prob:
-            return LogNormalPrior if isinstance(prior, LogNormalPrior) else kind
+    density = type(prior).log_prob
+    for kind in (LogNormalPrior, NormalPrior, GammaPrior, HorseshoePrior):
+        densities = kind.log_prob, QuickLogNormalPrior.log_prob
+        if isinstance(prior, kind) and density in densities:
+            return kind
     return None

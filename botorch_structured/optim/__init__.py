@@ -4,35 +4,21 @@ Which optimiser when: `optimize_acqf_paths` scores all paths in one batch and cl
 gradient; it is the default. `optimize_acqf_two_step` chooses paths first, as the paper
 of the tree-structured GP does, and then searches few of them. For acquisition functions
 without useful gradients `optimize_acqf_local_search` changes one parameter at a time.
-`optimize_acqf_random` takes the best of many random points; it is a baseline. Spaces
-without decisions: BoTorch's `optimize_acqf`, or `optimize_acqf_sobol` where the
-acquisition function is discontinuous. `successive_halving` makes the first evaluations
-of a search in which a part of the data is cheaper.
+Spaces without decisions: BoTorch's `optimize_acqf`, or `optimize_acqf_sobol` where the
+acquisition function is discontinuous.
 """
 
 from __future__ import annotations
 
 __all__ = [
     "adaptive_sobol_candidates",
-    "encode_triplets",
-    "hyperband_rungs",
     "optimize_acqf_local_search",
     "optimize_acqf_paths",
-    "optimize_acqf_random",
     "optimize_acqf_sobol",
     "optimize_acqf_two_step",
-    "successive_halving",
 ]
 
-from botorch_structured.optim.hyperband import (
-    encode_triplets,
-    hyperband_rungs,
-    successive_halving,
-)
-from botorch_structured.optim.local_search import (
-    optimize_acqf_local_search,
-    optimize_acqf_random,
-)
+from botorch_structured.optim.local_search import optimize_acqf_local_search
 from botorch_structured.optim.search import optimize_acqf_paths, optimize_acqf_two_step
 from botorch_structured.optim.sobol_grid import (
     adaptive_sobol_candidates,

@@ -10,23 +10,18 @@ a point of the space once its inactive columns hold the fill value.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from botorch.acquisition import AcquisitionFunction
-from botorch.acquisition.objective import IdentityMCObjective
 from botorch.exceptions.errors import InfeasibilityError
-from botorch.posteriors.fully_bayesian import MCMC_DIM
 from botorch.utils.sampling import get_polytope_samples
-from torch import Tensor
 from torch.quasirandom import SobolEngine
 
 from botorch_structured.linalg.block_low_rank import positions
-from botorch_structured.optim.problem import Array, Problem, Region, first_of_each
-from botorch_structured.spaces import ParameterTree
+from botorch_structured.optim.problem import Array, Problem, first_of_each
 
 # Distances, as powers of ten of the width of the box, at which points known to be good
 # are perturbed: without noise the optimum of expected improvement may be at 1e-5.
@@ -83,25 +78,14 @@ class Boxes:
         """The few columns that move."""
         return Slots(self)
 
+    @property
+    def arrays(self) -> tuple[Array, ...]:
+        """All with a row for each box."""
+        return self.lower, self.upper, self.active, self.keys
+
     def take(self, index: Any) -> Boxes:
         """The boxes at ``index``."""
-        return Boxes(
-            self.problem,
-            self.lower[index],
-            self.upper[index],
-            self.active[index],
-            self.keys[index],
-        )
-
-    def join(self, other: Boxes) -> Boxes:
-        """These boxes, then the others."""
-        return Boxes(
-            self.problem,
-            np.concatenate([self.lower, other.lower]),
-            np.concatenate([self.upper, other.upper]),
-            np.concatenate([self.active, other.active]),
-            np.concatenate([self.keys, other.keys]),
-        )
+        return Boxes(self.problem, *[array[index] for array in self.arrays])
 
     def pin(self, columns: Array, X: Array) -> Boxes:
         """The boxes with the active ones of some columns held at the values of ``X``.
@@ -113,7 +97,7 @@ class Boxes:
         pinned = columns & self.active
         lower = np.where(pinned, X, self.lower)
         upper = np.where(pinned, X, self.upper)
-        return Boxes(self.problem, lower, upper, self.active, self.keys)
+        return replace(self, lower=lower, upper=upper)
 
     def draw(self, box: Array, rng: np.random.Generator) -> Array:
         """``n x d`` random points of ``n`` boxes, discrete values equally likely."""
@@ -212,7 +196,13 @@ def whole_box(problem: Problem) -> Boxes:
     lower = np.where(problem.empty, some, problem.lower)[None]
     upper = np.where(problem.empty, some, problem.upper)[None]
     active = np.ones_like(lower, dtype=bool)
-    return Boxes(problem, lower, upper, active, np.zeros(1, dtype=np.int64))
+    return Boxes(
+        problem,
+        lower,
+        upper,
+        active,
+        np.zeros(1, dtype=np.int64),
+    )
 
 
 def project(space: Boxes, X: Array) -> Array:
@@ -273,7 +263,13 @@ def boxes_at(problem: Problem, rows: Array) -> tuple[Boxes, Array]:
     ok = np.all(lower <= upper, axis=-1)
     if len(problem.avoid_paths):
         ok &= ~np.isin(keys, problem.avoid_paths)
-    return Boxes(problem, lower, upper, active, keys), ok
+    return Boxes(
+        problem,
+        lower,
+        upper,
+        active,
+        keys,
+    ), ok
 
 
 def path_boxes(problem: Problem, seen: Array, rng: np.random.Generator) -> Boxes:
@@ -292,9 +288,9 @@ def path_boxes(problem: Problem, seen: Array, rng: np.random.Generator) -> Boxes
     else:
         rows = random_rows(problem, problem.max_paths, rng)
         seen = seen[-problem.max_paths :]
-    rows = np.concatenate([rows, seen])
-    boxes, ok = boxes_at(problem, rows[first_of_each(problem.keys(rows))])
-    return boxes.take(ok)
+    boxes, ok = boxes_at(problem, np.concatenate([rows, seen]))
+    boxes = boxes.take(ok)
+    return boxes.take(first_of_each(boxes.keys))
 
 
 def random_rows(problem: Problem, n: int, rng: np.random.Generator) -> Array:
@@ -392,10 +388,24 @@ def raw_candidates(
     large = (~is_small).nonzero()[0]
     samples = _listed(boxes, is_small.nonzero()[0])
     if len(large):
-        samples.append(_spread(boxes, large, per_box, good, rng))
+        samples.append(
+            _spread(
+                boxes,
+                large,
+                per_box,
+                good,
+                rng,
+            )
+        )
     sample = _admissible(boxes, Sample.join(samples))
     if boxes.problem.is_restricted:
-        sample = _with_replacements(boxes, sample, large, per_box, rng)
+        sample = _with_replacements(
+            boxes,
+            sample,
+            large,
+            per_box,
+            rng,
+        )
     return sample
 
 
@@ -421,14 +431,20 @@ def _spread(
     samples = [(x, box, np.zeros_like(box))]
     place = np.arange(len(box)) % per_box
     if len(good):
-        samples += _perturbed(boxes, max(per_box // 2, 1), good, rng)
+        samples += _perturbed(
+            boxes,
+            max(per_box // 2, 1),
+            good,
+            rng,
+        )
+    if len(good) and is_shared.any():
         # The values of the best of all in the shared columns that a path has.
         few = place < max(1, per_box // 4)
         some = box[few]
         best = slots.snap(good[0][slots.columns[some]], some)
         moved = np.where(is_shared[some], best, x[few])
         samples.append((moved, some, np.ones_like(some)))
-    if problem.shared[boxes.active.any(0)].any():
+    if is_shared.any():
         few = place < max(1, per_box // 2)
         inner = [tuple(part[few] for part in samples[0]), *samples[1:]]
         for inside, b, source in inner:
@@ -492,23 +508,34 @@ def _with_replacements(
         forbidden = space.forbids(*map(torch.from_numpy, arrays)).numpy()
         chosen = chosen[~forbidden[chosen]]
     missing = chosen[~np.isin(chosen, sample.box)]
-    for attempt in range(3):
-        if not len(missing):
-            return sample
-        # No more than 2^17 rows at a time, whatever the number of boxes.
-        n = min(per_box * 4 ** (attempt + 1), max(1, (1 << 17) // len(missing)))
-        box = missing.repeat(n)
-        X = boxes.slots.widen(_sobol(boxes.slots, box, rng), box)
-        more = _admissible(boxes, Sample.spread(X, box))
-        sample = Sample.join([sample, more])
-        missing = missing[~np.isin(missing, sample.box)]
+    if not len(missing):
+        return sample
+    # No more than 2^17 rows, whatever the number of boxes.
+    n = min(64 * per_box, max(1, (1 << 17) // len(missing)))
+    box = missing.repeat(n)
+    X = boxes.slots.widen(_sobol(boxes.slots, box, rng), box)
+    more = _admissible(boxes, Sample.spread(X, box))
+    parts = [sample, more]
     if boxes.problem.constraints:
-        thin = [_polytope(boxes, int(b), per_box, rng) for b in missing[:8]]
-        sample = Sample.join([sample, *thin])
-    return sample
+        thin = missing[~np.isin(missing, more.box)][:8]
+        parts += [
+            _polytope(
+                boxes,
+                int(b),
+                per_box,
+                rng,
+            )
+            for b in thin
+        ]
+    return Sample.join(parts)
 
 
-def _polytope(boxes: Boxes, b: int, n: int, rng: np.random.Generator) -> Sample:
+def _polytope(
+    boxes: Boxes,
+    b: int,
+    n: int,
+    rng: np.random.Generator,
+) -> Sample:
     """Points of a box in a thin feasible set, by hit and run."""
     free = boxes.free[b]
     lower = torch.from_numpy(boxes.lower[b])
@@ -540,76 +567,3 @@ def _polytope(boxes: Boxes, b: int, n: int, rng: np.random.Generator) -> Sample:
     X = np.where(free, draws.numpy(), boxes.lower[b])
     X = boxes.problem.snap(X, free)
     return _admissible(boxes, Sample.spread(X, np.full(n, b)))
-
-
-def promising(region: Region, acq_function: AcquisitionFunction) -> Tensor:
-    """The best training point of every path, the best of all first.
-
-    Args:
-        region: The space.
-        acq_function: Its model, objective and direction say what is best.
-
-    Returns:
-        ``k x d`` points; none if the acquisition function has no model with one table
-        of training points.
-    """
-    tree = region.tree
-    bounds = region.bounds
-    model: Any = getattr(acq_function, "model", None)
-    # As they were given, before any input transform.
-    X = getattr(model, "_original_train_inputs", None)
-    if not isinstance(X, Tensor) or model.training:
-        X = (getattr(model, "train_inputs", None) or (None,))[0]
-    X = _of_one_sample(model, X, ndim=2)
-    if X is None or X.shape[-1] != tree.dim or not len(X):
-        return bounds[:0]
-    X = X.detach().to(bounds)
-    with torch.no_grad():
-        score = _score(acq_function, model, X)
-    if score is None:
-        return bounds[:0]
-    return best_of_paths(tree, X, score)
-
-
-def best_of_paths(tree: ParameterTree, X: Tensor, score: Tensor) -> Tensor:
-    """The point with the largest score on each path, the best of all first."""
-    X = X[score.argsort(descending=True, stable=True)]
-    first = first_of_each(tree.path_key(X).cpu())
-    return X[torch.from_numpy(first).to(X.device)]
-
-
-def _of_one_sample(model: Any, values: Any, ndim: int) -> Tensor | None:
-    """A tensor with ``ndim`` dimensions, or None: an ensemble has it once a member."""
-    if not isinstance(values, Tensor):
-        return None
-    if getattr(model, "_is_ensemble", False):
-        while values.dim() > ndim:
-            values = values[0]
-    return values if values.dim() == ndim else None
-
-
-def _score(acq_function: AcquisitionFunction, model: Any, X: Tensor) -> Tensor | None:
-    """How good every training point is, larger is better."""
-    # what wrappers change the values of
-    while inner := getattr(acq_function, "acq_func", None) or getattr(
-        acq_function, "raw_acqf", None
-    ):
-        acq_function = inner
-    sign = 1.0 if getattr(acq_function, "maximize", True) else -1.0
-    transform = getattr(acq_function, "posterior_transform", None)
-    objective = getattr(acq_function, "objective", None)
-    plain = transform is None and isinstance(objective, IdentityMCObjective | None)
-    targets = _of_one_sample(model, getattr(model, "train_targets", None), ndim=1)
-    if plain and targets is not None and len(targets) == len(X):
-        return sign * targets
-    if len(X) > 2048:
-        return None
-    # Any posterior transform and objective apply to the mean; one point a batch, as a
-    # joint covariance is not needed.
-    posterior = model.posterior(X.unsqueeze(-2), posterior_transform=transform)
-    mean = posterior.mean
-    if getattr(model, "_is_ensemble", False):
-        mean = mean.mean(dim=MCMC_DIM)
-    score = mean if objective is None else objective(mean, X.unsqueeze(-2))
-    score = score.reshape(len(X), -1)
-    return sign * score[:, 0] if score.shape[-1] == 1 else None

@@ -27,7 +27,7 @@ _MAX_WALK = 32
 _PATIENCE = 1
 _OPTIMISM = 3.0
 # A climb ends where a gain is less, relative to the value.
-_TOLERANCE = 1e-6
+_TOLERANCE = 1e-8
 # The lengths of a step that are tried, in steps of Newton.
 _LENGTHS = np.array([1.0, 0.5, 2.0, 0.2, 0.04, 5.0])
 # The next smaller step of real columns, relative to a step. On expected improvement a
@@ -154,6 +154,8 @@ def maximize_in_unit_box(
             admissible.
         U: ``S x k`` starts.
         valid: ``S x k`` booleans; coordinates that are not valid do not move.
+        box: ``S`` numbers: starts in the same box may lead to the same maximum.
+            Default: every start has its own.
         patience: After so many iterations starts end that will not become the best.
 
     Returns:
@@ -161,6 +163,7 @@ def maximize_in_unit_box(
     """
     count, k = U.shape
     start = np.arange(count)
+    box = start if box is None else box
     owner, column = valid.nonzero()
     h = np.cbrt(np.finfo(U.dtype).eps)
     shift = np.where(U[owner, column] > 0.5, -h, h).astype(U.dtype)
@@ -178,12 +181,17 @@ def maximize_in_unit_box(
     best = value.copy()
     if admissible is not None:
         best[~admissible[:count]] = -np.inf
-    free = _free(x, slope, valid)
-    inverse = _inverse(second, slope, free)
+    slope = np.where(valid, slope, 0.0)
+    curvature = _curvature(np.where(valid[:, None], second, 0.0), slope)
+    eye = np.eye(k)
     going = np.isfinite(value)
     for sweep in range(_MAX_CLIMB):
+        # along a bound that it would cross a climb slides
+        free = valid[start] & np.where(slope > 0.0, x < 1.0, x > 0.0)
         ascent = np.where(free, slope, 0.0)
-        step = np.where(free, (inverse @ ascent[:, :, None])[:, :, 0], 0.0)
+        matrix = np.where(free[:, :, None] & free[:, None], curvature, eye)
+        ridge = 1e-10 * matrix.trace(axis1=1, axis2=2)[:, None, None] * eye
+        step = np.linalg.solve(matrix + ridge, ascent[:, :, None])[:, :, 0]
         expected = 0.5 * (step * ascent).sum(-1)
         going = going & (expected > _TOLERANCE * np.abs(value))
         if sweep >= patience:
@@ -201,7 +209,7 @@ def maximize_in_unit_box(
             x = x[rows]
             value = value[rows]
             slope = slope[rows]
-            inverse = inverse[rows]
+            curvature = curvature[rows]
             step = step[rows]
         trial = x[:, None] + _LENGTHS[:, None] * step[:, None]
         trial = trial.clip(0.0, 1.0).reshape(-1, k).astype(U.dtype)
@@ -221,12 +229,11 @@ def maximize_in_unit_box(
         to = np.where(moved, trial[top], x)
         slope_there = np.where(moved, slopes[top], slope)
         fall = np.where(valid[start], slope - slope_there, 0.0)
-        inverse = _updated(inverse, to - x, fall)
-        inverse[~better] *= 0.01  # all steps were too long
+        curvature = _updated(curvature, to - x, fall)
+        curvature[~better] *= 100.0  # all steps were too long
         x = to
         slope = slope_there
         value = np.maximum(value, values[top])
-        free = _free(x, slope, valid[start])
         going = ~better | (gain > _TOLERANCE * np.abs(value))
         if admissible is None:
             best[start] = value
@@ -234,48 +241,41 @@ def maximize_in_unit_box(
     return best_x, best
 
 
-def _free(x: Array, slope: Array, valid: Array) -> Array:
-    """``S x k`` booleans: coordinates along which a climb crosses no bound."""
-    return valid & np.where(slope > 0.0, x < 1.0, x > 0.0)
+def _curvature(second: Array, slope: Array) -> Array:
+    """Positive definite matrices with the sizes of curvatures, whatever their signs.
 
-
-def _inverse(second: Array, slope: Array, free: Array) -> Array:
-    """Positive definite matrices that carry gradients to steps, ``S x k x k``.
-
-    Newton's with the sizes of the curvatures, whatever their signs, so that a step
-    leads upwards; in no direction it is longer than the box.
+    So the steps of Newton lead upwards; in no direction are they longer than the box.
 
     Args:
         second: Second derivatives, ``S x k x k``.
         slope: Gradients, ``S x k``.
-        free: ``S x k`` booleans: the coordinates that move.
     """
-    both = free[:, :, None] & free[:, None, :] & np.isfinite(second)
-    second = np.where(both, second, 0.0)
-    curvature, axes = np.linalg.eigh(second + second.swapaxes(1, 2))
+    second = np.where(np.isfinite(second), second, 0.0)
+    size, axes = np.linalg.eigh(0.5 * (second + second.swapaxes(1, 2)))
     along = (slope[:, None] @ axes)[:, 0]
-    size = np.maximum(0.5 * np.abs(curvature), np.abs(along))
-    size = np.maximum(size, 1e-8 * size.max(-1, keepdims=True) + 1e-100)
-    return (axes / size[:, None]) @ axes.swapaxes(1, 2)
+    size = np.maximum(np.abs(size), np.abs(along))
+    size = np.maximum(size, 1e-8 * size.max(-1, keepdims=True))
+    size = np.maximum(size, np.finfo(size.dtype).tiny)
+    return (axes * size[:, None]) @ axes.swapaxes(1, 2)
 
 
-def _updated(inverse: Array, step: Array, fall: Array) -> Array:
+def _updated(curvature: Array, step: Array, fall: Array) -> Array:
     """The update of BFGS, where the slope has fallen along the step.
 
     Args:
-        inverse: Inverses of the negated second derivatives, ``S x k x k``.
+        curvature: The negated second derivatives, ``S x k x k``.
         step: Steps, ``S x k``.
         fall: Gradients before less those behind it, ``S x k``.
     """
     product = (step * fall).sum(-1)
     length = np.square(step).sum(-1) * np.square(fall).sum(-1)
-    curved = product > 1e-10 * np.sqrt(length)
-    product = np.where(curved, product, 1.0)[:, None]
-    back = (inverse @ fall[:, :, None])[:, :, 0]
-    share = step / product
-    rest = (1.0 + (fall * back).sum(-1)[:, None] / product) * step - back
-    change = rest[:, :, None] * share[:, None] - share[:, :, None] * back[:, None]
-    return inverse + np.where(curved[:, None, None], change, 0.0)
+    fell = product > 1e-10 * np.sqrt(length)
+    before = (curvature @ step[:, :, None])[:, :, 0]
+    size = np.where(fell, (before * step).sum(-1), 1.0)[:, None, None]
+    product = np.where(fell, product, 1.0)[:, None, None]
+    more = fall[:, :, None] * fall[:, None] / product
+    less = before[:, :, None] * before[:, None] / size
+    return np.where(fell[:, None, None], curvature + more - less, curvature)
 
 
 class Neighbourhood:
@@ -319,7 +319,12 @@ class Neighbourhood:
         decides = boxes.problem.tree.decision_columns if rng is not None else []
         self._decides = np.isin(self._columns, decides)
 
-    def of(self, X: Array, active: Array, box: Array) -> tuple[Array, Array, Array]:
+    def of(
+        self,
+        X: Array,
+        active: Array,
+        box: Array,
+    ) -> tuple[Array, Array, Array]:
         """All neighbours of some points, admissible or not.
 
         Args:
@@ -455,14 +460,27 @@ def refine(
     moving = continuous | relaxed
     bordered = _has_border(starts, avoid)
     if moving.any():
-        X_new, new = _climb(evaluator, X, values, starts, box, moving, avoid)
+        X_new, new = _climb(
+            evaluator,
+            X,
+            values,
+            starts,
+            box,
+            moving,
+            avoid,
+        )
         if relaxed.any():
             X_new = problem.snap(X_new, starts.free)
             new = evaluator.values(X_new, box)
         X = np.where((new > values)[:, None], X_new, X)
         values = np.maximum(values, new)
     # Beside a border real columns take steps along it, too.
-    moves = slots_of(starts, steps_between(0.2, 1e-5) if bordered else [], True, 64)
+    moves = slots_of(
+        starts,
+        steps_between(0.2, 1e-5) if bordered else [],
+        True,
+        64,
+    )
     if not moves:
         return X, values
     hood = Neighbourhood(starts, moves, row=box)
@@ -655,7 +673,13 @@ def _climb_together(
 
     place = np.log(X[at], out=X[at], where=logs) - least
     U = np.where(valid, place / np.where(valid, width, 1.0), 0.5).clip(0.0, 1.0)
-    best, values = maximize_in_unit_box(evaluate, U, valid, row, _PATIENCE)
+    best, values = maximize_in_unit_box(
+        evaluate,
+        U,
+        valid,
+        row,
+        _PATIENCE,
+    )
     return points(best, start)[0], values
 
 

@@ -1,4 +1,4 @@
-"""Maximise acquisition functions without gradients: random points, local search.
+"""Maximise acquisition functions without gradients: local search from random points.
 
 .. [Levesque2017conditional]
     J.-C. Levesque, A. Durand, C. Gagne, R. Sabourin. Bayesian Optimization for
@@ -14,7 +14,7 @@ import numpy as np
 from botorch.acquisition import AcquisitionFunction
 from torch import Tensor
 
-from botorch_structured.optim.boxes import Boxes, project, promising, whole_box
+from botorch_structured.optim.boxes import Boxes, project, whole_box
 from botorch_structured.optim.climb import (
     Neighbourhood,
     slots_of,
@@ -27,97 +27,10 @@ from botorch_structured.optim.problem import (
     Feasible,
     KnownPoints,
     make_problem,
-    read_region,
 )
 from botorch_structured.optim.search import Search
 from botorch_structured.spaces import ParameterTree, SearchSpace
 from botorch_structured.spaces.arguments import check_count, check_number
-
-
-def optimize_acqf_random(
-    acq_function: AcquisitionFunction,
-    bounds: Tensor | None = None,
-    tree: ParameterTree | None = None,
-    q: int = 1,
-    raw_samples: int = 1000,
-    integer_features: Sequence[int] | None = None,
-    categorical_features: Mapping[int, Sequence[float]] | None = None,
-    fixed_features: Mapping[int, float] | None = None,
-    inequality_constraints: Sequence[tuple[Tensor, Tensor, float]] | None = None,
-    feasible: Feasible | None = None,
-    X_avoid: Tensor | None = None,
-    fill: float | Tensor | None = None,
-    min_distance: float = 0.0,
-    seed: int | None = None,
-    max_paths: int = MAX_PATHS,
-    batch_limit: int | None = None,
-    space: SearchSpace | None = None,
-) -> tuple[Tensor, Tensor]:
-    r"""The best of 1,000 random points under an acquisition function.
-
-    The maximiser of "GP-cond" and "GP-laplace" in [Levesque2017conditional]_ (section
-    III-B), and a baseline for other optimisers: one call of the acquisition function,
-    no gradient, no local search. `optimize_acqf_local_search` climbs
-    from the best of these points; `optimize_acqf_paths` is the default choice.
-
-        >>> acqf = LogExpectedImprovement(model, best_f=train_Y.max())
-        >>> X, value = optimize_acqf_random(acqf, bounds, tree, X_avoid=train_X)
-
-    Points are uniform over the space as in `SearchSpace.sample`: every parameter,
-    decisions included, takes each of its values (each number between its bounds) with
-    the same probability; inactive columns hold ``fill``. So each value of a decision
-    gets the same share of the points, however many parameters it activates. Columns
-    that hold logarithms are uniform in the logarithm; integers are equally likely.
-
-    Args:
-        acq_function: Any acquisition function of ``b x 1 x d`` points.
-        bounds: As in `optimize_acqf_paths`, like all arguments not described here.
-        tree: Which columns are active where.
-        q: The number of candidates, one after the other, the earlier ones pending.
-        raw_samples: Random points for each of them, known and inadmissible ones not
-            counted. There are fewer where less than one draw in 64 is admissible.
-        integer_features: Columns with integer values.
-        categorical_features: Column -> its admissible values.
-        fixed_features: Column -> its value.
-        inequality_constraints: Linear constraints in BoTorch's form.
-        feasible: Any other restriction.
-        X_avoid: Known points.
-        fill: What inactive columns hold.
-        min_distance: How far from known points to stay, in widths of the bounds.
-        seed: Makes the answer repeatable.
-        max_paths: If no random point can be proposed, at most so many paths are
-            searched for one.
-        batch_limit: Most rows in one call of the acquisition function.
-        space: A `SearchSpace` in place of the arguments that describe one.
-
-    Returns:
-        ``q x d`` candidates and their values, shaped as by `optimize_acqf_paths`.
-
-    Raises:
-        ValueError: An argument is not what it should be; no path is left.
-        CandidateGenerationError: Nothing is left to propose.
-    """
-    check_count("raw_samples", raw_samples)
-    region = read_region(
-        acq_function, bounds, tree, integer_features, categorical_features, fill, space
-    )
-    problem = make_problem(
-        region,
-        [acq_function],
-        fixed_features=fixed_features,
-        inequality_constraints=inequality_constraints,
-        feasible=feasible,
-        X_avoid=X_avoid,
-        min_distance=min_distance,
-        max_paths=max_paths,
-    )
-    search = Search(problem, acq_function, q, batch_limit=batch_limit, seed=seed)
-
-    def propose(avoid: KnownPoints) -> tuple[Array, Array]:
-        X = search.random(raw_samples, avoid)
-        return X, search.evaluator.values(X)
-
-    return search.greedily(propose)
 
 
 def optimize_acqf_local_search(
@@ -169,6 +82,11 @@ def optimize_acqf_local_search(
     a run the maximum of the acquisition function is narrow and next to a known point.
     ``min_step=step`` is the paper's search.
 
+    Random points are uniform over the space as in `SearchSpace.sample`: every
+    parameter, decisions included, takes each of its values (each number between its
+    bounds) with the same probability. Columns that hold logarithms are uniform in the
+    logarithm; integers are equally likely.
+
     Args:
         acq_function: Any acquisition function of ``b x 1 x d`` points; its gradient is
             not used. One-shot ones raise an error.
@@ -178,7 +96,8 @@ def optimize_acqf_local_search(
         num_restarts: The number of random points to climb from, and the number of
             points of ``X_start``.
         step: The largest step of real columns, in widths of the bounds.
-        raw_samples: Random points, as in `optimize_acqf_random`.
+        raw_samples: Random points, known and inadmissible ones not counted. There are
+            fewer where less than one draw in 64 is admissible.
         integer_features: Columns with integer values. Steps are of one: a range of
             thousands may take as many iterations (see ``max_iter``).
         categorical_features: Column -> its admissible values. Of a column that is among
@@ -193,11 +112,13 @@ def optimize_acqf_local_search(
             training point of the model on every path.
         min_distance: How far from known points to stay, in widths of the bounds.
         seed: Makes the answer repeatable.
-        max_paths: As in `optimize_acqf_random`.
+        max_paths: If no random point can be proposed, at most so many paths are
+            searched for one.
         batch_limit: Most rows in one call of the acquisition function.
         min_step: The smallest step of real columns, in widths of the bounds.
         max_iter: Iterations, each one call of the acquisition function (more where
-            ``batch_limit`` splits it), after which climbs stop.
+            ``batch_limit`` splits it), after which climbs stop. With 0 the answer is
+            the best of the random points, the maximiser of "GP-cond" and "GP-laplace".
         space: A `SearchSpace` in place of the arguments that describe one.
 
     Returns:
@@ -208,19 +129,21 @@ def optimize_acqf_local_search(
         CandidateGenerationError: Nothing is left to propose.
     """
     check_count("raw_samples", raw_samples)
-    check_count("max_iter", max_iter)
+    check_count("max_iter", max_iter, least=0)
     steps = _steps(step, min_step)
-    region = read_region(
-        acq_function, bounds, tree, integer_features, categorical_features, fill, space
-    )
     problem = make_problem(
-        region,
         [acq_function],
+        bounds,
+        tree,
+        integer_features,
+        categorical_features,
+        fill,
+        space,
         fixed_features=fixed_features,
         inequality_constraints=inequality_constraints,
         feasible=feasible,
         X_avoid=X_avoid,
-        X_start=promising(region, acq_function) if X_start is None else X_start,
+        X_start=X_start,
         min_distance=min_distance,
         max_paths=max_paths,
     )

@@ -1,6 +1,6 @@
 """The arguments of an optimiser, checked once, and their meaning column by column.
 
-`read_region` reads the space, `make_problem` what restricts it and what is known.
+`make_problem` is their door, which reads the space by `read_region`.
 Tensors come in at this door and go out at the end; between them a search works on NumPy
 arrays, whose operations take a third of the time at this size.
 """
@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 from botorch.acquisition import AcquisitionFunction, OneShotAcquisitionFunction
+from botorch.acquisition.objective import IdentityMCObjective
+from botorch.posteriors.fully_bayesian import MCMC_DIM
 from numpy.typing import NDArray
 from scipy.spatial import cKDTree
 from torch import Tensor
@@ -210,7 +212,12 @@ class Problem:
         """``n x d`` points with the fill value in their inactive columns."""
         return np.where(self.active(X), X, self.fill)
 
-    def snap(self, X: Array, free: Array, columns: Any = slice(None)) -> Array:
+    def snap(
+        self,
+        X: Array,
+        free: Array,
+        columns: Any = slice(None),
+    ) -> Array:
         """Free discrete columns at their nearest admissible value.
 
         Args:
@@ -245,7 +252,12 @@ class Problem:
             ok[ok] = check_booleans("feasible", verdict, shape).cpu().numpy()
         return ok
 
-    def is_new(self, X: Array, active: Array, avoid: KnownPoints) -> Array:
+    def is_new(
+        self,
+        X: Array,
+        active: Array,
+        avoid: KnownPoints,
+    ) -> Array:
         """Which points may be proposed: admissible ones that are not known.
 
         Args:
@@ -405,8 +417,18 @@ def read_region(
     d = tree.dim
     bounds = check_bounds(bounds, d)
     integers = () if integer_features is None else integer_features
-    whole = check_columns("integer_features", integers, d, True)
-    lists = check_by_column("categorical_features", categorical_features, d, True)
+    whole = check_columns(
+        "integer_features",
+        integers,
+        d,
+        True,
+    )
+    lists = check_by_column(
+        "categorical_features",
+        categorical_features,
+        d,
+        True,
+    )
     logarithmic: list[int] = []
     restricting: list[int] = []
     feasible: Feasible | None = None
@@ -430,7 +452,16 @@ def read_region(
         name = f"categorical_features[{c}]"
         lists[c] = list(check_values(name, {check_number(name, v) for v in numbers}))
     row = _read_fill(0.5 if fill is None else fill, bounds)
-    return Region(tree, bounds, whole, lists, logarithmic, row, feasible, restricting)
+    return Region(
+        tree,
+        bounds,
+        whole,
+        lists,
+        logarithmic,
+        row,
+        feasible,
+        restricting,
+    )
 
 
 def _bounds_of_space(
@@ -472,8 +503,13 @@ def _read_fill(fill: Any, bounds: Tensor) -> Tensor:
 
 
 def make_problem(
-    region: Region,
-    acq_functions: Sequence[Any] = (),
+    acq_functions: Sequence[Any],
+    bounds: Tensor | None,
+    tree: ParameterTree | None,
+    integer_features: Sequence[int] | None,
+    categorical_features: Mapping[int, Sequence[float]] | None,
+    fill: float | Tensor | None,
+    space: SearchSpace | None,
     *,
     fixed_features: Mapping[int, float] | None = None,
     inequality_constraints: Sequence[tuple[Tensor, Tensor, float]] | None = None,
@@ -484,16 +520,26 @@ def make_problem(
     max_paths: int = MAX_PATHS,
     avoid_paths: Tensor | None = None,
 ) -> Problem:
-    """Check the arguments that restrict a region, and what is known of it.
+    """Check the arguments of an optimiser.
 
-    They are those of `optimize_acqf_paths`. Points that ``acq_functions`` have pending
-    are known, too.
+    They are those of `optimize_acqf_paths`; the first acquisition function is the one
+    that chooses candidates. Points that any of them has pending are known.
 
     Raises:
         ValueError: Which argument, what was expected, what came.
     """
+    region = read_region(
+        acq_functions[0],
+        bounds,
+        tree,
+        integer_features,
+        categorical_features,
+        fill,
+        space,
+    )
     tree = region.tree
     bounds = region.bounds
+    fill = region.fill
     d = tree.dim
     if feasible is not None and not callable(feasible):
         raise ValueError(f"feasible: expected a callable, got {feasible!r}.")
@@ -503,26 +549,55 @@ def make_problem(
             "min_distance: expected a share of the width of the bounds, from 0 to less "
             f"than 1, got {min_distance!r}."
         )
-    fixed = read_fixed(tree, bounds, fixed_features, region.whole, region.lists)
+    fixed = read_fixed(
+        tree,
+        bounds,
+        fixed_features,
+        region.whole,
+        region.lists,
+    )
     keys = torch.empty(0).long() if avoid_paths is None else avoid_paths
     if not isinstance(keys, Tensor) or keys.dtype != torch.long:
         raise ValueError(f"avoid_paths: expected keys of tree.path_key, got {keys!r}.")
     constraints = _constraints(d, inequality_constraints, bounds)
     tables = [bounds[:0]]
-    fill = region.fill
     if X_avoid is not None:
-        tables.append(check_points("X_avoid", X_avoid, tree, fill))
+        tables.append(
+            check_points(
+                "X_avoid",
+                X_avoid,
+                tree,
+                fill,
+            )
+        )
     for acq_function in acq_functions:
         X = getattr(acq_function, "X_pending", None)
         if X is not None:
             X = X.reshape(-1, X.shape[-1])
-            tables.append(check_points("X_pending", X, tree, fill))
+            tables.append(
+                check_points(
+                    "X_pending",
+                    X,
+                    tree,
+                    fill,
+                )
+            )
     avoid = torch.cat(tables)
-    good = bounds[:0]
-    if X_start is not None:
-        good = check_points("X_start", X_start, tree, fill)
+    if X_start is None:
+        X_start = promising(region, acq_functions[0])
+    good = check_points(
+        "X_start",
+        X_start,
+        tree,
+        fill,
+    )
     listed = _with_outcomes(tree, region.lists, fixed)
-    values, lower, upper = _columns(listed, region, fixed, torch.cat([avoid, good]))
+    values, lower, upper = _columns(
+        listed,
+        region,
+        fixed,
+        torch.cat([avoid, good]),
+    )
     return Problem(
         tree=tree,
         listed=listed,
@@ -590,7 +665,12 @@ def _check_scale(bounds: Tensor, space: SearchSpace) -> None:
             )
 
 
-def check_points(name: str, X: Any, tree: ParameterTree, fill: Tensor) -> Tensor:
+def check_points(
+    name: str,
+    X: Any,
+    tree: ParameterTree,
+    fill: Tensor,
+) -> Tensor:
     """``X`` if it is ``m x d`` numbers, finite where columns are active.
 
     Args:
@@ -666,7 +746,13 @@ def _columns(
     # A column named in both is an integer with gaps: neighbours are alike. To a search
     # no outcome of a decision is like another.
     ordered = whole & ~mask_of(tree.decisions_by_value, d)
-    values = Values(whole & ~listed, logarithmic, listed, ordered, table)
+    values = Values(
+        whole & ~listed,
+        logarithmic,
+        listed,
+        ordered,
+        table,
+    )
     lower, upper = (end[0] for end in values.inside(bounds[:1], bounds[1:]))
     for col, value in fixed.items():
         if col not in tables:
@@ -700,7 +786,12 @@ def read_fixed(
     fixed: dict[int, float] = {}
     for c, v in (fixed_features or {}).items():
         name = f"fixed_features[{c}]"
-        col = check_column("fixed_features", c, tree.dim, True)
+        col = check_column(
+            "fixed_features",
+            c,
+            tree.dim,
+            True,
+        )
         if col in fixed:
             raise ValueError(
                 "fixed_features: expected each column once, got column "
@@ -722,7 +813,12 @@ def read_fixed(
             value = float(nearest)
         elif col not in tree.decisions_by_value:
             value = min(max(value, lo), hi)
-        _check_declared(name, tree, col, [value])
+        _check_declared(
+            name,
+            tree,
+            col,
+            [value],
+        )
         fixed[col] = value
     return fixed
 
@@ -769,7 +865,12 @@ def _constraints(
             raise ValueError(
                 f"{name}: expected finite coefficients, got {coefficients.tolist()}."
             )
-        columns = check_columns(name, indices.tolist(), d, True)
+        columns = check_columns(
+            name,
+            indices.tolist(),
+            d,
+            True,
+        )
         weights = coefficients.detach().cpu()
         constraints.append(LinearConstraint(columns, weights, check_number(name, rhs)))
     return constraints
@@ -784,7 +885,12 @@ def _with_outcomes(
     extended: dict[int, list[float]] = {}
     for col in tree.decisions_by_value:
         named = categorical_features.get(col, ())
-        _check_declared(f"categorical_features[{col}]", tree, col, named)
+        _check_declared(
+            f"categorical_features[{col}]",
+            tree,
+            col,
+            named,
+        )
         outcomes = {*tree.decision_values[col], *named}
         if col in fixed:
             outcomes.add(fixed[col])
@@ -795,3 +901,76 @@ def _with_outcomes(
     return ParameterTree(
         tree.dim, conditions=tree.conditions, values={**tree._values, **extended}
     )
+
+
+def promising(region: Region, acq_function: AcquisitionFunction) -> Tensor:
+    """The best training point of every path, the best of all first.
+
+    Args:
+        region: The space.
+        acq_function: Its model, objective and direction say what is best.
+
+    Returns:
+        ``k x d`` points; none if the acquisition function has no model with one table
+        of training points.
+    """
+    tree = region.tree
+    bounds = region.bounds
+    model: Any = getattr(acq_function, "model", None)
+    # As they were given, before any input transform.
+    X = getattr(model, "_original_train_inputs", None)
+    if not isinstance(X, Tensor) or model.training:
+        X = (getattr(model, "train_inputs", None) or (None,))[0]
+    X = _of_one_sample(model, X, ndim=2)
+    if X is None or X.shape[-1] != tree.dim or not len(X):
+        return bounds[:0]
+    X = X.detach().to(bounds)
+    with torch.no_grad():
+        score = _score(acq_function, model, X)
+    if score is None:
+        return bounds[:0]
+    return best_of_paths(tree, X, score)
+
+
+def best_of_paths(tree: ParameterTree, X: Tensor, score: Tensor) -> Tensor:
+    """The point with the largest score on each path, the best of all first."""
+    X = X[score.argsort(descending=True, stable=True)]
+    first = first_of_each(tree.path_key(X).cpu())
+    return X[torch.from_numpy(first).to(X.device)]
+
+
+def _of_one_sample(model: Any, values: Any, ndim: int) -> Tensor | None:
+    """A tensor with ``ndim`` dimensions, or None: an ensemble has it once a member."""
+    if not isinstance(values, Tensor):
+        return None
+    if getattr(model, "_is_ensemble", False):
+        while values.dim() > ndim:
+            values = values[0]
+    return values if values.dim() == ndim else None
+
+
+def _score(acq_function: AcquisitionFunction, model: Any, X: Tensor) -> Tensor | None:
+    """How good every training point is, larger is better."""
+    # what wrappers change the values of
+    while inner := getattr(acq_function, "acq_func", None) or getattr(
+        acq_function, "raw_acqf", None
+    ):
+        acq_function = inner
+    sign = 1.0 if getattr(acq_function, "maximize", True) else -1.0
+    transform = getattr(acq_function, "posterior_transform", None)
+    objective = getattr(acq_function, "objective", None)
+    plain = transform is None and isinstance(objective, IdentityMCObjective | None)
+    targets = _of_one_sample(model, getattr(model, "train_targets", None), ndim=1)
+    if plain and targets is not None and len(targets) == len(X):
+        return sign * targets
+    if len(X) > 2048:
+        return None
+    # Any posterior transform and objective apply to the mean; one point a batch, as a
+    # joint covariance is not needed.
+    posterior = model.posterior(X.unsqueeze(-2), posterior_transform=transform)
+    mean = posterior.mean
+    if getattr(model, "_is_ensemble", False):
+        mean = mean.mean(dim=MCMC_DIM)
+    score = mean if objective is None else objective(mean, X.unsqueeze(-2))
+    score = score.reshape(len(X), -1)
+    return sign * score[:, 0] if score.shape[-1] == 1 else None

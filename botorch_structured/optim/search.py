@@ -27,7 +27,6 @@ from botorch_structured.optim.boxes import (
     all_candidates,
     boxes_at,
     path_boxes,
-    promising,
     random_rows,
     raw_candidates,
     whole_box,
@@ -42,7 +41,6 @@ from botorch_structured.optim.problem import (
     check_acquisition,
     first_of_each,
     make_problem,
-    read_region,
 )
 from botorch_structured.spaces import ParameterTree, SearchSpace
 from botorch_structured.spaces.arguments import check_count, check_seed
@@ -216,7 +214,12 @@ class Search:
             among them; none where everything admissible is known.
         """
         evaluator = evaluator or self.evaluator
-        sample = self._sample(boxes, self.raw_samples, avoid, per_box)
+        sample = self._sample(
+            boxes,
+            self.raw_samples,
+            avoid,
+            per_box,
+        )
         if not len(sample.X):
             return sample.X, np.zeros(0)
         on_paths = evaluator.on(boxes.lower)
@@ -227,7 +230,12 @@ class Search:
             )
             on_paths = evaluator.on(boxes.lower)
         by_box = _ranked(best_of_each(sample.box, values), values)
-        starts = _starts(sample, values, by_box, self.num_restarts)
+        starts = _starts(
+            sample,
+            values,
+            by_box,
+            self.num_restarts,
+        )
         starting = sample.take(starts)
         X, refined = refine(
             on_paths, starting.X, values[starts], boxes, starting.box, avoid
@@ -241,7 +249,12 @@ class Search:
         X = np.concatenate([X, sample.X[rows]])
         return self._new(X, np.concatenate([refined, values[rows]]), avoid)
 
-    def _new(self, X: Array, values: Array, avoid: KnownPoints) -> tuple[Array, Array]:
+    def _new(
+        self,
+        X: Array,
+        values: Array,
+        avoid: KnownPoints,
+    ) -> tuple[Array, Array]:
         """The points that are not known, the best first."""
         order = _ranked(np.arange(len(X)), values)
         order = order[~avoid.contains(X[order])]
@@ -278,7 +291,12 @@ class Search:
         X = np.concatenate(parts)
         if not len(X):
             # The feasible set is thin, or nearly all points are known.
-            X = self._sample(self.paths(avoid), None, avoid, around=False).X
+            X = self._sample(
+                self.paths(avoid),
+                None,
+                avoid,
+                around=False,
+            ).X
             X = X[~avoid.contains(X)]
         _, first = np.unique(X, axis=0, return_index=True)
         return X[np.sort(first)]
@@ -297,13 +315,23 @@ class Search:
         else:
             per_box = -(-raw_samples // len(boxes))
         good = self.problem.good if around else self.problem.good[:0]
-        sample = raw_candidates(boxes, per_box, good, self.rng)
+        sample = raw_candidates(
+            boxes,
+            per_box,
+            good,
+            self.rng,
+        )
         sample = self._unknown(boxes, sample, avoid)
         if len(sample.X):
             return sample
         return self._unknown(boxes, all_candidates(boxes), avoid)
 
-    def _unknown(self, boxes: Boxes, sample: Sample, avoid: KnownPoints) -> Sample:
+    def _unknown(
+        self,
+        boxes: Boxes,
+        sample: Sample,
+        avoid: KnownPoints,
+    ) -> Sample:
         """The candidates without those that are known."""
         if self.problem.min_distance:
             return sample.take(~avoid.contains(sample.X))
@@ -351,7 +379,8 @@ class Search:
             row = np.arange(len(X))
             worth = evaluator.on(more.lower).values(X, row)
             sample = Sample.join([sample, Sample.spread(X, len(boxes) + row)])
-            boxes = boxes.join(more)
+            pairs = zip(boxes.arrays, more.arrays, strict=True)
+            boxes = Boxes(problem, *map(np.concatenate, pairs))
             values = np.concatenate([values, worth])
         return sample, values, boxes
 
@@ -361,7 +390,12 @@ def _ranked(index: Array, values: Array) -> Array:
     return index[(-values[index]).argsort(kind="stable")]
 
 
-def _starts(sample: Sample, values: Array, by_box: Array, num_restarts: int) -> Array:
+def _starts(
+    sample: Sample,
+    values: Array,
+    by_box: Array,
+    num_restarts: int,
+) -> Array:
     """The candidates to climb from.
 
     Of each path and each source (far, near, nearer, on the bounds) the best one at
@@ -482,17 +516,19 @@ def optimize_acqf_paths(
         CandidateGenerationError: Nothing is left to propose: every admissible point
             is known, none was found that is feasible, or all paths are to be avoided.
     """
-    region = read_region(
-        acq_function, bounds, tree, integer_features, categorical_features, fill, space
-    )
     problem = make_problem(
-        region,
         [acq_function],
+        bounds,
+        tree,
+        integer_features,
+        categorical_features,
+        fill,
+        space,
         fixed_features=fixed_features,
         inequality_constraints=inequality_constraints,
         feasible=feasible,
         X_avoid=X_avoid,
-        X_start=promising(region, acq_function) if X_start is None else X_start,
+        X_start=X_start,
         min_distance=min_distance,
         max_paths=max_paths,
         avoid_paths=avoid_paths,
@@ -596,17 +632,19 @@ def optimize_acqf_two_step(
     check_count("top_k", top_k)
     if not isinstance(fix_shared, bool):
         raise ValueError(f"fix_shared: expected True or False, got {fix_shared!r}.")
-    region = read_region(
-        acq_function, bounds, tree, integer_features, categorical_features, fill, space
-    )
     problem = make_problem(
-        region,
         [acq_function, path_acq_function],
+        bounds,
+        tree,
+        integer_features,
+        categorical_features,
+        fill,
+        space,
         fixed_features=fixed_features,
         inequality_constraints=inequality_constraints,
         feasible=feasible,
         X_avoid=X_avoid,
-        X_start=promising(region, acq_function) if X_start is None else X_start,
+        X_start=X_start,
         min_distance=min_distance,
         max_paths=max_paths,
     )
@@ -626,7 +664,12 @@ def optimize_acqf_two_step(
     def ranked(paths: Boxes, avoid: KnownPoints) -> tuple[Boxes, Array]:
         """Paths and the points on them by which they are ranked, the best first."""
         if matters is None:
-            points, _ = search.maximise(paths, avoid, first, ranks=True)
+            points, _ = search.maximise(
+                paths,
+                avoid,
+                first,
+                ranks=True,
+            )
         else:
             # whether all points of a path are known is for the second step to find out
             pinned = paths.pin(~matters, paths.lower)
@@ -637,7 +680,13 @@ def optimize_acqf_two_step(
                 order = _ranked(rows, values)
                 return paths.take(order), pinned.lower[order]
             nothing = KnownPoints(problem, avoid.X[:0])
-            points, _ = search.maximise(pinned, nothing, first, per_box=16, ranks=True)
+            points, _ = search.maximise(
+                pinned,
+                nothing,
+                first,
+                per_box=16,
+                ranks=True,
+            )
         X = points[first_of_each(problem.keys(points))]
         return boxes_at(problem, X)[0], X
 

@@ -21,7 +21,6 @@ from botorch.acquisition import AcquisitionFunction
 from botorch.utils.sampling import draw_sobol_samples
 from torch import Tensor
 
-from botorch_structured.optim.boxes import promising
 from botorch_structured.optim.problem import (
     Array,
     Feasible,
@@ -29,7 +28,6 @@ from botorch_structured.optim.problem import (
     check_bounds,
     check_points,
     make_problem,
-    read_region,
 )
 from botorch_structured.optim.search import Search, make_rng
 from botorch_structured.spaces import ParameterTree, SearchSpace
@@ -69,8 +67,19 @@ def adaptive_sobol_candidates(
     centres = _centres(bounds, best_X)
     rng = make_rng(seed)
     few = num_points // 10 if len(centres) else 0
-    grid = draw_sobol_samples(bounds, num_points - few, 1, seed=_derive(rng))
-    near = _around(centres, few, bounds, (1e-3, 0.3), rng)
+    grid = draw_sobol_samples(
+        bounds,
+        num_points - few,
+        1,
+        seed=_derive(rng),
+    )
+    near = _around(
+        centres,
+        few,
+        bounds,
+        (1e-3, 0.3),
+        rng,
+    )
     return torch.cat([grid.squeeze(-2), near])
 
 
@@ -156,14 +165,17 @@ def optimize_acqf_sobol(
         CandidateGenerationError: None of the points can be proposed.
     """
     tree = ParameterTree(check_bounds(bounds).shape[-1]) if space is None else None
-    region = read_region(acq_function, bounds, tree, space=space)
     problem = make_problem(
-        region,
         [acq_function],
+        bounds,
+        tree,
+        None,
+        None,
+        None,
+        space,
         inequality_constraints=inequality_constraints,
         feasible=feasible,
         X_avoid=X_avoid,
-        X_start=promising(region, acq_function) if best_X is None else None,
         min_distance=min_distance,
     )
     odd = np.flatnonzero(problem.values.discrete).tolist()
@@ -176,13 +188,24 @@ def optimize_acqf_sobol(
     if refine_above is not None:
         worth = check_number("refine_above", refine_above, finite=False)
     check_count("num_rounds", num_rounds, least=0)
-    search = Search(problem, acq_function, q, batch_limit=batch_limit, seed=seed)
+    search = Search(
+        problem,
+        acq_function,
+        q,
+        batch_limit=batch_limit,
+        seed=seed,
+    )
     rng = search.rng
-    box = region.bounds
+    box = problem.tensor(problem.bounds)
     if best_X is None:
         good = problem.tensor(problem.good)
         best_X = good[_inside(good, box)]
-    grid = adaptive_sobol_candidates(box, num_points, best_X, _derive(rng))
+    grid = adaptive_sobol_candidates(
+        box,
+        num_points,
+        best_X,
+        _derive(rng),
+    )
     closer = replace(problem, min_distance=min(1e-4, problem.min_distance))
 
     def best(X: Tensor, avoid: KnownPoints) -> tuple[Array, Array]:
@@ -196,7 +219,13 @@ def optimize_acqf_sobol(
     def refined(avoid: KnownPoints) -> tuple[Array, Array]:
         x, value = best(grid, avoid)
         for _ in range(num_rounds if len(x) else 0):
-            around = _around(problem.tensor(x), 1000, box, (1e-4, 0.1), rng)
+            around = _around(
+                problem.tensor(x),
+                1000,
+                box,
+                (1e-4, 0.1),
+                rng,
+            )
             nearer, its_value = best(around, avoid)
             if len(nearer) and its_value > value:
                 x = nearer
@@ -229,7 +258,12 @@ def _around(
         return centres[:0]
     d = bounds.shape[-1]
     cube = bounds.new_tensor([[0.0] * (d + 1), [1.0] * (d + 1)])
-    U = draw_sobol_samples(cube, n, 1, seed=_derive(rng)).squeeze(-2)
+    U = draw_sobol_samples(
+        cube,
+        n,
+        1,
+        seed=_derive(rng),
+    ).squeeze(-2)
     step = torch.special.ndtri(U[:, :d].clamp(1e-6, 1 - 1e-6))
     smallest, largest = map(math.log, scales)
     step = step * (smallest + (largest - smallest) * U[:, d:]).exp()
@@ -245,7 +279,12 @@ def _centres(bounds: Tensor, best_X: Tensor | None) -> Tensor:
         return bounds[:0]
     if isinstance(best_X, Tensor) and best_X.dim() == 1:
         best_X = best_X.unsqueeze(0)
-    centres = check_points("best_X", best_X, ParameterTree(d), bounds[0])
+    centres = check_points(
+        "best_X",
+        best_X,
+        ParameterTree(d),
+        bounds[0],
+    )
     if not _inside(centres, bounds).all():
         raise ValueError(
             f"best_X: expected points within the bounds {bounds.tolist()}, got "

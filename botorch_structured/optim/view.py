@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -67,12 +66,6 @@ def view_on(function: Any, rows: Tensor) -> View | None:
     if make is None or rows.device.type != "cpu":
         return None
     return make(function, rows.detach())
-
-
-def _moments_on(model: Any, rows: Tensor, path: bool = False) -> Any:
-    """Moments of a model's points on some paths, or None."""
-    moments_on = getattr(model, "moments_on", None)
-    return None if moments_on is None else moments_on(rows, path)
 
 
 def _averaged(acqf: AveragedLogExpectedImprovement, rows: Tensor) -> View | None:
@@ -149,9 +142,13 @@ def _of_moments(function: Any, rows: Tensor) -> View | None:
 
     Its own derivatives are found by autograd, those of the moments are known.
     """
-    models = [_moments_on(model, rows) for model in function.outcomes.models]
-    if any(model is None for model in models):
-        return None
+    models = []
+    for model in function.outcomes.models:
+        moments_on = getattr(model, "moments_on", None)
+        moments_at = moments_on and moments_on(rows)
+        if moments_at is None:
+            return None
+        models.append(moments_at)
 
     def evaluate(X: Array, row: Array, gradient: bool) -> tuple[Array, Array | None]:
         moments = [model(X, row, gradient) for model in models]
@@ -174,22 +171,23 @@ def _of_moments(function: Any, rows: Tensor) -> View | None:
     return evaluate
 
 
-def _improvement(
-    acqf: Any,
-    rows: Tensor,
-    log: bool = True,
-    path: bool = False,
-    least_variance: Callable[[torch.dtype], float] = lambda dtype: 1e-12,  # BoTorch's
-) -> View | None:
+def _improvement(acqf: Any, rows: Tensor) -> View | None:
     """Expected improvement."""
     if acqf.posterior_transform is not None or acqf.best_f.numel() != 1:
         return None
-    moments_at = _moments_on(acqf.model, rows, path)
+    path = isinstance(acqf, PathExpectedImprovement | PathLogExpectedImprovement)
+    moments_on = getattr(acqf.model, "moments_on", None)
+    moments_at = moments_on and moments_on(rows, path)
     if moments_at is None:
         return None
     best = acqf.best_f.item()
     sign = 1.0 if acqf.maximize else -1.0
-    least = least_variance(rows.dtype)
+    log = acqf._log
+    least = 1e-12  # BoTorch's
+    if path:
+        least = least_sigma(rows.dtype) ** 2
+    elif isinstance(acqf, AnyScaleLogExpectedImprovement):
+        least = torch.finfo(rows.dtype).tiny
 
     def evaluate(X: Array, row: Array, gradient: bool) -> tuple[Array, Array | None]:
         moments = moments_at(X, row, gradient)
@@ -249,24 +247,12 @@ def _tail(u: Array) -> tuple[Array, Array]:
     return mills, share
 
 
-def _least_of_paths(dtype: torch.dtype) -> float:
-    return least_sigma(dtype) ** 2
-
-
-def _tiny(dtype: torch.dtype) -> float:
-    return torch.finfo(dtype).tiny
-
-
 _VIEWS: dict[type, Callable[[Any, Tensor], View | None]] = {
-    ExpectedImprovement: partial(_improvement, log=False),
+    ExpectedImprovement: _improvement,
     LogExpectedImprovement: _improvement,
-    AnyScaleLogExpectedImprovement: partial(_improvement, least_variance=_tiny),
-    PathExpectedImprovement: partial(
-        _improvement, log=False, path=True, least_variance=_least_of_paths
-    ),
-    PathLogExpectedImprovement: partial(
-        _improvement, path=True, least_variance=_least_of_paths
-    ),
+    AnyScaleLogExpectedImprovement: _improvement,
+    PathExpectedImprovement: _improvement,
+    PathLogExpectedImprovement: _improvement,
     AveragedLogExpectedImprovement: _averaged,
     AveragedLogExpectedHypervolumeImprovement: _of_moments,
     AveragedLogProbabilityOfFeasibility: _of_moments,

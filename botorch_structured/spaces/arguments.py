@@ -90,7 +90,11 @@ def check_number(name: str, value: Any, finite: bool = True) -> float:
         if isinstance(value, (str, bytes)):
             raise TypeError
         number = float(value)
-    except (TypeError, ValueError, RuntimeError):  # the last: a tensor of several
+    except (
+        TypeError,
+        ValueError,
+        RuntimeError,
+    ):  # the last: a tensor of several
         raise ValueError(f"{name}: expected a number, got {value!r}.") from None
     if math.isnan(number) or (finite and math.isinf(number)):
         kind = "a finite number" if finite else "a number that is not NaN"

@@ -11,9 +11,10 @@ declared default, None if there is none. All kinds have these methods:
 ``decode(x)``         the value of a number, in its native type and inside the bounds
 ``within(lo, hi)``    the least and largest number from ``lo`` to ``hi``, or None
 ``middle(span)``      the middle of what `within` gave, on the scale of the parameter
-``draw(n, ...)``      ``n`` random numbers, distributed as the parameter is, within a
-                      ``span`` (default: the bounds); ``spread``: one of them in each
-                      n-th of the distribution, in random order
+``draw(n, ...)``      ``n`` numbers within a ``span`` (default: the bounds) of a kind:
+                      ``"random"`` ones, distributed as the parameter is; ``"spread"``:
+                      one of them in each n-th of the distribution, in random order;
+                      ``"middle"``; ``"default"``: the default, or else the middle
 ``expected()``        the values that the parameter takes, in words
 ``takes_blank``       whether None, NaN or empty text is one of them
 ====================  ==================================================================
@@ -35,7 +36,10 @@ import torch
 from torch import Tensor
 
 from botorch_structured.spaces.arguments import check_seed
-from botorch_structured.spaces.conditions import ALWAYS, Condition
+from botorch_structured.spaces.conditions import (
+    ALWAYS,
+    Condition,
+)
 
 #: The share of a distribution that is left out at each of its ends.
 TAIL = 1e-3
@@ -76,7 +80,10 @@ def is_blank(value: Any) -> bool:
     if isinstance(value, str):
         return not value.strip()
     # The missing values of pandas are recognised by name, so as not to import it.
-    if value is None or type(value).__name__ in ("NAType", "NaTType"):
+    if value is None or type(value).__name__ in (
+        "NAType",
+        "NaTType",
+    ):
         return True
     return isinstance(value, Real) and value != value
 
@@ -148,20 +155,27 @@ class _Column:
         n: int,
         generator: Source,
         span: Span | None = None,
-        spread: bool = False,
-        share: float = 1.0,
+        kind: str = "random",
     ) -> Tensor:
-        """``n`` random numbers within ``span``; see the module docstring.
-
-        Where numbers have an order they are in the middle ``share`` of ``span``.
-        """
+        """``n`` numbers within ``span``; see the module docstring."""
+        lo, hi = span or self.bounds
+        if kind in ("middle", "default"):
+            value = self.middle((lo, hi))
+            default = self.default
+            if kind == "default" and default is not None and lo <= default <= hi:
+                value = default
+            return torch.full((n,), value, dtype=torch.double)
         u = torch.rand(n, generator=generator, dtype=torch.double)
-        if spread:
+        if kind == "spread":
             order = torch.randperm(n, generator=generator)
             u = (order + u) / max(n, 1)
-        if self.ordered and share < 1.0:
-            u = 0.5 + share * (u - 0.5)
-        return self._at(u, span or self.bounds)
+        if kind == "inner" and self.ordered:
+            u = 0.25 + 0.5 * u
+        return self._at(u, (lo, hi))
+
+    def middle(self, span: Span) -> float:
+        """The middle of ``span``."""
+        raise NotImplementedError
 
     def _at(self, u: Tensor, span: Span) -> Tensor:
         """Numbers by the share of the distribution within ``span`` below them."""
@@ -175,7 +189,12 @@ class _Range(_Column):
     ordered = True
 
     def __init__(
-        self, name: str, lower: float, upper: float, log: bool, largest: float
+        self,
+        name: str,
+        lower: float,
+        upper: float,
+        log: bool,
+        largest: float,
     ) -> None:
         if not -largest <= lower <= upper <= largest:
             raise ValueError(
@@ -212,13 +231,20 @@ class FloatColumn(_Range):
     _digits = 13
 
     def __init__(
-        self, name: str, lower: float, upper: float, log: bool = False
+        self,
+        name: str,
+        lower: float,
+        upper: float,
+        log: bool = False,
     ) -> None:
         # models square differences
         largest = sys.float_info.max if log else 1e150
         super().__init__(name, float(lower), float(upper), log, largest)
         self._places = 14 if log else None
-        self.bounds = (self._forward(self.lower), self._forward(self.upper))
+        self.bounds = (
+            self._forward(self.lower),
+            self._forward(self.upper),
+        )
         self.fill = self.middle(self.bounds)
 
     def _forward(self, value: float) -> float:
@@ -266,8 +292,14 @@ class FloatColumn(_Range):
             x: The number.
             intervals: The closed intervals between the cuts.
         """
-        scale = max(self.upper - self.lower, abs(self.lower), abs(self.upper), 1.0)
-        if round(x, self._places or 12 - math.ceil(math.log10(scale))) == x:
+        scale = max(
+            self.upper - self.lower,
+            abs(self.lower),
+            abs(self.upper),
+            1.0,
+        )
+        places = self._places or 12 - math.ceil(math.log10(scale))
+        if round(x, places) == x:
             return x
         room = 1e-8 if self._places else 1e-12 * scale
         for lo, hi in intervals:
@@ -321,7 +353,13 @@ class IntegerColumn(_Range):
     lower: int
     upper: int
 
-    def __init__(self, name: str, lower: int, upper: int, log: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        lower: int,
+        upper: int,
+        log: bool = False,
+    ) -> None:
         super().__init__(name, int(lower), int(upper), log, 2.0**53)
         self.bounds = (float(self.lower), float(self.upper))
         self.fill = float((self.lower + self.upper) // 2)
@@ -331,11 +369,10 @@ class IntegerColumn(_Range):
 
     def encode(self, value: Any) -> float:
         number = _number(native(value))
-        if number is None or not number.is_integer():
-            _refuse(self, value)
-        if not self.lower <= number <= self.upper:
-            _refuse(self, value)
-        return number
+        if number is not None and number.is_integer():
+            if self.lower <= number <= self.upper:
+                return number
+        _refuse(self, value)
 
     def decode(self, x: float) -> int:
         return min(max(round(float(x)), self.lower), self.upper)
@@ -416,7 +453,10 @@ class CategoricalColumn(_Column):
         rounding.
         """
         value = native(value)
-        for test in (is_same, is_equal, self._is_alike, _is_truth):
+        for i, choice in enumerate(self.choices):
+            if is_same(choice, value):
+                return i
+        for test in (is_equal, self._is_alike, _is_truth):
             places = [i for i, c in enumerate(self.choices) if test(c, value)]
             if len(places) == 1:
                 return places[0]
@@ -440,7 +480,10 @@ class CategoricalColumn(_Column):
         return self.codes[self.position(value)]
 
     def decode(self, x: float) -> Any:
-        nearest = min(range(len(self.codes)), key=lambda i: abs(self.codes[i] - x))
+        nearest = min(
+            range(len(self.codes)),
+            key=lambda i: abs(self.codes[i] - x),
+        )
         return self.choices[nearest]
 
     def within(self, lo: float, hi: float) -> Span | None:
@@ -448,7 +491,8 @@ class CategoricalColumn(_Column):
         return (codes[0], codes[-1]) if codes else None
 
     def middle(self, span: Span) -> float:
-        codes = [code for code in self.codes if span[0] <= code <= span[1]]
+        lo, hi = span
+        codes = [code for code in self.codes if lo <= code <= hi]
         return codes[(len(codes) - 1) // 2]
 
     def _at(self, u: Tensor, span: Span) -> Tensor:
@@ -472,15 +516,16 @@ class Constant(CategoricalColumn):
         name: Its name.
         value: Its value.
         condition: Where it is active. Default: everywhere.
-        place: How many of the space's parameters come before it.
     """
 
     def __init__(
-        self, name: str, value: Any, condition: Condition = ALWAYS, place: int = 0
+        self,
+        name: str,
+        value: Any,
+        condition: Condition = ALWAYS,
     ) -> None:
         super().__init__(name, [value])
         self.condition = condition
-        self.place = place
 
     @property
     def value(self) -> Any:
@@ -488,7 +533,9 @@ class Constant(CategoricalColumn):
         return self.choices[0]
 
 
-def positions(parameters: Mapping[str, Column]) -> dict[str, int]:
+def positions(
+    parameters: Mapping[str, Column],
+) -> dict[str, int]:
     """The columns of parameters, by name; constants have none."""
     names = [name for name, p in parameters.items() if not isinstance(p, Constant)]
     return {name: i for i, name in enumerate(names)}
@@ -499,7 +546,11 @@ def is_same_parameter(a: Column, b: Column) -> bool:
 
     def parts(p: Column) -> list[Any]:
         values = {k: v for k, v in vars(p).items() if k not in ("_frozen", "choices")}
-        return [type(p), *values.items(), *getattr(p, "choices", ())]
+        return [
+            type(p),
+            *values.items(),
+            *getattr(p, "choices", ()),
+        ]
 
     one = parts(a)
     other = parts(b)

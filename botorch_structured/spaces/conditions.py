@@ -28,7 +28,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from botorch_structured.spaces.arguments import check_count, check_number, check_values
+from botorch_structured.spaces.arguments import (
+    check_count,
+    check_number,
+    check_values,
+)
 
 
 class Condition:
@@ -86,7 +90,11 @@ class Atom(Condition):
     col: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "col", check_count("col", self.col, least=0))
+        object.__setattr__(
+            self,
+            "col",
+            check_count("col", self.col, least=0),
+        )
 
     @property
     def intervals(self) -> list[tuple[float, float]]:
@@ -118,7 +126,11 @@ class In(Atom):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "values", check_values("values", self.values))
+        object.__setattr__(
+            self,
+            "values",
+            check_values("values", self.values),
+        )
 
     @property
     def intervals(self) -> list[tuple[float, float]]:
@@ -142,8 +154,16 @@ class Between(Atom):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "lo", check_number("lo", self.lo, finite=False))
-        object.__setattr__(self, "hi", check_number("hi", self.hi, finite=False))
+        object.__setattr__(
+            self,
+            "lo",
+            check_number("lo", self.lo, finite=False),
+        )
+        object.__setattr__(
+            self,
+            "hi",
+            check_number("hi", self.hi, finite=False),
+        )
         if self.lo > self.hi or self.lo == math.inf or self.hi == -math.inf:
             raise ValueError(
                 f"lo: expected lo <= hi and a number between, got {self.lo}, {self.hi}."
@@ -197,7 +217,10 @@ class _Combination(Condition):
         if not self.parts:
             return self.is_all
         combine = operator.and_ if self.is_all else operator.or_
-        return reduce(combine, [part.evaluate(truth) for part in self.parts])
+        return reduce(
+            combine,
+            [part.evaluate(truth) for part in self.parts],
+        )
 
     def holds(self, X: Tensor, active: Tensor | None = None) -> Tensor:
         verdict = self.evaluate(lambda part: part.holds(X, active))
@@ -243,7 +266,11 @@ class Operand:
     def evaluate(self, X: Tensor) -> Tensor:
         """``batch_shape x n`` numbers."""
         if self.col is None:
-            return X.new_full(X.shape[:-1], self.values[0], dtype=torch.double)
+            return X.new_full(
+                X.shape[:-1],
+                self.values[0],
+                dtype=torch.double,
+            )
         x = X[..., self.col].double()
         if self.values:
             nearest = (x.unsqueeze(-1) - x.new_tensor(self.codes)).abs().argmin(-1)

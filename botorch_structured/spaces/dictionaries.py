@@ -29,7 +29,13 @@ from botorch_structured.spaces.columns import (
     positions,
     takes,
 )
-from botorch_structured.spaces.conditions import ALWAYS, And, Condition, In, Or
+from botorch_structured.spaces.conditions import (
+    ALWAYS,
+    And,
+    Condition,
+    In,
+    Or,
+)
 
 Columns = Mapping[str, Column]
 Row = Mapping[str, Any]
@@ -123,7 +129,9 @@ class DictionaryNames:
         return {self.outer[k]: v for k, v in config.items() if k in self.outer}
 
 
-def read_dictionaries(dictionaries: Any) -> tuple[Parts, DictionaryNames]:
+def read_dictionaries(
+    dictionaries: Any,
+) -> tuple[Parts, DictionaryNames]:
     """The parts of a `SearchSpace`, and the names in configurations.
 
     A decision between dictionaries is a parameter that all of them have and whose
@@ -186,13 +194,22 @@ class _DictionaryReader:
                 parts.append((column, [k]))
         choices = [choice for column, _ in parts for choice in column.choices]
         decision = CategoricalColumn(parts[0][0].name, choices)
-        p = self._find(decision, above, splits=True, shown=name is not None)
+        p = self._find(
+            decision,
+            above,
+            splits=True,
+            shown=name is not None,
+        )
         for column, part in parts:
             numbers = [decision.encode(choice) for choice in column.choices]
             self.split(part, {**above, p: numbers})
 
     def _find(
-        self, column: Column, where: Decisions, splits: bool = False, shown: bool = True
+        self,
+        column: Column,
+        where: Decisions,
+        splits: bool = False,
+        shown: bool = True,
     ) -> int:
         """The number of a parameter, which is new if no other has the same values."""
         same = self.same.setdefault(column.name, [])
@@ -245,13 +262,18 @@ class _DictionaryReader:
         return (parameters, conditions, by_value), names
 
     def _condition(
-        self, parameter: _Parameter, position: Mapping[str, int]
+        self,
+        parameter: _Parameter,
+        position: Mapping[str, int],
     ) -> Condition:
         """Where a parameter is active."""
         clauses = []
         for path in parameter.where:
             parts = [
-                In(position[self.parameters[p].name], numbers)
+                In(
+                    position[self.parameters[p].name],
+                    numbers,
+                )
                 for p, numbers in path.items()
             ]
             clauses.append(And(tuple(parts)))
@@ -311,14 +333,25 @@ def _column(name: str, values: Any) -> Column:
     is_list = isinstance(values, Sequence) or hasattr(values, "__array__")
     if not is_list or getattr(values, "ndim", 1) != 1 or not len(values):
         wanted = "a list, or an array with one axis, of at least one choice"
-        raise _refused(name, values, f"{wanted}, or a range (low, high)")
+        raise _refused(
+            name,
+            values,
+            f"{wanted}, or a range (low, high)",
+        )
     listed = values.tolist() if isinstance(values, torch.Tensor) else values
     choices = [native(v) for v in listed]
     if len(choices) == 3 and is_same(choices[2], "log") and _are_numbers(choices[:2]):
         range_text = f"({choices[0]}, {choices[1]}, 'log')"
-        raise _refused(name, values, f"a tuple, {range_text}, for a range")
+        raise _refused(
+            name,
+            values,
+            f"a tuple, {range_text}, for a range",
+        )
     ascending = sorted(set(choices)) if _are_numbers(choices) else []
-    ordered = len(choices) > 1 and ascending in (choices, choices[::-1])
+    ordered = len(choices) > 1 and ascending in (
+        choices,
+        choices[::-1],
+    )
     return CategoricalColumn(name, choices, ordered=ordered)
 
 
@@ -339,7 +372,11 @@ def _range(name: str, values: tuple[Any, ...]) -> Column:
     is_range = len(ends) == 2 and _are_numbers(ends) and ends[0] < ends[1]
     if not is_range or scale not in ((), ("log",)):
         wanted = "(low, high) or (low, high, 'log') with numbers low < high"
-        raise _refused(name, values, f"{wanted}, or a list of choices {list(values)}")
+        raise _refused(
+            name,
+            values,
+            f"{wanted}, or a list of choices {list(values)}",
+        )
     low, high = ends
     if isinstance(low, int) and isinstance(high, int):
         return IntegerColumn(name, low, high, log=bool(scale))
@@ -359,7 +396,10 @@ def _distribution(name: str, frozen: Any) -> Column:
         return _range(name, (int(low), int(high)))
     # a shifted one is not uniform on a logarithmic scale
     middle = math.sqrt(low * high) if low > 0 else math.nan
-    if kind in ("loguniform", "reciprocal") and math.isclose(frozen.median(), middle):
+    if kind in (
+        "loguniform",
+        "reciprocal",
+    ) and math.isclose(frozen.median(), middle):
         return _range(name, (float(low), float(high), "log"))
     return QuantileColumn(name, frozen)
 

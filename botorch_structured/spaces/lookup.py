@@ -209,18 +209,18 @@ class Lookup:
         self._high = torch.from_numpy(high).to(device)
 
         # None of the parts holds for values that were not declared.
-        self._row = {part: i for i, part in enumerate(parts)}
         truth = np.zeros((len(parts), width + 2), dtype=bool)
         for i, part in enumerate(parts):
             states = sizes[part.k] + 1
             truth[i, :states] = bits(part.mask, states)
         self._truth = torch.from_numpy(truth).to(device)
         self._parents = index([part.k for part in parts])
-        distinct = dict.fromkeys(conditions)
         # Row of the truth at points: the parts, True, then what combines them.
-        self._combined = [c for c in distinct if c not in parts and c != ALWAYS]
-        place = {c: i for i, c in enumerate([*parts, ALWAYS, *self._combined])}
-        self._place = index([place[c] for c in conditions])
+        self._row: dict[Condition, int] = {part: i for i, part in enumerate(parts)}
+        self._row[ALWAYS] = len(parts)
+        place = [self._row.setdefault(c, len(self._row)) for c in conditions]
+        self._place = index(place)
+        self._combined = [*self._row][len(parts) + 1 :]
         above = [(k, conditions[decisions[k].col]) for k in order]
         self._dependent = [(k, c) for k, c in above if c != ALWAYS]
 
@@ -236,11 +236,17 @@ class Lookup:
     def find(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """The values and states of all decisions at ``batch_shape x n x d`` points."""
         values = X.detach().index_select(-1, self._columns).double()
+        if not len(self._columns):
+            return values, values.long()
         flat = values.unsqueeze(0).flatten(0, -2).t().contiguous()
         states = torch.searchsorted(self._low, flat, right=True)
         # a comparison that is False for NaN, which is no outcome
         is_declared = flat <= self._high.gather(1, states)
-        states = torch.where(is_declared, states, self.undeclared.unsqueeze(-1))
+        states = torch.where(
+            is_declared,
+            states,
+            self.undeclared.unsqueeze(-1),
+        )
         for k, condition in self._dependent:
             if isinstance(condition, State):
                 states[k] *= self._truth[self._row[condition], states[condition.k]]
@@ -252,6 +258,9 @@ class Lookup:
 
     def active(self, states: Tensor) -> Tensor:
         """Which columns are active, ``batch_shape x n x d`` booleans."""
+        shape = (*states.shape[:-1], len(self._place))
+        if len(self._row) == 1:  # all columns are, everywhere
+            return states.new_ones(shape, dtype=torch.bool)
         flat = states.unsqueeze(0).flatten(0, -2).t()
         truth = self._truth.gather(1, flat[self._parents])
         rows = [truth, truth.new_ones(1, truth.shape[1])]
@@ -259,8 +268,7 @@ class Lookup:
             verdict = condition.evaluate(lambda part: truth[self._row[part]])
             verdict = torch.as_tensor(verdict, device=truth.device)
             rows.append(verdict.expand(1, truth.shape[1]))
-        active = torch.cat(rows)[self._place].t().contiguous()
-        return active.reshape(*states.shape[:-1], len(self._place))
+        return torch.cat(rows)[self._place].t().contiguous().reshape(shape)
 
     def keys(self, values: Tensor, states: Tensor) -> Tensor:
         """``batch_shape x n`` integers, equal exactly where the paths are the same.

@@ -8,12 +8,17 @@ refer to; a *path* is one joint setting of the active decisions. Paths are liste
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from graphlib import CycleError, TopologicalSorter
 from itertools import accumulate
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -40,7 +45,10 @@ from botorch_structured.spaces.lookup import (
     cut_intervals,
     negated,
 )
-from botorch_structured.spaces.path_search import MAX_LISTED, PathSearch
+from botorch_structured.spaces.path_search import (
+    MAX_LISTED,
+    PathSearch,
+)
 
 # {parent column: {parent value: [child columns]}}, the convention of BoTorch and Ax.
 HierarchicalDependencies = Mapping[int, Mapping[float, Sequence[int]]]
@@ -152,8 +160,6 @@ class ParameterTree:
         self.numeric_decisions = [o.col for o in self._decisions if o.numeric]
         #: The decision columns whose outcomes are values.
         self.decisions_by_value = [o.col for o in self._decisions if not o.numeric]
-        #: Decision column -> declared values, or ``(lo, hi)`` intervals, ascending.
-        self.decision_values = {o.col: list(o.values) for o in self._decisions}
         above: dict[int, Iterable[int]] = dict.fromkeys(self._position, ())
         above |= {c: sorted(where.columns()) for c, where in self.conditions.items()}
         try:
@@ -193,7 +199,9 @@ class ParameterTree:
 
     @classmethod
     def from_any(
-        cls, x: ParameterTree | HierarchicalDependencies, dim: int
+        cls,
+        x: ParameterTree | HierarchicalDependencies,
+        dim: int,
     ) -> ParameterTree:
         """``x`` if it is a tree over ``dim`` columns, else the tree of that dictionary.
 
@@ -239,7 +247,17 @@ class ParameterTree:
         spans = [(v, v) for v in declared or sorted(values)]
         if numeric:
             spans = cut_intervals([*atoms, *(Equals(col, v) for v in values)])
-        return Decision(col, tuple(spans), numeric, strict=declared is not None)
+        return Decision(
+            col,
+            tuple(spans),
+            numeric,
+            strict=declared is not None,
+        )
+
+    @cached_property
+    def decision_values(self) -> dict[int, list[Any]]:
+        """Decision column -> declared values, or ``(lo, hi)`` intervals, ascending."""
+        return {o.col: list(o.values) for o in self._decisions}
 
     @cached_property
     def edge_offsets(self) -> list[int]:
@@ -337,7 +355,11 @@ class ParameterTree:
         """
         return self.can_hold(self.conditions.get(column, ALWAYS), fixed)
 
-    def can_hold(self, condition: Condition, fixed: Mapping[int, float]) -> bool:
+    def can_hold(
+        self,
+        condition: Condition,
+        fixed: Mapping[int, float],
+    ) -> bool:
         """Whether a condition can hold at some point with columns fixed.
 
         Conditions on parts of one interval of a decision are taken for compatible.
@@ -349,7 +371,12 @@ class ParameterTree:
         goals = [condition.replaced(partial(self._possible, fixed=fixed))]
         for k, o in enumerate(self._decisions):
             if (value := fixed.get(o.col)) is not None:  # it has the value, or none
-                goals.append(State(k, 1 | _overlapping(o, [(value, value)])))
+                goals.append(
+                    State(
+                        k,
+                        1 | _overlapping(o, [(value, value)]),
+                    )
+                )
         states, _ = self._search.where(And(tuple(goals)))
         return len(states) > 0
 
@@ -399,10 +426,17 @@ class ParameterTree:
                 if state:
                     is_declared = state <= len(o)
                     decisions[o.col] = o.values[state - 1] if is_declared else x
-            yield Path(decisions, tuple(on.nonzero().flatten().tolist()))
+            yield Path(
+                decisions,
+                tuple(on.nonzero().flatten().tolist()),
+            )
 
     def _identity(self) -> tuple[Any, ...]:
-        return (self.dim, tuple(self._decisions), tuple(self.over_states))
+        return (
+            self.dim,
+            tuple(self._decisions),
+            tuple(self.over_states),
+        )
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ParameterTree):
@@ -418,7 +452,12 @@ class ParameterTree:
 
     def __getstate__(self) -> dict[str, Any]:
         # Tables (on a device) and the decomposition (large) are computed again.
-        again = ("_search", "paths", "path_points", "sorted_keys")
+        again = (
+            "_search",
+            "paths",
+            "path_points",
+            "sorted_keys",
+        )
         state = {name: v for name, v in self.__dict__.items() if name not in again}
         return {**state, "_lookups": {}}
 
@@ -459,7 +498,11 @@ class ParameterTree:
             booleans and ``batch_shape x n`` integers.
         """
         lookup, values, states = self._locate(X, strict)
-        return states - 1, lookup.active(states), lookup.keys(values, states)
+        return (
+            states - 1,
+            lookup.active(states),
+            lookup.keys(values, states),
+        )
 
     def is_declared(self, X: Tensor) -> Tensor:
         """Whether all active decisions of a row have values that were declared.
@@ -551,7 +594,11 @@ class ParameterTree:
         self.check_rows(x)
         return next(self._paths_of(x.reshape(1, -1).double()))
 
-    def random_paths(self, n: int, generator: torch.Generator | None = None) -> Tensor:
+    def random_paths(
+        self,
+        n: int,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
         """Points on random paths, for spaces with too many paths to list.
 
         Every decision takes each of its outcomes with the same probability (numeric
@@ -565,7 +612,12 @@ class ParameterTree:
             ``n x d`` float64 points.
         """
         sizes = torch.tensor([len(o) for o in self._decisions])
-        share = torch.rand(n, len(sizes), generator=generator, dtype=torch.double)
+        share = torch.rand(
+            n,
+            len(sizes),
+            generator=generator,
+            dtype=torch.double,
+        )
         return self.points_at(1 + (share * sizes).long())
 
     def check_rows(self, X: Any) -> None:
@@ -586,23 +638,29 @@ class ParameterTree:
         lookup = self._lookups.get(X.device)
         if lookup is None:
             lookup = Lookup(
-                self._decisions, self.over_states, self._parts, self._order, X.device
+                self._decisions,
+                self.over_states,
+                self._parts,
+                self._order,
+                X.device,
             )
             self._lookups[X.device] = lookup
         values, states = lookup.find(X)
-        # NaN is an error wherever the decision is active
-        refused = (states == lookup.undeclared) & (lookup.strict | values.isnan())
-        if strict and refused.any():
-            k = int(refused.flatten(0, -2).any(0).nonzero()[0])
-            got = values[..., k][refused[..., k]].unique().tolist()
-            decision = self._decisions[k]
-            expected = "a number, as it decides which columns are active"
-            if decision.strict:
-                expected = f"one of its declared values {list(decision.values)}"
-            raise ValueError(
-                f"X: column {decision.col}: expected {expected}, got {got}."
-            )
+        if strict:
+            # NaN is an error wherever the decision is active
+            refused = (states == lookup.undeclared) & (lookup.strict | values.isnan())
+            if refused.any():
+                self._refuse(values, refused)
         return lookup, values, states
+
+    def _refuse(self, values: Tensor, refused: Tensor) -> NoReturn:
+        k = int(refused.flatten(0, -2).any(0).nonzero()[0])
+        got = values[..., k][refused[..., k]].unique().tolist()
+        decision = self._decisions[k]
+        expected = "a number, as it decides which columns are active"
+        if decision.strict:
+            expected = f"one of its declared values {list(decision.values)}"
+        raise ValueError(f"X: column {decision.col}: expected {expected}, got {got}.")
 
 
 def _overlapping(decision: Decision, spans: Sequence[Span]) -> int:
@@ -634,7 +692,11 @@ def _read_dependencies(
         parent = arguments.check_column(name, parent, dim)
         named[parent] = set()
         by_child: dict[int, set[float]] = {}
-        if not _mapping(f"{name}[{parent}]", branches, "{value: [children]}"):
+        if not _mapping(
+            f"{name}[{parent}]",
+            branches,
+            "{value: [children]}",
+        ):
             raise ValueError(
                 f"{name}[{parent}]: expected at least one value (a value without "
                 "children is written {value: []}), got {}."

@@ -9,12 +9,21 @@ not. Of more than a number of rows random ones are kept.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import (
+    Collection,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from functools import cached_property
 
 import numpy as np
 
-from botorch_structured.spaces.conditions import ALWAYS, And, Condition
+from botorch_structured.spaces.conditions import (
+    ALWAYS,
+    And,
+    Condition,
+)
 from botorch_structured.spaces.lookup import State, bits
 
 # Up to so many paths are listed.
@@ -57,7 +66,10 @@ class PathSearch:
             self.num_paths = math.prod(size + (c != ALWAYS) for size, c in pairs)
 
     def holds(
-        self, goal: Condition, states: np.ndarray, undecided: Collection[int] = ()
+        self,
+        goal: Condition,
+        states: np.ndarray,
+        undecided: Collection[int] = (),
     ) -> np.ndarray:
         """For which of ``n x D`` states a goal holds, or may hold in the end.
 
@@ -72,10 +84,14 @@ class PathSearch:
                 return True
             return bits(part.mask, self.sizes[part.k] + 1)[states[:, part.k]]
 
-        return np.full(len(states), True) & goal.evaluate(truth)
+        everywhere = np.full(len(states), True)
+        return everywhere if goal == ALWAYS else everywhere & goal.evaluate(truth)
 
     def where(
-        self, goal: Condition, most: int = _BEAM, seed: Sequence[int] = (0,)
+        self,
+        goal: Condition,
+        most: int = _BEAM,
+        seed: Sequence[int] = (0,),
     ) -> tuple[np.ndarray, bool]:
         """Paths on which a goal holds, and whether these are all.
 
@@ -106,8 +122,10 @@ class PathSearch:
         Returns:
             ``n x D`` states, and whether these are all paths.
         """
-        goal = goal.replaced(lambda part: _with_parents(part, self._reached))
-        concerned = goal.columns()
+        concerned: Collection[int] = ()
+        if goal != ALWAYS:
+            goal = goal.replaced(lambda part: _with_parents(part, self._reached))
+            concerned = goal.columns()
         states = np.zeros((1, len(self.sizes)), dtype=np.int32)
         is_complete = True
         undecided = set(self.order)
@@ -161,7 +179,10 @@ class PathSearch:
         shared = self._shared([g for g in counts if counts[g]])
         if 2 * len(shared) > (n or 0):
             shared = set()
-        missing = sorted(counts, key=lambda g: (g not in shared, -counts[g]))
+        missing = sorted(
+            counts,
+            key=lambda g: (g not in shared, -counts[g]),
+        )
         if self.is_listed:
             missing = [g for g in missing if counts[g]]
         paths = new = first
@@ -176,7 +197,10 @@ class PathSearch:
                 missing = missing[1:]
 
     def _new_path(
-        self, goal: Condition, wanted: Collection[Condition], rng: np.random.Generator
+        self,
+        goal: Condition,
+        wanted: Collection[Condition],
+        rng: np.random.Generator,
     ) -> np.ndarray:
         """A path with a goal: at each decision a wanted outcome, if one is left.
 
@@ -261,7 +285,11 @@ def _holds_on(path: Sequence[int], goal: Condition) -> bool:
     return bool(goal.evaluate(lambda part: part.mask >> path[part.k] & 1))
 
 
-def _outcomes(k: int, states: np.ndarray, wanted: Collection[Condition]) -> list[int]:
+def _outcomes(
+    k: int,
+    states: np.ndarray,
+    wanted: Collection[Condition],
+) -> list[int]:
     """Which of the states of a decision are wanted."""
     if not wanted:
         return []

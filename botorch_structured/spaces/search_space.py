@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +37,10 @@ from botorch_structured.spaces.columns import (
     random_source,
     with_slack,
 )
-from botorch_structured.spaces.conditions import ALWAYS, Condition
+from botorch_structured.spaces.conditions import (
+    ALWAYS,
+    Condition,
+)
 from botorch_structured.spaces.parameter_tree import ParameterTree
 from botorch_structured.spaces.starts import Starts
 
@@ -151,9 +159,21 @@ class SearchSpace:
                 values = labels.get(c, plain)
                 columns.append(CategoricalColumn(name, values, codes=numbers))
             elif c in integers:
-                columns.append(_integer(c, name, (lo, hi), c in logs))
+                if not (lo.is_integer() and hi.is_integer()):
+                    raise ValueError(
+                        f"bounds: expected whole numbers for the integer column {c} "
+                        f"({name!r}), got {lo} and {hi}."
+                    )
+                columns.append(IntegerColumn(name, int(lo), int(hi), c in logs))
+            elif c in logs:
+                if not -307.0 <= lo <= hi <= 308.0:  # others are no float64
+                    raise ValueError(
+                        "bounds: expected decimal logarithms from -307 to 308 for "
+                        f"column {c} ({name!r}), got {lo} and {hi}."
+                    )
+                columns.append(FloatColumn(name, 10.0**lo, 10.0**hi, log=True))
             else:
-                columns.append(_real(c, name, (lo, hi), c in logs))
+                columns.append(FloatColumn(name, lo, hi))
         self._setup(columns, tree, feasible=feasible)
         defaults = {} if defaults is None else defaults
         if not isinstance(defaults, Mapping):
@@ -217,8 +237,8 @@ class SearchSpace:
                 lo, hi = parameters[name].bounds
                 values[position[name]] = [float(x) for x in range(int(lo), int(hi) + 1)]
         constants = [
-            Constant(name, p.value, conditions[name], place)
-            for place, (name, p) in enumerate(parameters.items())
+            Constant(name, p.value, conditions[name])
+            for name, p in parameters.items()
             if isinstance(p, Constant)
         ]
         columns = [parameters[name] for name in position]
@@ -246,7 +266,9 @@ class SearchSpace:
 
     @classmethod
     def from_ax(
-        cls, search_space: Any, aligned: Iterable[Iterable[str]] = ()
+        cls,
+        search_space: Any,
+        aligned: Iterable[Iterable[str]] = (),
     ) -> SearchSpace:
         """Read a search space of Ax; parameter constraints go into `feasible`.
 
@@ -257,7 +279,6 @@ class SearchSpace:
                 under each value of a choice. They become one column, with the first.
 
         Raises:
-            ImportError: Ax is not installed.
             ValueError: A parameter of another kind, disabled, a task or a fidelity; or
                 aligned parameters that cannot be one column.
         """
@@ -367,10 +388,6 @@ class SearchSpace:
         self._is_decision = torch.zeros(len(columns), dtype=torch.bool)
         self._is_decision[tree.decisions_by_value] = True
         self._position = {p.name: i for i, p in enumerate(self.parameters)}
-        #: The numbers of the parameters in the order they were declared in.
-        self._order = list(range(len(columns)))
-        for i, constant in sorted(enumerate(constants), key=lambda pair: pair[1].place):
-            self._order.insert(constant.place, len(columns) + i)
 
     def __copy__(self) -> SearchSpace:
         return self  # nothing about it changes
@@ -410,7 +427,13 @@ class SearchSpace:
             and self._feasible == other._feasible
             and self._dictionaries == other._dictionaries
             and len(self.constants) == len(other.constants)
-            and all(map(is_same_parameter, self.parameters, other.parameters))
+            and all(
+                map(
+                    is_same_parameter,
+                    self.parameters,
+                    other.parameters,
+                )
+            )
         )
 
     def __hash__(self) -> int:
@@ -490,9 +513,9 @@ class SearchSpace:
         configs = []
         for x, on in zip(numbers.tolist(), present.tolist(), strict=True):
             config = {}
-            for k in self._order:
+            for k, p in enumerate(self.parameters):
                 if on[k]:
-                    config[self.parameters[k].name] = self._decode(k, x[k])
+                    config[p.name] = self._decode(k, x[k])
             configs.append(config)
         if self._dictionaries is not None:
             return [self._dictionaries.decode(config) for config in configs]
@@ -622,7 +645,10 @@ class SearchSpace:
                     f"space: expected {n} points that are not forbidden, got "
                     f"{n - missing} of {drawn} random draws."
                 )
-            X = torch.stack([c.draw(batch, generator) for c in self.columns], -1)
+            X = torch.stack(
+                [c.draw(batch, generator) for c in self.columns],
+                -1,
+            )
             X = self.impute(X)
             points.append(X[self.feasible(X)][:missing])
             missing -= len(points[-1])
@@ -658,7 +684,7 @@ class SearchSpace:
                 `sample`. ``"spread"``: draws that are spread over the starts in which
                 the parameter is active, a Latin hypercube: of k of them one lies in
                 each k-th of its range, and each choice comes up in proportion to its
-                weight, rounded up or down; about so where forbidden starts are replaced
+                weight, give or take one; about so where forbidden starts are replaced
                 (see below). ``"middle"``: the middle of the bounds, or of the interval
                 of the path, on that scale; rounded for integers, the middle of the list
                 for choices (the former of two). ``"default"``: the declared default,
@@ -703,7 +729,10 @@ class SearchSpace:
         Returns:
             A BoTorch input transform; None if there is nothing to transform.
         """
-        alone = {*self.tree.decision_columns, *self.categorical_features}
+        alone = {
+            *self.tree.decision_columns,
+            *self.categorical_features,
+        }
         lo, hi = self.bounds
         wide = (lo < hi).nonzero().flatten().tolist()
         numbers = [c for c in wide if c not in alone]
@@ -728,8 +757,7 @@ class SearchSpace:
         There are several of one name where dictionaries give it different values.
         """
         named: dict[str, list[Column]] = {}
-        for k in self._order:
-            p = self.parameters[k]
+        for p in self.parameters:
             if (shown := self._shown(p.name)) is not None:
                 named.setdefault(shown, []).append(p)
         return named
@@ -748,9 +776,20 @@ class SearchSpace:
     def _present(self, X: Tensor, active: Tensor) -> Tensor:
         """``n x (d + num_constants)`` booleans: which parameters points have."""
         constants = [c.condition.holds(X, active) for c in self.constants]
-        return torch.cat([active, *(on.unsqueeze(-1) for on in constants)], -1)
+        return torch.cat(
+            [
+                active,
+                *(on.unsqueeze(-1) for on in constants),
+            ],
+            -1,
+        )
 
-    def _mismatch(self, row: Row, present: np.ndarray, is_wrong: np.ndarray) -> str:
+    def _mismatch(
+        self,
+        row: Row,
+        present: np.ndarray,
+        is_wrong: np.ndarray,
+    ) -> str:
         """The error of a row that lacks parameters, or has inactive ones."""
         for k in np.flatnonzero(is_wrong & present).tolist():
             p = self.parameters[k]
@@ -800,28 +839,6 @@ def _bounds(bounds: Any, d: int) -> Tensor:
             f"{tuple(limits.shape)}."
         )
     return limits.detach().cpu()
-
-
-def _integer(c: int, name: str, span: Span, log: bool) -> IntegerColumn:
-    lo, hi = span
-    if not (lo.is_integer() and hi.is_integer()):
-        raise ValueError(
-            f"bounds: expected whole numbers for the integer column {c} ({name!r}), "
-            f"got {lo} and {hi}."
-        )
-    return IntegerColumn(name, int(lo), int(hi), log=log)
-
-
-def _real(c: int, name: str, span: Span, log: bool) -> FloatColumn:
-    lo, hi = span
-    if not log:
-        return FloatColumn(name, lo, hi)
-    if not -307.0 <= lo <= hi <= 308.0:  # others are no float64
-        raise ValueError(
-            "bounds: expected decimal logarithms from -307 to 308 for column "
-            f"{c} ({name!r}), got {lo} and {hi}."
-        )
-    return FloatColumn(name, 10.0**lo, 10.0**hi, log=True)
 
 
 def _rows(configs: Any) -> list[Row]:

@@ -12,15 +12,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from botorch_structured.spaces.columns import Column, Source, Span, random_source
-from botorch_structured.spaces.conditions import NEVER, Atom, Condition, Or
+from botorch_structured.spaces.columns import (
+    Span,
+    random_source,
+)
+from botorch_structured.spaces.conditions import (
+    NEVER,
+    Atom,
+    Condition,
+    Or,
+)
 from botorch_structured.spaces.lookup import State, negated
 
 # A forbidden start is replaced by one of 100 random points on its path; if none of them
 # is feasible, by one of 1,000, then of 10,000.
 _OTHERS = (100, 1_000, 10_000)
-# The share of a range in which "inner" starts are.
-_INNER = 0.5
 
 
 class Starts:
@@ -81,7 +87,7 @@ class Starts:
         first = some[:0]
         columns = self.space.columns
         if self.kind == "default" and any(c.default is not None for c in columns):
-            x = [_draw(c, 1, self.kind, self.generator, c.bounds) for c in columns]
+            x = [c.draw(1, self.generator, kind=self.kind) for c in columns]
             X = torch.stack(x, -1)
             states = 1 + self.tree.decision_codes(X, strict=False).numpy()
             is_path = bool(self.tree.is_declared(X))
@@ -108,7 +114,10 @@ class Starts:
         k = self.tree._position[clause.col]
         mask = 0
         for code in range(len(self.tree._decisions[k])):
-            low, high = self._span(k, code) or (-torch.inf, torch.inf)
+            low, high = self._span(k, code) or (
+                -torch.inf,
+                torch.inf,
+            )
             if any(lo <= low and high <= hi for lo, hi in clause.intervals):
                 mask |= 2 << code
         return State(k, mask)
@@ -150,17 +159,5 @@ class Starts:
                 rows = group == state
                 n = int(rows.sum())
                 if n and span:
-                    X[rows, c] = _draw(column, n, kind, self.generator, span)
+                    X[rows, c] = column.draw(n, self.generator, span, kind)
         return X
-
-
-def _draw(column: Column, n: int, kind: str, generator: Source, span: Span) -> Tensor:
-    """``n`` numbers of a column within ``span``."""
-    if kind in ("spread", "random", "inner"):
-        share = _INNER if kind == "inner" else 1.0
-        return column.draw(n, generator, span, kind == "spread", share)
-    value = column.middle(span)
-    if kind == "default" and column.default is not None:
-        if span[0] <= column.default <= span[1]:
-            value = column.default
-    return torch.full((n,), value, dtype=torch.double)

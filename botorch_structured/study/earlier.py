@@ -132,7 +132,15 @@ def read_studies(
     """
     is_list = isinstance(earlier, list) and not _is_rows(earlier)
     several = earlier if is_list else [earlier]
-    return [study for one in several for study in _studies(one, name, minimize)]
+    return [
+        study
+        for one in several
+        for study in _studies(
+            one,
+            name,
+            minimize,
+        )
+    ]
 
 
 def _is_rows(one: Any) -> bool:
@@ -235,7 +243,14 @@ def _from_log(path: Path, name: str) -> OldStudy:
         header = json.loads(first)
         goals = Goals(header["objectives"], header["constraints"])
         told = [json.loads(line) for line in lines if line.startswith(b'{"told"')]
-        trials = [Trial(i, e["told"], e["values"] or {}) for i, e in enumerate(told)]
+        trials = [
+            Trial(
+                i,
+                e["told"],
+                e["values"] or {},
+            )
+            for i, e in enumerate(told)
+        ]
     except (ValueError, KeyError, TypeError):
         raise ValueError(f"earlier: expected the log of a Study, got {path}.") from None
     return _from_goals(goals, trials, name)

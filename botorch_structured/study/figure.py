@@ -52,7 +52,12 @@ def draw_study(
         title += ": none yet"
     else:
         label = f"best {shortened(name, 40)}"
-        plot_traces({"this study": values}, left, minimize=minimize, ylabel=label)
+        plot_traces(
+            {"this study": values},
+            left,
+            minimize=minimize,
+            ylabel=label,
+        )
         left.get_legend().remove()  # one line
         _set_scale(left, "y", values)
     left.set_title(title, loc="left", fontsize="medium")
@@ -109,7 +114,12 @@ def _bars(
         rows = [i for i, k in enumerate(keys) if k == key]
         least = float(loss[rows].min())
         best = f"best {sign * least:.4g}" if math.isfinite(least) else "no best"
-        text = path_text(tree.path_of(X[rows[0]]), names, labels, _LABEL)
+        text = path_text(
+            tree.path_of(X[rows[0]]),
+            names,
+            labels,
+            _LABEL,
+        )
         lines = textwrap.wrap(
             f"{text} ({best})",
             _LABEL,
@@ -151,7 +161,14 @@ def draw_front(
         for label, Y in drawn.items():
             colour = COLOURS[0] if label == "Pareto front" else GREY
             marker = "x" if label == "infeasible" else "o"
-            ax.scatter(Y[:, a], Y[:, b], s=22, color=colour, marker=marker, label=label)
+            ax.scatter(
+                Y[:, a],
+                Y[:, b],
+                s=22,
+                color=colour,
+                marker=marker,
+                label=label,
+            )
         ax.set_xlabel(shortened(names[a], 40))
         ax.set_ylabel(shortened(names[b], 40))
         tidy(ax)
@@ -161,7 +178,11 @@ def draw_front(
             _set_scale(ax, "x", Y[:, a])
             _set_scale(ax, "y", Y[:, b])
         else:
-            ax.set_title("No values yet", loc="left", fontsize="medium")
+            ax.set_title(
+                "No values yet",
+                loc="left",
+                fontsize="medium",
+            )
     return figure
 
 
@@ -214,7 +235,11 @@ def believed(
         values = [signs[0] * t.value for t in told if t.value is not None]
         if share[k] >= 1e-3 or told or k == path[0]:
             row: dict[str, Any] = {
-                "path": path_text(tree.path_of(points[on_path[0]]), names, labels),
+                "path": path_text(
+                    tree.path_of(points[on_path[0]]),
+                    names,
+                    labels,
+                ),
                 "trials": len(told),
                 "best": signs[0] * max(values) if values else None,
                 "mean": float(means[0][best]),

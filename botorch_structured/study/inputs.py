@@ -112,7 +112,11 @@ def read_rows(
         ValueError: A name is there twice, or a row has too many cells or too few.
     """
     rows = []
-    with open(path, newline="", encoding="utf-8-sig") as file:  # Excel begins with BOM
+    with open(
+        path,
+        newline="",
+        encoding="utf-8-sig",
+    ) as file:  # Excel begins with BOM
         table = csv.DictReader(file)
         names = [name for name in table.fieldnames or () if name.strip()]
         if repeated := {name for name in names if names.count(name) > 1}:

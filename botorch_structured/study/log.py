@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary, finalize
@@ -199,13 +200,9 @@ class StudyLog:
             if expected is None or json.dumps(expected) == json.dumps(got):
                 continue
             if isinstance(expected, dict) and isinstance(got, dict):
-                if list(expected) != list(got):  # names, and their order
-                    expected = list(expected)
-                    got = list(got)
-                else:  # the first difference is enough
-                    name = next(n for n in expected if expected[n] != got[n])
-                    expected = {name: expected[name]}
-                    got = {name: got[name]}
+                # the first difference is enough
+                pairs = zip_longest(expected.items(), got.items())
+                expected, got = next(pair for pair in pairs if pair[0] != pair[1])
             hint = " Without the argument it is read from the log."
             raise ValueError(
                 f"{where}: {key}: expected {json.dumps(expected)} as in this "

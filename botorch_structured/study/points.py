@@ -38,41 +38,37 @@ def draw_new(
         fixed_features: Column -> its value wherever it is active.
         seed: Decides everything.
     """
-    # with fixed columns most points may be on other paths than those that are left
-    X = space.sample((5_000 if fixed_features else 200) + q, seed=seed)
-    new = _new(hold(space, X, fixed_features)[0], taken)
-    if fixed_features and len(new) < q:  # few are on a rare path
+    X = space.sample(200 + q, seed=seed)
+    if fixed_features:  # most points may be on other paths than those that are left
         n = (q + len(taken)) * min(space.tree.num_paths, 1_000)
-        X = torch.cat([X, space.starts(min(n, 20_000), seed=seed)])
-        new = _new(hold(space, X, fixed_features)[0], taken)
-    return new[:q]
+        starts = space.starts(min(n, 20_000), seed=seed)
+        X = torch.cat([X, space.sample(5_000, seed=seed), starts])
+    points = dict.fromkeys(
+        map(
+            tuple,
+            hold(
+                space,
+                X,
+                fixed_features,
+            )[0].tolist(),
+        )
+    )
+    return [x for x in points if x not in taken][:q]
 
 
-def _new(X: Tensor, taken: Collection[Point]) -> list[Point]:
-    return [x for x in dict.fromkeys(map(tuple, X.tolist())) if x not in taken]
-
-
-def used_up(
-    space: SearchSpace, q: int, fixed: Mapping[str, Any] | None
-) -> CandidateGenerationError:
+def used_up(q: int, fixed: Mapping[str, Any] | None) -> CandidateGenerationError:
     """The error where fewer than ``q`` new configurations are found.
 
     It does not say how many are left: random points may miss rare ones.
 
     Args:
-        space: The space.
         q: How many were asked for.
         fixed: The values of parameters that are fixed.
     """
     where = f" with {dict(fixed)}" if fixed else ""
-    reasons = ["are equal to these", "were evaluated", "are pending"]
-    if space.is_restricted:
-        reasons.append("are forbidden")
-    if fixed:
-        reasons.append("cannot have these values")
     return CandidateGenerationError(
         f"Expected {q} new configuration{'s' * (q > 1)}{where}, found fewer: others "
-        f"{', '.join(reasons[:-1])} or {reasons[-1]}."
+        "are equal to these, were evaluated, are pending, or are not allowed."
     )
 
 
@@ -157,7 +153,11 @@ def suggest_with(
             if acquisition is None:
                 with torch.no_grad():
                     best = fitted.posterior(comparable).mean.max()
-                criterion = qLogExpectedImprovement(fitted, best, X_pending=now)
+                criterion = qLogExpectedImprovement(
+                    fitted,
+                    best,
+                    X_pending=now,
+                )
             else:
                 criterion = acquisition(fitted, train_X, filled, now)
             if not isinstance(criterion, AcquisitionFunction):

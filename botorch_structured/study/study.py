@@ -217,6 +217,8 @@ class Study:
         self._starts: Any = "inner" if starts is None else starts
         if not isinstance(self._starts, str) and not callable(starts):
             self._starts = self._encode(starts, "starts")
+        #: The seed, and those that were made with it.
+        self._made_starts: tuple[int | None, list[Point]] = None, []
         if earlier is not None and (has_functions or len(self.objectives) > 1):
             got = "one" if has_functions else list(self.objectives)
             raise ValueError(
@@ -224,7 +226,12 @@ class Study:
                 f"of your own, got {got}."
             )
         ((name, direction), *_) = self.objectives.items()
-        self._earlier = read_earlier(self.space, earlier, name, direction == "minimize")
+        self._earlier = read_earlier(
+            self.space,
+            earlier,
+            name,
+            direction == "minimize",
+        )
         # beside old studies a function says which start a path has, not when
         self._asks_all = isinstance(self._starts, list) or (
             callable(self._starts) and self._earlier is None
@@ -349,7 +356,7 @@ class Study:
             ][:q]
             new = self._next(q - len(again), elsewhere, fixed_features)
             if len(again) + len(new) < q:
-                raise used_up(self.space, q, fixed)
+                raise used_up(q, fixed)
             if new and self._log is not None:
                 self._log.append({"asked": [*map(writable, new.values())]})
             self._add_pending(new)
@@ -393,7 +400,14 @@ class Study:
                 "config: expected one configuration, got several, as ask returns them: "
                 f"{brief(config)}. Tell them one by one, or use tell_many."
             )
-        self.tell_many([config], [value], [cost], [error], [sem], [metadata])
+        self.tell_many(
+            [config],
+            [value],
+            [cost],
+            [error],
+            [sem],
+            [metadata],
+        )
 
     def tell_many(
         self,
@@ -420,14 +434,15 @@ class Study:
         if isinstance(configs, (str, Mapping)) or not isinstance(configs, Sequence):
             raise ValueError(f"configs: expected a list, got {brief(configs)}.")
         n = len(configs)
-        columns = []
-        for name, column in {
+        arguments: dict[str, Any] = {
             "values": values,
             "costs": costs,
             "errors": errors,
             "sems": sems,
             "metadata": metadata,
-        }.items():
+        }
+        columns = []
+        for name, column in arguments.items():
             column = [None] * n if column is None and name != "values" else column
             try:
                 size = len(column)
@@ -497,7 +512,11 @@ class Study:
                     raise ValueError(
                         f"{name}: expected a function, got {brief(function)}."
                     )
-        total = check_count("num_evaluations", num_evaluations, least=0)
+        total = check_count(
+            "num_evaluations",
+            num_evaluations,
+            least=0,
+        )
         kinds = catch if isinstance(catch, tuple) else (catch,)
         if not all(isinstance(k, type) and issubclass(k, Exception) for k in kinds):
             raise ValueError(f"catch: expected an exception or a tuple, got {catch!r}.")
@@ -510,20 +529,25 @@ class Study:
             desc=progress if isinstance(progress, str) else None,
             disable=not progress,
             unit="eval",
-            bar_format="{desc}{percentage:3.0f}%|{bar:24}| {n_fmt}/{total_fmt} "
-            "[{elapsed}<{remaining}{postfix}]",
         ) as bar:
-            bar.set_postfix_str(self._incumbent())
             for _ in range(total):
                 if self._stops or time.monotonic() - started >= limit:
                     why = "stop() was called" if self._stops else "its time is over"
-                    _logger.info("optimize ends with %s: %s.", self, why)
+                    _logger.info(
+                        "optimize ends with %s: %s.",
+                        self,
+                        why,
+                    )
                     break
                 try:
                     (config,) = self.ask()
                 except CandidateGenerationError as error:
                     bar.clear()
-                    _logger.warning("optimize ends with %s: %s", self, error)
+                    _logger.warning(
+                        "optimize ends with %s: %s",
+                        self,
+                        error,
+                    )
                     break
                 try:
                     trial = self._evaluate(evaluate, config, kinds)
@@ -622,7 +646,14 @@ class Study:
             self._read(value, cost)
             self._encode([config], "parameters")
 
-        self.tell_many(*read_csv(path, self.space, self._goals.names, check))
+        self.tell_many(
+            *read_csv(
+                path,
+                self.space,
+                self._goals.names,
+                check,
+            )
+        )
 
     def plot(self) -> Figure:
         """The best value so far, and evaluations and the best of each path.
@@ -640,13 +671,28 @@ class Study:
         good = self._good(least=0)
         if len(self.objectives) > 1:
             names = list(self.objectives)
-            return draw_front(names, self._trials, good, self._front(good))
+            return draw_front(
+                names,
+                self._trials,
+                good,
+                self._front(good),
+            )
         ((name, direction),) = self.objectives.items()
-        values = torch.full((len(self._trials),), math.nan, dtype=torch.double)
+        values = torch.full(
+            (len(self._trials),),
+            math.nan,
+            dtype=torch.double,
+        )
         for trial in good:
             values[trial.number] = trial.values[name]
         X = self._tensor(self._points)
-        return draw_study(self.space, X, values, name, direction == "minimize")
+        return draw_study(
+            self.space,
+            X,
+            values,
+            name,
+            direction == "minimize",
+        )
 
     def explain(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Why this configuration, or why not: what the models of `suggest` believe.
@@ -679,7 +725,13 @@ class Study:
         data = self._data(n)
         fitted = self._fit()
         points = torch.cat([data.X, self._tensor([p for p in self._pending if p != x])])
-        criterion, _ = make_criterion(self.space, fitted, points, n, train_C=data.C)
+        criterion, _ = make_criterion(
+            self.space,
+            fitted,
+            points,
+            n,
+            train_C=data.C,
+        )
         beliefs = believed(
             self.space,
             self.objectives,
@@ -902,6 +954,8 @@ class Study:
         """The starts as if there were no earlier studies."""
         if isinstance(self._starts, list):
             return self._starts
+        if self._made_starts[0] == self.seed:
+            return self._made_starts[1]
         if callable(self._starts):
             X = self._starts(self.space, self.seed)
         else:
@@ -909,9 +963,11 @@ class Study:
                 kind=self._starts, seed=self.seed, at_most=MOST_STARTS
             )
         try:
-            return self._encode(self.space.decode(X), "starts")
+            points = self._encode(self.space.decode(X), "starts")
         except ValueError as error:
             raise ValueError(f"starts: {error}") from None
+        self._made_starts = self.seed, points
+        return points
 
     @property
     def earlier(self) -> OldStudiesMean | None:
@@ -1032,7 +1088,12 @@ class Study:
         with seeded(seed, data.X.device), quiet(), warnings.catch_warnings():
             # outcomes that are all alike are nobody's mistake
             warnings.simplefilter("ignore", InputDataWarning)
-            return fit_checked(self.space, data, start_from, self.earlier)
+            return fit_checked(
+                self.space,
+                data,
+                start_from,
+                self.earlier,
+            )
 
 
 def _num_first(n: int) -> int:

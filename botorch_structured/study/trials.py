@@ -108,7 +108,11 @@ class Constraint(NamedTuple):
             with suppress(ValueError):
                 bound = float(number)
                 if name.strip() and math.isfinite(bound):
-                    return cls(name.strip(), 1.0 if sign == "<=" else -1.0, bound)
+                    return cls(
+                        name.strip(),
+                        1.0 if sign == "<=" else -1.0,
+                        bound,
+                    )
         raise ValueError(
             "constraints: expected texts such as 'memory <= 8.0' or "
             f"'accuracy >= 0.9', got {text!r}."

@@ -33,8 +33,7 @@ from botorch_structured.models.fast_inference import FastSingleTaskGP
 from botorch_structured.models.tree.leaf_model import LeafModel
 from botorch_structured.models.tree.noise import has_steps
 from botorch_structured.optim import optimize_acqf_paths
-from botorch_structured.optim.boxes import best_of_paths
-from botorch_structured.optim.problem import read_fixed
+from botorch_structured.optim.problem import best_of_paths, read_fixed
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.spaces.arguments import check_count
 from botorch_structured.suggest.surrogates import (
@@ -183,7 +182,15 @@ def suggest(
     # each other, or in single precision, of which BoTorch warns by itself.
     with seeded_if(seed, data.X.device), quiet():
         surrogates = fit_checked(space, data, start, old, **kwargs)
-        X = propose(space, data, surrogates, q, pending, reference, fixed)
+        X = propose(
+            space,
+            data,
+            surrogates,
+            q,
+            pending,
+            reference,
+            fixed,
+        )
     # the points that are derived from their configurations, as a Study has them
     X = space.encode(space.decode(X)).to(X)
     return Suggestion(X, *surrogates.objectives[0], surrogates)
@@ -278,7 +285,11 @@ def _read_reference(ref_point: Any, train_Y: Tensor) -> Tensor | None:
     if ref_point is None:
         return None
     m = train_Y.shape[-1]
-    reference = torch.as_tensor(ref_point, dtype=train_Y.dtype, device=train_Y.device)
+    reference = torch.as_tensor(
+        ref_point,
+        dtype=train_Y.dtype,
+        device=train_Y.device,
+    )
     if m == 1 or reference.shape != (m,) or not reference.isfinite().all():
         expected = "None for one objective" if m == 1 else f"{m} finite numbers"
         raise ValueError(f"ref_point: expected {expected}, got {ref_point!r}.")
@@ -459,13 +470,21 @@ def make_criterion(
         X_start = best_of_paths(space.tree, compared, log_probability)
     else:
         if len(objectives) == 1:
-            criterion, X_start = _improvement(space, objectives[0], compared[feasible])
+            criterion, X_start = _improvement(
+                space,
+                objectives[0],
+                compared[feasible],
+            )
         else:
             criterion, X_start = _hypervolume(
                 space, objectives, compared[feasible], referred, ref_point
             )
         if prior is not None:
-            criterion = PriorGuidedAcquisitionFunction(criterion, prior, log=True)
+            criterion = PriorGuidedAcquisitionFunction(
+                criterion,
+                prior,
+                log=True,
+            )
             others = best_of_paths(
                 space.tree, compared[~feasible], log_probability[~feasible]
             )
@@ -474,7 +493,11 @@ def make_criterion(
             X_start = None
     if surrogates.cost is not None:
         cost = CostPrior(surrogates.cost)
-        criterion = PriorGuidedAcquisitionFunction(criterion, cost, log=True)
+        criterion = PriorGuidedAcquisitionFunction(
+            criterion,
+            cost,
+            log=True,
+        )
     inside = PriorGuidedAcquisitionFunction(
         criterion, InteriorPrior(space), log=True, prior_exponent=1.0 / num_evaluated
     )
@@ -561,7 +584,11 @@ def _improvement(
     # With noise the best outcome is not the best point; without, both are the same.
     best_f = means.amax(-1)
     return (
-        AveragedLogExpectedImprovement(objective.models, best_f, objective.weights),
+        AveragedLogExpectedImprovement(
+            objective.models,
+            best_f,
+            objective.weights,
+        ),
         best_of_paths(space.tree, X, objective.weights @ means),
     )
 
@@ -608,6 +635,10 @@ def _hypervolume(
         pairs = zip(models, ref_point.to(means), strict=True)
         ref_point = torch.stack([_as_predicted(some[0], f) for some, f in pairs])
     boxes = FastNondominatedPartitioning(ref_point, means)
-    acqf = AveragedLogExpectedHypervolumeImprovement(models, boxes, weights)
+    acqf = AveragedLogExpectedHypervolumeImprovement(
+        models,
+        boxes,
+        weights,
+    )
     best = best_of_paths(space.tree, X, (means / scale).sum(-1))
     return acqf, torch.cat([X[is_non_dominated(means)], best])

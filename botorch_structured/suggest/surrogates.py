@@ -133,7 +133,16 @@ def fit_models(
         options = {name: deepcopy(value) for name, value in kwargs.items()}
         options.setdefault("outcome_transform", _compressed_tail())
         start = starts.get(kind)
-        models.append(_fit_model(kind, space, train_X, train_Y, start, **options))
+        models.append(
+            _fit_model(
+                kind,
+                space,
+                train_X,
+                train_Y,
+                start,
+                **options,
+            )
+        )
     return models
 
 
@@ -154,8 +163,21 @@ def _fit_model(
         if train_Yvar is not None:
             options["train_Yvar"] = train_Yvar[::step]
         X = train_X[::step]
-        start_from = _fit_model(kind, space, X, train_Y[::step], None, **options)
-    model: LeafModel = kind(train_X, train_Y, space, train_Yvar=train_Yvar, **kwargs)
+        start_from = _fit_model(
+            kind,
+            space,
+            X,
+            train_Y[::step],
+            None,
+            **options,
+        )
+    model: LeafModel = kind(
+        train_X,
+        train_Y,
+        space,
+        train_Yvar=train_Yvar,
+        **kwargs,
+    )
     mll = ExactMarginalLogLikelihood(model.likelihood, model)
     # variances of the noise may be told now that were not, or the other way round
     if start_from is None or type(start_from.likelihood) is not type(model.likelihood):
@@ -205,7 +227,13 @@ def fit_surrogates(
     Raises:
         ValueError: An argument is not what it should be, or all evaluations failed.
     """
-    data = TrainingData(train_X, train_Y, train_C, train_cost, train_Yvar)
+    data = TrainingData(
+        train_X,
+        train_Y,
+        train_C,
+        train_cost,
+        train_Yvar,
+    )
     check_data(space, data)
     with seeded_if(seed, train_X.device):
         return fit_checked(space, data, start_from, earlier, **kwargs)
@@ -226,7 +254,13 @@ def fit_checked(
     averaged = m == 1  # of several objectives the second model makes the front worse
     alone = False
     if old is not None and n <= _ALONE:
-        predicts = old_studies_predict(old, data.X, data.Y, data.C, data.Yvar)
+        predicts = old_studies_predict(
+            old,
+            data.X,
+            data.Y,
+            data.C,
+            data.Yvar,
+        )
         alone = n == 1 or predicts
     # a row of which one objective failed has none
     failed = (data.Y == -math.inf).any(-1, keepdim=True)
@@ -265,7 +299,12 @@ def fit_checked(
             cost = _fit_model(
                 TreeStructuredGP, space, data.X[told], logs, last.cost, refits
             )
-    return Surrogates(objectives, constraints, cost, n if refits else last.num_fitted)
+    return Surrogates(
+        objectives,
+        constraints,
+        cost,
+        n if refits else last.num_fitted,
+    )
 
 
 def _fit_mixture(
@@ -302,7 +341,15 @@ def _fit_mixture(
     if old is not None:
         tail = deepcopy(kwargs.get("outcome_transform", _compressed_tail()))
         noise = kwargs.get("train_Yvar")
-        models.append(TransferGP(X, Y, old, noise, outcome_transform=tail))
+        models.append(
+            TransferGP(
+                X,
+                Y,
+                old,
+                noise,
+                outcome_transform=tail,
+            )
+        )
         odds.append(_ODDS)
     return Mixture(models, leave_one_out_weights(models, odds))
 

@@ -15,9 +15,9 @@ Sums of parts that are observed and bend one way each (``components``, ``monoton
 - `MonotoneMixture1D`: synthetic, known optimum.
 - `ElasticNetTuning`: validation error as training error and gap; real trainings.
 
-Many tasks, one of them to be solved with data of the others (a ``history``):
+Many tasks:
 
-- `QuadraticTasks`: synthetic, known optima; ``leave_out(t)`` is one task.
+- `QuadraticTasks`: synthetic, known optimum.
 """
 
 from __future__ import annotations
@@ -28,12 +28,10 @@ __all__ = [
     "GramacyExponential2D",
     "JenattonTree",
     "MonotoneMixture1D",
-    "QuadraticTask",
     "QuadraticTasks",
     "RKHS1D",
     "ScikitLearnCASH",
     "TableProblem",
-    "TaskHistory",
 ]
 
 from botorch_structured.test_functions.cash import Evaluation, ScikitLearnCASH
@@ -45,8 +43,6 @@ from botorch_structured.test_functions.synthetic import (
     RKHS1D,
     GramacyExponential2D,
     JenattonTree,
-    QuadraticTask,
     QuadraticTasks,
-    TaskHistory,
 )
 from botorch_structured.test_functions.table import TableProblem

@@ -1,4 +1,4 @@
-"""Bases of the problems: of those on a box, and of those on conditional spaces."""
+"""Bases of the problems: of those on conditional spaces, and of those on a box."""
 
 from __future__ import annotations
 
@@ -28,63 +28,6 @@ def import_sklearn(name: str) -> Any:
         ) from error
 
 
-class BoxTestFunction(SyntheticTestFunction):
-    r"""A ``SyntheticTestFunction`` of real numbers with a ``SearchSpace``.
-
-    All columns are active everywhere. A subclass may have ``_names`` for them other
-    than ``x0, ..., x{d-1}``, and its own ``_num_starts``.
-    """
-
-    bounds: Tensor
-    _names: Sequence[str] = ()
-    _num_starts: int | None = None
-
-    def __init__(
-        self,
-        noise_std: float | None = None,
-        negate: bool = False,
-        bounds: list[tuple[float, float]] | None = None,
-        dtype: torch.dtype = torch.double,
-    ) -> None:
-        r"""
-        Args:
-            noise_std: Standard deviation of the observation noise.
-            negate: Whether to negate the function.
-            bounds: Other bounds than those of the paper, around an optimum.
-            dtype: The dtype of ``bounds``.
-
-        Raises:
-            ValueError: For a ``negate`` that is not a bool, a negative ``noise_std``.
-        """
-        if not isinstance(negate, bool):
-            raise ValueError(f"negate: expected True or False, got {negate!r}.")
-        check_deviation("noise_std", noise_std)
-        super().__init__(noise_std, negate, bounds, dtype)
-        names = list(self._names) or [f"x{j}" for j in range(self.dim)]
-        limits = torch.tensor(self._bounds, dtype=torch.double).T
-        self.space = SearchSpace(names, limits)
-
-    @property
-    def tree(self) -> ParameterTree:
-        """A tree without decisions."""
-        return self.space.tree
-
-    def starts(self, seed: int, n: int | None = None) -> Tensor:
-        r"""The first points of a scrambled Sobol sequence, the same for a seed.
-
-        Args:
-            seed: Any integer that is not negative.
-            n: How many. Default: ``max(5, 2 d)``, or 2 for a task with a history.
-
-        Returns:
-            An ``n x d``-dim tensor.
-        """
-        if n is None:
-            # the published treed GPs have five points in a leaf
-            n = self._num_starts or max(5, 2 * self.dim)
-        return draw_sobol_samples(self.bounds, n, 1, seed=seed).squeeze(-2)
-
-
 class ConditionalTestFunction(SyntheticTestFunction):
     r"""A ``SyntheticTestFunction`` over a ``SearchSpace``.
 
@@ -102,6 +45,7 @@ class ConditionalTestFunction(SyntheticTestFunction):
         noise_std: float | None = None,
         negate: bool = False,
         dtype: torch.dtype = torch.double,
+        bounds: list[tuple[float, float]] | None = None,
     ) -> None:
         r"""
         Args:
@@ -109,10 +53,14 @@ class ConditionalTestFunction(SyntheticTestFunction):
             noise_std: Standard deviation of the observation noise.
             negate: Whether to negate the function, for maximisation.
             dtype: The dtype of ``bounds``.
+            bounds: Those of the space, if they are others than those of the paper:
+                an optimum is looked for within them.
 
         Raises:
-            ValueError: For a negative ``noise_std``.
+            ValueError: For a ``negate`` that is not a bool, a negative ``noise_std``.
         """
+        if not isinstance(negate, bool):
+            raise ValueError(f"negate: expected True or False, got {negate!r}.")
         check_deviation("noise_std", noise_std)
         self.dim = len(space.names)
         self._bounds = [(lower, upper) for lower, upper in space.bounds.T.tolist()]
@@ -120,7 +68,7 @@ class ConditionalTestFunction(SyntheticTestFunction):
         self.categorical_inds = list(space.categorical_features)
         other = {*self.discrete_inds, *self.categorical_inds}
         self.continuous_inds = [j for j in range(self.dim) if j not in other]
-        super().__init__(noise_std=noise_std, negate=negate, dtype=dtype)
+        super().__init__(noise_std, negate, bounds, dtype)
         self.space = space
 
     @property
@@ -155,14 +103,10 @@ class ConditionalTestFunction(SyntheticTestFunction):
         )
         return self._evaluate_true(X)
 
-    @torch.no_grad()
     def _active(self, X: Tensor) -> Tensor:
         """``batch_shape x d`` of bool, also for points that are not valid."""
-        lower, upper = self.bounds.to(X)
-        X = torch.minimum(torch.maximum(X.nan_to_num(), lower), upper)
-        discrete = self.discrete_inds + self.categorical_inds
-        X[..., discrete] = X[..., discrete].round()
-        return self.tree.active_mask(X.unsqueeze(-2)).squeeze(-2)
+        points = self.space._snap(X.detach()).unsqueeze(-2)
+        return self.tree.active_mask(points, strict=False).squeeze(-2)
 
     def starts(self, seed: int) -> Tensor:
         r"""One random point on each path, in random order, the same for a seed.
@@ -189,3 +133,56 @@ class ConditionalTestFunction(SyntheticTestFunction):
                 value = lower + (upper - lower) * rng.random()
                 row[j] = round(value) if j in self.discrete_inds else value
         return X
+
+
+class BoxTestFunction(ConditionalTestFunction):
+    r"""A problem of real numbers, all of them active everywhere.
+
+    A subclass has ``_bounds``, and may have ``_names`` for the columns other than
+    ``x0, ..., x{d-1}``, and its own ``_num_starts``.
+    """
+
+    _check_grad_at_opt: bool = True
+    _names: Sequence[str] = ()
+    _num_starts: int | None = None
+
+    def __init__(
+        self,
+        noise_std: float | None = None,
+        negate: bool = False,
+        bounds: list[tuple[float, float]] | None = None,
+        dtype: torch.dtype = torch.double,
+    ) -> None:
+        r"""
+        Args:
+            noise_std: Standard deviation of the observation noise.
+            negate: Whether to negate the function.
+            bounds: Other bounds than those of the paper, around an optimum.
+            dtype: The dtype of ``bounds``.
+
+        Raises:
+            ValueError: For a ``negate`` that is not a bool, a negative ``noise_std``.
+        """
+        limits = torch.tensor(bounds or self._bounds, dtype=torch.double).T
+        names = list(self._names) or [f"x{j}" for j in range(limits.shape[-1])]
+        space = SearchSpace(names, limits)
+        super().__init__(space, noise_std, negate, dtype, bounds)
+
+    def starts(
+        self,
+        seed: int,
+        n: int | None = None,
+    ) -> Tensor:
+        r"""The first points of a scrambled Sobol sequence, the same for a seed.
+
+        Args:
+            seed: Any integer that is not negative.
+            n: How many. Default: ``max(5, 2 d)``.
+
+        Returns:
+            An ``n x d``-dim tensor.
+        """
+        if n is None:
+            # the published treed GPs have five points in a leaf
+            n = self._num_starts or max(5, 2 * self.dim)
+        return draw_sobol_samples(self.bounds, n, 1, seed=seed).squeeze(-2)

@@ -163,7 +163,9 @@ class ScikitLearnCASH(ConditionalTestFunction):
         return evaluation
 
     def _limited(
-        self, learner: str, arguments: Mapping[str, Any]
+        self,
+        learner: str,
+        arguments: Mapping[str, Any],
     ) -> tuple[float, str | None]:
         """`cross_validated_error` in another process, for at most ``timeout`` seconds.
 
@@ -236,7 +238,10 @@ error = 1 - cross_val_score(model, X, y, cv=folds).mean()
         return self.__dict__ | {"_pool": None}
 
 
-def _load(dataset: str | tuple[Any, Any], seed: int) -> tuple[np.ndarray, np.ndarray]:
+def _load(
+    dataset: str | tuple[Any, Any],
+    seed: int,
+) -> tuple[np.ndarray, np.ndarray]:
     """``n x p`` features and ``n`` labels."""
     bundled = import_sklearn("datasets")
     if isinstance(dataset, str):

@@ -69,7 +69,11 @@ class DecomposedTestFunction(BoxTestFunction):
     def _evaluate_true(self, X: Tensor) -> Tensor:
         return self._evaluate_components(X).sum(-1)
 
-    def starts(self, seed: int, n: int | None = None) -> Tensor:
+    def starts(
+        self,
+        seed: int,
+        n: int | None = None,
+    ) -> Tensor:
         r"""Random points, the same for a seed.
 
         Args:
@@ -112,8 +116,6 @@ class MonotoneMixture1D(DecomposedTestFunction):
         ({0: -1}, {0: 1})
     """
 
-    dim = 1
-    continuous_inds = [0]
     _bounds = [(0.0, 1.0)]
     _optimal_value = -1.7177402831029276
     _optimizers = [(0.3269961750471420,)]
@@ -143,14 +145,15 @@ class ElasticNetTuning(DecomposedTestFunction):
         >>> problem.rank(problem(X))  # 4 numbers from 1 (best) to 101
     """
 
-    dim = 2
-    continuous_inds = [0, 1]
     _bounds = [(0.0, 1.0), (-10.0, 0.0)]
     _names = ("alpha", "log2_lambda")
     _monotone = ({0: 1, 1: 1}, {0: -1, 1: -1})
 
     def __init__(
-        self, seed: int = 0, noise_std: float | None = None, negate: bool = False
+        self,
+        seed: int = 0,
+        noise_std: float | None = None,
+        negate: bool = False,
     ) -> None:
         """
         Args:
@@ -178,7 +181,11 @@ class ElasticNetTuning(DecomposedTestFunction):
         parts = [self._train(*x) for x in X.reshape(-1, 2).tolist()]
         return X.new_tensor(parts).reshape(X.shape)
 
-    def _train(self, alpha: float, log2_lambda: float) -> tuple[float, float]:
+    def _train(
+        self,
+        alpha: float,
+        log2_lambda: float,
+    ) -> tuple[float, float]:
         """The training error, and the gap to the validation error."""
         strength = 2.0**log2_lambda
         linear_model = import_sklearn("linear_model")

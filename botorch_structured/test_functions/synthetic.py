@@ -27,15 +27,11 @@ from __future__ import annotations
 __all__ = [
     "GramacyExponential2D",
     "JenattonTree",
-    "QuadraticTask",
     "QuadraticTasks",
     "RKHS1D",
-    "TaskHistory",
 ]
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -158,7 +154,11 @@ class JenattonTree(ConditionalTestFunction):
         return value + torch.where(self._active(X)[..., shared], r, 0.0).sum(-1)
 
 
-def _make_space(P: int, shared: bool, balanced: bool) -> SearchSpace:
+def _make_space(
+    P: int,
+    shared: bool,
+    balanced: bool,
+) -> SearchSpace:
     """The tree's nodes are ``1, ..., P - 1`` (decisions) and ``P, ..., 2P - 1``."""
     edges = {}  # node -> the decision above it and its value
     for k in range(1, P):
@@ -208,8 +208,6 @@ class RKHS1D(BoxTestFunction):
         >>> Y = problem(X).unsqueeze(-1)
     """
 
-    dim = 1
-    continuous_inds = [0]
     _bounds = [(0.0, 1.0)]
     _optimal_value = -5.738393747098739
     _optimizers = [(0.8923597507741958,)]
@@ -226,7 +224,11 @@ class RKHS1D(BoxTestFunction):
         return -(smooth + rough)
 
 
-def _bumps(X: Tensor, centres: Tensor, width: float) -> Tensor:
+def _bumps(
+    X: Tensor,
+    centres: Tensor,
+    width: float,
+) -> Tensor:
     return ((X - centres) / width).square().mul(-0.5).exp()
 
 
@@ -240,107 +242,12 @@ class GramacyExponential2D(BoxTestFunction):
     to where the optimum lies.
     """
 
-    dim = 2
-    continuous_inds = [0, 1]
     _bounds = [(-2.0, 6.0), (-2.0, 6.0)]
     _optimal_value = -math.exp(-0.5) / math.sqrt(2.0)
     _optimizers = [(-1.0 / math.sqrt(2.0), 0.0)]
 
     def _evaluate_true(self, X: Tensor) -> Tensor:
         return X[..., 0] * X.square().sum(-1).neg().exp()
-
-
-@dataclass(frozen=True)
-class TaskHistory:
-    r"""Evaluations of other tasks on the same inputs, for a warm start.
-
-    In the convention of BoTorch's ``MultiTaskGP``: the task stands in the last column.
-    The target task is one of the ``T`` tasks and has no rows in it.
-
-        >>> history = problem.history
-        >>> X, Y = history.join(train_X, train_Y)
-        >>> model = MultiTaskABLR(
-        ...     X, Y, task_feature=-1, output_tasks=[history.task],
-        ...     all_tasks=list(range(history.num_tasks)),
-        ... )
-
-    Attributes:
-        X: ``N x (d + 1)``, the task last.
-        Y: ``N x 1``, of the same sign as values of the problem.
-        task: The number of the target.
-        num_tasks: ``T``, the target included.
-        contexts: ``T x c`` numbers that describe the tasks (a data set's size, its
-            meta-features), None where there are none.
-    """
-
-    X: Tensor
-    Y: Tensor
-    task: int
-    num_tasks: int
-    contexts: Tensor | None = None
-
-    def join(self, X: Tensor, Y: Tensor) -> tuple[Tensor, Tensor]:
-        r"""The history and rows of the target, ready for a multi-task model.
-
-        Args:
-            X: ``n x d`` points of the target, ``n`` may be 0.
-            Y: ``n x 1`` values, of the same sign as the history's.
-
-        Returns:
-            ``(N + n) x (d + 1)`` inputs and ``(N + n) x 1`` values.
-        """
-        task = X.new_full((len(X), 1), self.task)
-        rows = torch.cat([self.X.to(X), torch.cat([X, task], -1)])
-        return rows, torch.cat([self.Y.to(Y), Y])
-
-
-class QuadraticTask(BoxTestFunction):
-    r"""One of `QuadraticTasks`: ``a / 2 |x|^2 + b 1'x + c`` on [-1, 1]^3.
-
-    What a new task looks like: to be minimised from few evaluations, ``starts``, and
-    whatever ``history`` says of the others. All coordinates of the optimum are
-    ``-b / a``, or -1 where that is outside.
-    """
-
-    dim = 3
-    continuous_inds = [0, 1, 2]
-    _bounds = [(-1.0, 1.0)] * 3
-    _num_starts = 2  # a task that has a history needs few
-
-    def __init__(
-        self,
-        context: Sequence[float],
-        history: TaskHistory | None = None,
-        noise_std: float | None = None,
-        negate: bool = False,
-        dtype: torch.dtype = torch.double,
-    ) -> None:
-        r"""
-        Args:
-            context: ``(a, b, c)``, each in [0.1, 10].
-            history: Evaluations of other tasks; usually of `QuadraticTasks.leave_out`.
-            noise_std: Standard deviation of the observation noise.
-            negate: Whether to negate the function.
-            dtype: The dtype of ``bounds``.
-
-        Raises:
-            ValueError: For a context that is not of the paper's.
-        """
-        context = tuple(float(value) for value in context)
-        if len(context) != 3 or not all(0.1 <= value <= 10.0 for value in context):
-            raise ValueError(
-                f"context: expected a, b and c from 0.1 to 10, got {context}."
-            )
-        a, b, c = context
-        best = max(-b / a, -1.0)
-        self._optimizers = [(best,) * 3]
-        self._optimal_value = 3 * (0.5 * a * best**2 + b * best) + c
-        super().__init__(noise_std=noise_std, negate=negate, dtype=dtype)
-        self.context = context
-        self.history = history
-
-    def _evaluate_true(self, X: Tensor) -> Tensor:
-        return _quadratic(X, X.new_tensor(self.context))
 
 
 class QuadraticTasks(ConditionalTestFunction):
@@ -352,13 +259,8 @@ class QuadraticTasks(ConditionalTestFunction):
     [-1, 1]^3 the optimum of half of the tasks is a corner.
 
     As a function of four columns, ``x1, x2, x3`` and the task ``0, ..., T - 1``, it
-    gives the rows of a multi-task model; its optimum is that of the best task. Its
-    tasks on their own, one after the other, are `leave_out`:
-
-        >>> tasks = QuadraticTasks(num_tasks=30, seed=0)
-        >>> problem = tasks.leave_out(4, num_observations=10)
-        >>> train_X = problem.starts(seed=0)  # 2 x 3
-        >>> X, Y = problem.history.join(train_X, problem(train_X).unsqueeze(-1))
+    gives the rows of a multi-task model; its optimum is that of the best task. All
+    coordinates of the optimum of a task are ``-b / a``, or -1 where that is outside.
 
     ``contexts`` is ``T x 3``.
     """
@@ -390,10 +292,12 @@ class QuadraticTasks(ConditionalTestFunction):
         check_count("seed", seed, least=0)
         rng = np.random.default_rng(seed)
         contexts = rng.uniform(0.1, 10.0, (num_tasks, 3))
-        alone = [QuadraticTask(context) for context in contexts]
-        best = int(np.argmin([task.optimal_value for task in alone]))
-        self._optimal_value = float(alone[best]._optimal_value)
-        self._optimizers = [(*alone[best]._optimizers[0], float(best))]
+        a, b, c = contexts.T
+        optima = np.maximum(-b / a, -1.0)
+        values = 3.0 * (0.5 * a * optima**2 + b * optima) + c
+        best = int(values.argmin())
+        self._optimal_value = float(values[best])
+        self._optimizers = [(*[float(optima[best])] * 3, float(best))]
         space = SearchSpace(
             ["x0", "x1", "x2", "task"],
             torch.tensor([[-1.0, -1.0, -1.0, 0.0], [1.0, 1.0, 1.0, num_tasks - 1.0]]),
@@ -403,42 +307,11 @@ class QuadraticTasks(ConditionalTestFunction):
         self.num_tasks = num_tasks
         self.register_buffer("contexts", torch.from_numpy(contexts).to(dtype))
 
-    def leave_out(
-        self, task: int, num_observations: int = 10, seed: int = 0
-    ) -> QuadraticTask:
-        r"""One task, and random evaluations of each of the others.
-
-        Args:
-            task: Which one, from 0 to ``T - 1``.
-            num_observations: How many of each other task; the paper has 10.
-            seed: Of the points, uniform in the box, and of their noise. A task's are
-                the same, whichever task is left out.
-
-        Returns:
-            The task, with a ``history``.
-
-        Raises:
-            ValueError: There is no such task, or fewer than no observations.
-        """
-        if not 0 <= task < self.num_tasks:
-            raise ValueError(f"task: expected 0 to {self.num_tasks - 1}, got {task}.")
-        check_count("num_observations", num_observations, least=0)
-        X = self.starts(seed, num_observations)
-        Y = self(X, noise=False).unsqueeze(-1)
-        if self.noise_std is not None:
-            noise = np.random.default_rng(2000 + seed).standard_normal(Y.shape)
-            Y = Y + self.noise_std * torch.from_numpy(noise).to(Y)
-        others = X[:, -1] != task
-        history = TaskHistory(X[others], Y[others], task, self.num_tasks, self.contexts)
-        return QuadraticTask(
-            self.contexts[task].tolist(),
-            history,
-            noise_std=self.noise_std,
-            negate=self.negate,
-            dtype=self.bounds.dtype,
-        )
-
-    def starts(self, seed: int, n: int = 10) -> Tensor:
+    def starts(
+        self,
+        seed: int,
+        n: int = 10,
+    ) -> Tensor:
         r"""Random points of every task, the same for a seed.
 
         Args:
@@ -455,9 +328,6 @@ class QuadraticTasks(ConditionalTestFunction):
         return rows.to(self.bounds)
 
     def _evaluate_true(self, X: Tensor) -> Tensor:
-        return _quadratic(X[..., :-1], self.contexts.to(X)[X[..., -1].long()])
-
-
-def _quadratic(x: Tensor, context: Tensor) -> Tensor:
-    a, b, c = context.unbind(-1)
-    return 0.5 * a * x.square().sum(-1) + b * x.sum(-1) + c
+        a, b, c = self.contexts.to(X)[X[..., -1].long()].unbind(-1)
+        x = X[..., :-1]
+        return 0.5 * a * x.square().sum(-1) + b * x.sum(-1) + c

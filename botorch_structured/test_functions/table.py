@@ -5,7 +5,6 @@ from __future__ import annotations
 __all__ = ["TableProblem"]
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,8 +14,8 @@ from scipy.spatial import KDTree
 from torch import Tensor
 
 from botorch_structured.spaces import ParameterTree, SearchSpace
-from botorch_structured.spaces.arguments import check_columns, check_count
-from botorch_structured.spaces.columns import FloatColumn, random_source
+from botorch_structured.spaces.arguments import check_columns
+from botorch_structured.spaces.columns import FloatColumn
 from botorch_structured.test_functions.base import ConditionalTestFunction
 
 # Points this near, in widths of the bounds, are the same row: fits float32.
@@ -43,8 +42,8 @@ class TableProblem(ConditionalTestFunction):
     which was evaluated. For an optimiser that cannot be told about the rows, say which
     one is meant: ``problem(problem.nearest(x))``.
 
-    ``space`` is that of the columns; its ``sample`` draws rows, and only rows are
-    ``feasible``. To be minimised, unless ``negate``.
+    ``space`` is that of the columns, in which there are more points than rows. To be
+    minimised, unless ``negate``.
     """
 
     candidates: Tensor  # ``n x d``, all rows
@@ -96,25 +95,36 @@ class TableProblem(ConditionalTestFunction):
             raise ValueError("X, y: expected finite numbers, got NaN or inf.")
         if space is None:
             columns = _columns(X, names, log_features)
-            points = torch.tensor(X)
-            for j, column in enumerate(columns):
-                encoded = [column.encode(x) for x in X[:, j].tolist()]
-                points[:, j] = torch.tensor(encoded, dtype=torch.double)
             space = SearchSpace.from_columns(columns, ParameterTree(len(columns)))
+            encoded = [
+                [column.encode(x) for x in values]
+                for column, values in zip(columns, X.T.tolist(), strict=True)
+            ]
+            points = torch.tensor(encoded, dtype=torch.double).T
         elif names is not None or len(log_features):
             raise ValueError(
                 "space: expected none beside names or log_features, got both."
             )
         else:
-            points = _points_of(space, X)
+            if X.shape[1] != space.dim:
+                raise ValueError(
+                    f"X: expected {space.dim} columns, got shape {X.shape}."
+                )
+            space.check_points(torch.tensor(X))
+            points = space.impute(torch.tensor(X))
         points, row = points.unique(dim=0, return_inverse=True)
         total = points.new_zeros(len(points)).index_add_(0, row, torch.from_numpy(y))
         values = total / row.bincount()
         if maximize:
             values = -values
-        table_space = _RowSpace.of(space, points)
-        super().__init__(table_space, noise_std=noise_std, negate=negate, dtype=dtype)
-        self.space: _RowSpace = table_space
+        super().__init__(space, noise_std=noise_std, negate=negate, dtype=dtype)
+        width = space.bounds[1] - space.bounds[0]
+        self._scale = torch.where(width > 0, width, 1.0)
+        for column, codes in space.categorical_features.items():
+            # a different category is farther away than all other columns together
+            gap = torch.tensor(sorted(codes), dtype=torch.double).diff()
+            self._scale[column] = gap.min() / (2 * self.dim) if len(gap) else 1.0
+        self._index = KDTree((points / self._scale).numpy())
         self._optimal_value = float(values.min())
         best = points[values == values.min()]
         self.register_buffer("candidates", points.to(dtype), persistent=False)
@@ -140,13 +150,24 @@ class TableProblem(ConditionalTestFunction):
             raise ValueError(
                 f"X: expected shape `batch_shape x {self.dim}`, got {tuple(X.shape)}."
             )
-        index, distance = self.space.nearest(X)
+        index, distance = self._nearest(X)
         if not distance.isfinite().all():
             raise ValueError("X: expected finite active columns, got NaN or inf.")
         return self.candidates[index].to(X)
 
+    def _nearest(self, X: Tensor) -> tuple[Tensor, Tensor]:
+        """The nearest row and its distance, ``batch_shape``; infinite for NaN."""
+        points = X.detach().to(self._scale).reshape(-1, self.dim)
+        snapped = self.space._snap(points)
+        points = torch.where(self._active(points), snapped, self.space.fill)
+        points = points / self._scale
+        wrong = ~points.isfinite().all(-1)
+        distance, index = self._index.query(points.nan_to_num(0.0, 0.0, 0.0).numpy())
+        far = torch.from_numpy(distance).masked_fill(wrong, math.inf)
+        return torch.from_numpy(index).reshape(X.shape[:-1]), far.reshape(X.shape[:-1])
+
     def _evaluate_true(self, X: Tensor) -> Tensor:
-        index, distance = self.space.nearest(X)
+        index, distance = self._nearest(X)
         if (distance > _SAME).any():
             worst = X.reshape(-1, self.dim)[distance.reshape(-1).argmax()]
             raise ValueError(
@@ -156,7 +177,11 @@ class TableProblem(ConditionalTestFunction):
             )
         return self.values[index.to(self.values.device)].to(X)
 
-    def starts(self, seed: int, n: int | None = None) -> Tensor:
+    def starts(
+        self,
+        seed: int,
+        n: int | None = None,
+    ) -> Tensor:
         r"""Different rows at random, the same for a seed.
 
         Args:
@@ -179,76 +204,10 @@ class TableProblem(ConditionalTestFunction):
         return X[[keys.index(key) for key in dict.fromkeys(keys)]]
 
 
-class _RowSpace(SearchSpace):
-    """A space of which there are only certain points."""
-
-    _rows: Tensor  # ``n x d``, inactive columns at ``fill``
-    _scale: Tensor  # ``d``
-    _index: KDTree
-
-    @classmethod
-    def of(cls, space: SearchSpace, rows: Tensor) -> _RowSpace:
-        new = cls.from_columns(space.columns, space.tree, space.constants)
-        assert isinstance(new, _RowSpace)
-        width = new.bounds[1] - new.bounds[0]
-        scale = torch.where(width > 0, width, 1.0)
-        for column, codes in new.categorical_features.items():
-            # A different category is farther away than all other columns together.
-            gap = torch.tensor(sorted(codes), dtype=torch.double).diff()
-            scale[column] = gap.min() / (2 * new.dim) if len(gap) else 1.0
-        new._rows = rows
-        new._scale = scale
-        new._index = KDTree((rows / scale).numpy())
-        return new
-
-    def nearest(self, X: Tensor) -> tuple[Tensor, Tensor]:
-        """The nearest row and its distance, ``batch_shape``; infinite for NaN."""
-        points = self._snap(X.detach().to(self._rows).reshape(-1, self.dim))
-        active = self.tree.active_mask(points, strict=False)
-        points = torch.where(active, points, self.fill) / self._scale
-        wrong = ~points.isfinite().all(-1)
-        distance, index = self._index.query(points.nan_to_num(0.0, 0.0, 0.0).numpy())
-        far = torch.from_numpy(distance).masked_fill(wrong, math.inf)
-        return torch.from_numpy(index).reshape(X.shape[:-1]), far.reshape(X.shape[:-1])
-
-    def feasible(self, X: Tensor) -> Tensor:
-        """``batch_shape x m``: which points are rows."""
-        return (self.nearest(X)[1] <= _SAME).to(X.device)
-
-    def starts(
-        self,
-        n: int | None = None,
-        kind: str = "random",
-        seed: int | None = None,
-        at_most: int | None = None,
-    ) -> Tensor:
-        """``n x d`` different rows (at most all of them) at random, spread over paths.
-
-        The default is one on each path, but no more than ``at_most``; ``kind`` has to
-        be ``"random"``.
-        """
-        if kind != "random":
-            raise ValueError(f'kind: expected "random" for a table, got {kind!r}.')
-        order = torch.randperm(len(self._rows), generator=random_source(seed))
-        rows = self._rows[order]
-        seen: Counter[int] = Counter()
-        turns = []  # how many rows before it are on its path
-        for key in self.tree.path_key(rows).tolist():
-            turns.append(seen[key])
-            seen[key] += 1
-        if n is None:
-            n = len(seen) if at_most is None else min(len(seen), at_most)
-        return rows[np.argsort(turns, kind="stable")[:n]]
-
-    def sample(self, n: int, seed: int | None = None) -> Tensor:
-        """``n x d`` rows, drawn with replacement."""
-        check_count("n", n, least=0)
-        generator = random_source(seed)
-        return self._rows[torch.randint(len(self._rows), (n,), generator=generator)]
-
-
 def _columns(
-    X: np.ndarray, names: Sequence[str] | None, log_features: Sequence[int]
+    X: np.ndarray,
+    names: Sequence[str] | None,
+    log_features: Sequence[int],
 ) -> list[FloatColumn]:
     d = X.shape[1]
     names = [f"x{j}" for j in range(d)] if names is None else list(names)
@@ -259,23 +218,3 @@ def _columns(
         FloatColumn(names[j], float(x.min()), float(x.max()), log=j in logarithmic)
         for j, x in enumerate(X.T)
     ]
-
-
-def _points_of(space: SearchSpace, X: np.ndarray) -> Tensor:
-    """Rows as points of a space; a ValueError where they are none."""
-    if X.shape[1] != space.dim:
-        raise ValueError(f"X: expected {space.dim} columns, got shape {X.shape}.")
-    codes = [c for values in space.categorical_features.values() for c in values]
-    if any(not float(code).is_integer() for code in codes):
-        raise ValueError(
-            "space: expected categories that are whole numbers, as BoTorch does in its "
-            f"test functions, got {space.categorical_features}."
-        )
-    points = space.impute(torch.tensor(X, dtype=torch.double))
-    wrong = (~space.feasible(points)).nonzero().squeeze(-1).tolist()
-    if wrong:
-        raise ValueError(
-            f"X: expected rows that are points of the space, got row {wrong[0]}: "
-            f"{X[wrong[0]].tolist()}, and {len(wrong) - 1} others."
-        )
-    return points

@@ -212,8 +212,7 @@ def test_pending_points_are_refused() -> None:
         AveragedLogProbabilityOfFeasibility(FeasibilityPrior(models)),
         AveragedLogExpectedHypervolumeImprovement(models, boxes),
     ):
-        acqf.set_X_pending(None)
-        with pytest.raises(UnsupportedError, match="X_pending: expected None"):
+        with pytest.raises(UnsupportedError, match="X_pending"):
             acqf.set_X_pending(points())
 
 

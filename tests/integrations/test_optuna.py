@@ -28,7 +28,10 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
 from botorch_structured.integrations.optuna import StructuredSampler
-from botorch_structured.integrations.optuna.trial_space import configurations
+from botorch_structured.integrations.optuna.trial_space import (
+    TrialParameter,
+    configurations,
+)
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.suggest import fit_models
 
@@ -42,9 +45,9 @@ class Counting(StructuredSampler):
         super().__init__(*args, **kwargs)
         self.independent: list[tuple[int, str]] = []
 
-    def sample_independent(self, study: Any, trial: Any, name: str, d: Any) -> Any:
-        self.independent.append((trial.number, name))
-        return super().sample_independent(study, trial, name, d)
+    def _draw(self, number: int, parameter: TrialParameter) -> Any:
+        self.independent.append((number, parameter.name))
+        return super()._draw(number, parameter)
 
 
 def classifier(trial: optuna.Trial) -> float:
@@ -428,7 +431,6 @@ def test_declared_values_are_some_of_those_of_the_objective(
     assert {number for number, _ in sampler.independent} == {0}
 
 
-@pytest.mark.usefixtures("random_points")
 @pytest.mark.parametrize(
     ("space", "hint"),
     [

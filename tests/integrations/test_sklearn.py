@@ -437,7 +437,6 @@ def test_what_was_found_before_an_interruption_is_kept(after: int) -> None:
         assert not hasattr(stopped, "cv_results_")
 
 
-@pytest.mark.usefixtures("random_points")
 @pytest.mark.filterwarnings("ignore:.*fits failed out of a total")
 def test_learners_that_always_fail_are_left() -> None:
     space = [{"kind": [kind], "x": (0.0, 1.0)} for kind in ("left", "right", "bad")]
@@ -456,7 +455,6 @@ class Dying(Peak):
         return None if self.kind == "right" else super().score(X, y)
 
 
-@pytest.mark.usefixtures("random_points")
 @pytest.mark.parametrize("n_jobs", [1, 2])
 @pytest.mark.skipif(sys.platform == "win32", reason="has no such signal")
 def test_neither_dead_processes_nor_bad_scores_end_a_search(n_jobs: int) -> None:

@@ -36,7 +36,8 @@ class TestLaplaceKernel(BaseKernelTestCase, unittest.TestCase):
 
 class TestMondrianKernel(BaseKernelTestCase, unittest.TestCase):
     def create_kernel_no_ard(self, **kwargs: Any) -> Kernel:
-        return MondrianKernel(1.0, num_trees=8, seed=0, **kwargs)
+        bounds = torch.tensor([[-10.0], [10.0]])
+        return MondrianKernel(1.0, num_trees=8, seed=0, bounds=bounds, **kwargs)
 
     def create_kernel_ard(self, num_dims: int, **kwargs: Any) -> Kernel:
         return self.create_kernel_no_ard(ard_num_dims=num_dims, **kwargs)

@@ -60,7 +60,8 @@ class TestApproachesTheLaplaceKernel:
     def test_without_bias(self, low: float, high: float) -> None:
         """A few entries, many trees, against five standard deviations."""
         trees = 50_000
-        kernel = mondrian(1.5, trees, ard_num_dims=3)
+        bounds = torch.tensor([[low], [high]])
+        kernel = mondrian(1.5, trees, ard_num_dims=3, bounds=bounds)
         kernel.lengthscale = torch.tensor([0.3, 1.0, 20.0], dtype=DTYPE)
         X = points(5, 3, low=low, high=high)
         expected = laplace(kernel, X)
@@ -80,9 +81,8 @@ class TestIsAMondrianProcess:
         p = e * (1 - e - lifetime * e)
         assert abs(share - p) < 5 * math.sqrt(p * (1 - p) / trees)
 
-    @pytest.mark.parametrize("low, high", [(0.0, 1.0), (-1.0, 2.0)])
-    def test_longer_lifetimes_refine(self, low: float, high: float) -> None:
-        X = points(30, 2, low=low, high=high)
+    def test_longer_lifetimes_refine(self) -> None:
+        X = points(30, 2)
         before = dense(mondrian(0.5, 50), X)
         for lifetime in (1.0, 2.0, 8.0):
             now = dense(mondrian(lifetime, 50), X)
@@ -105,13 +105,11 @@ class TestKernel:
         st.integers(0, 2**32),
         st.integers(1, 4),
         st.integers(1, 20),
-        st.booleans(),
     )
-    def test_laws(self, seed: int, d: int, trees: int, far: bool) -> None:
+    def test_laws(self, seed: int, d: int, trees: int) -> None:
         kernel = mondrian(2.0, trees, seed=seed)
-        high = 3.0 if far else 1.0
-        X = points(12, d, seed=seed, high=high)
-        Z = points(5, d, seed=seed + 1, high=high)
+        X = points(12, d, seed=seed)
+        Z = points(5, d, seed=seed + 1)
         K = dense(kernel, X)
         assert torch.equal(K, K.mT)
         assert torch.equal(K.diagonal(), torch.ones(12, dtype=DTYPE))
@@ -120,13 +118,12 @@ class TestKernel:
         assert torch.equal(dense(kernel, X[3:7], X[:5]), K[3:7, :5])
         assert torch.equal((K * trees).round() / trees, K)
         assert (K >= 0).all()
-        if not far:
-            phi, psi = kernel.features(X), kernel.features(Z)
-            assert phi.shape[-1] == psi.shape[-1]
-            close = {"rtol": 0.0, "atol": 1e-14 * trees}
-            torch.testing.assert_close(phi @ phi.mT, K, **close)
-            torch.testing.assert_close(phi @ psi.mT, dense(kernel, X, Z), **close)
-            assert torch.equal((phi != 0).sum(-1), torch.full((12,), trees))
+        phi, psi = kernel.features(X), kernel.features(Z)
+        assert phi.shape[-1] == psi.shape[-1]
+        close = {"rtol": 0.0, "atol": 1e-14 * trees}
+        torch.testing.assert_close(phi @ phi.mT, K, **close)
+        torch.testing.assert_close(phi @ psi.mT, dense(kernel, X, Z), **close)
+        assert torch.equal((phi != 0).sum(-1), torch.full((12,), trees))
 
     def test_seeds(self) -> None:
         X = points(20, 2)
@@ -156,14 +153,6 @@ class TestKernel:
             assert torch.equal(dense(again, X), dense(kernel, X))
             assert torch.equal(again.features(X), kernel.features(X))
 
-    def test_a_state_brings_its_bounds(self) -> None:
-        X = points(20, 2)
-        bounds = torch.tensor([[0.0, 0.0], [0.5, 0.5]], dtype=DTYPE)
-        bounded, plain = mondrian(2.0, 50, bounds=bounds), mondrian(2.0, 50, seed=7)
-        for source, target in ((bounded, plain), (mondrian(2.0, 50), bounded)):
-            target.load_state_dict(source.state_dict())
-            assert torch.equal(dense(target, X), dense(source, X))
-
     def test_batch_shapes(self) -> None:
         kernel = mondrian(2.0, 50, ard_num_dims=2, batch_shape=torch.Size([3]))
         kernel.lengthscale = points(3, 1, 2, low=0.3)
@@ -188,17 +177,17 @@ class TestKernel:
 
     def test_device(self, device: torch.device) -> None:
         kernel = mondrian(2.0, 50)
-        X = points(20, 2, high=1.5)
+        X = points(20, 2)
         expected = dense(kernel, X)
         K = dense(kernel.to(device), X.to(device)).cpu()
         # shares of 50 trees: a GPU divides by multiplying with 1/50
         torch.testing.assert_close(K, expected, rtol=1e-15, atol=1e-15)
-        phi = kernel.features(X.clamp(0, 1).to(device))
+        phi = kernel.features(X.to(device))
         assert phi.device.type == device.type
 
     def test_chunks_do_not_matter(self, monkeypatch: pytest.MonkeyPatch) -> None:
         kernel = mondrian(2.0, 50)
-        X = points(20, 2, low=-1.0)
+        X = points(20, 2)
         whole = dense(kernel, X)
         monkeypatch.setattr("botorch_structured.kernels.mondrian._CHUNK", 99)
         assert torch.equal(dense(kernel, X), whole)
@@ -259,7 +248,7 @@ def test_lengthscales_start_at_one() -> None:
     assert other.lengthscale.item() == pytest.approx(3.0)
 
 
-UNIT = torch.tensor([[0.0], [1.0]])
+UNIT = torch.tensor([[0.0], [1.0]], dtype=DTYPE)
 
 
 @pytest.mark.parametrize(
@@ -279,13 +268,9 @@ UNIT = torch.tensor([[0.0], [1.0]])
             lambda: MondrianKernel(1.0, 10, bounds=torch.zeros(2, 2)),
             "finite low < high",
         ),
-        (
-            lambda: dense(mondrian(1.0, 10, bounds=UNIT), points(2, 3)),
-            "``2 x 3`` for inputs with 3 columns",
-        ),
         *[
-            (lambda x=x: dense(mondrian(1.0, 10), x * UNIT.double()), "finite inputs")
-            for x in (math.nan, math.inf, 1e12)
+            (lambda x=x: dense(mondrian(1.0, 10), x * UNIT), "X: expected points with")
+            for x in (math.nan, math.inf, -1e-6)
         ],
         (
             lambda: mondrian(1.0, 10)(points(3, 2), last_dim_is_batch=True).to_dense(),

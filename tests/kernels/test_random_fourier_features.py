@@ -66,7 +66,7 @@ def test_copies_and_states() -> None:
     features = RandomFourierFeatures(9, seed=3)
     features.lengthscale = 0.7
     expected = features(X)
-    fresh = RandomFourierFeatures(9, seed=8)  # not called: it has no U yet
+    fresh = RandomFourierFeatures(9, num_dims=2, seed=8)
     fresh.load_state_dict(features.state_dict())
     for other in (fresh, copy.deepcopy(features), pickle.loads(pickle.dumps(features))):
         assert torch.equal(other(X), expected)

@@ -1,6 +1,5 @@
 """Parts of a batch of kernels are those of its covariances, for every kernel."""
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -19,10 +18,9 @@ from botorch_structured.kernels import (
     ConditionalKernel,
     LaplaceKernel,
     MondrianKernel,
-    RandomFourierFeatures,
     TreeStructuredKernel,
 )
-from botorch_structured.models import MultiTaskABLR, TreedGP
+from botorch_structured.models import TreedGP
 from botorch_structured.spaces import ParameterTree
 
 D = 4
@@ -55,17 +53,6 @@ def treed(batch: Size, **kwargs: Any) -> Kernel:
     return model.eval().covar_module
 
 
-def signals(batch: Size) -> Kernel:
-    X = torch.rand(12, D)
-    model = MultiTaskABLR(
-        X,
-        torch.rand(12, batch.numel()),
-        None,
-        feature_map=RandomFourierFeatures(8, num_dims=D, seed=0),
-    )
-    return model.eval().covar_module
-
-
 def mondrian(batch: Size) -> Kernel:
     return MondrianKernel(
         2.0, 20, 2, seed=0, active_dims=(1, 3), batch_shape=batch
@@ -88,15 +75,12 @@ KERNELS: dict[str, Callable[[Size], Kernel]] = {
     "mondrian": mondrian,
     "treed": treed,
     "treed_copies": lambda b: treed(b, covar_module=stationary(b)),
-    "signals": signals,
 }
 
 
 @pytest.mark.parametrize("batch", BATCHES, ids=str)
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_part_of_the_batch(name: str, batch: Size) -> None:
-    if name == "signals" and len(batch) > 1:
-        batch = Size([math.prod(batch)])
     kernel = KERNELS[name](batch)
     with torch.no_grad():
         for parameter in kernel.parameters():

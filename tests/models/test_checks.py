@@ -80,8 +80,8 @@ BAD_DATA: list[tuple[type[ValueError], str, dict[str, Any]]] = [
     (KIND, f"train_X: {FLOATS} torch.float16", {"X": X.half(), "Y": Y.half()}),
     (KIND, "train_X: .*dense.*got torch.sparse_coo", {"X": X.to_sparse()}),
     (KIND, "train_Y: .*values, got a meta tensor", {"Y": Y.to("meta")}),
-    (KIND, "train_Y: .*same dtype as train_X, .*got torch.float32", {"Y": Y.float()}),
-    (KIND, "train_Yvar: .*same dtype", {"train_Yvar": ONES.float()}),
+    (KIND, "train_Y: expected torch.float64, .*got torch.float32", {"Y": Y.float()}),
+    (KIND, "train_Yvar: expected torch.float64", {"train_Yvar": ONES.float()}),
     (SHAPE, "train_Y: .*``12 x m``, .*train_X (12, 3), got (11, 1)", {"Y": Y[1:]}),
     (SHAPE, "train_Y: .*An explicit output dimension is required", {"Y": Y[:, 0]}),
     (SHAPE, "train_X: .*at least one column", {"X": X[:, :0]}),
@@ -96,7 +96,7 @@ BAD_DATA: list[tuple[type[ValueError], str, dict[str, Any]]] = [
     (
         KIND,
         f"train_Y: {SQUARES} (about 1e-150 to 1e+150 in torch.float64), got magnitudes "
-        "up to 1.0e+160. Rescale them.",
+        "up to 1.0e+160, and some that differ by 8.1e+159 at most. Rescale them.",
         {"Y": 1e160 * Y / Y.max()},
     ),
     (KIND, f"train_Y: {SQUARES} .*1.5e+308", {"Y": 1.5e308 * EXTREMES}),
@@ -329,8 +329,6 @@ def test_a_transform_may_append_columns_to_points(name: str) -> None:
     )
     expected = plain.posterior(data).mean
     assert torch.allclose(appended.posterior(X).mean, expected, atol=1e-8)
-    with pytest.raises(ValueError, match=r"^X: expected .*AppendFeatures.*\(12, 4\)"):
-        appended.posterior(data)
 
 
 def test_the_path_posterior_checks_too() -> None:

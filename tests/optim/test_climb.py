@@ -175,6 +175,39 @@ def test_widths(width: float) -> None:
     assert len(calls) < 30
 
 
+def test_starts_in_one_box_do_not_all_climb_to_its_maximum() -> None:
+    """Two starts that lead to one maximum: the worse one ends, in the same box only."""
+
+    def f(U: Tensor, start: Tensor) -> Tensor:
+        return -((U - 0.4).square() + (U - 0.4) ** 4).sum(-1)
+
+    rows = {}
+    for name, box in {"same": [0, 0, 0], "others": [0, 1, 2]}.items():
+        evaluate, calls = objective(f)
+        U0 = np.array([[0.5, 0.5], [0.9, 0.8], [0.0, 0.2]])
+        maximize_in_unit_box(
+            evaluate, U0, np.ones((3, 2), dtype=bool), np.array(box), 1
+        )
+        rows[name] = sum(calls)
+    assert rows["same"] < rows["others"]
+
+
+def test_columns_at_bounds_do_not_slow_a_climb() -> None:
+    """A narrow valley along a bound: the others are climbed as if it were not there."""
+    H = torch.tensor([[1.0, 0.9, 0.5], [0.9, 1.0, 0.6], [0.5, 0.6, 1.0]]).double()
+    centre = torch.tensor([-0.5, 0.2, 0.3]).double()
+    evaluate, calls = objective(
+        lambda U, start: -torch.einsum("ni,ij,nj->n", U - centre, H, U - centre)
+    )
+    U, _ = maximize_in_unit_box(
+        evaluate, np.array([[0.6, 0.9, 0.8]]), np.ones((1, 3), dtype=bool)
+    )
+    assert U[0, 0] == 0.0 and len(calls) < 8
+    _, slope, _ = evaluate(U, np.arange(1))
+    inside = (U > 0.0) & (U < 1.0)
+    assert (np.abs(slope[inside]) < 1e-5).all()
+
+
 def test_invalid_coordinates_stay_and_the_best_admissible_point_counts() -> None:
     def f(U: Tensor, start: Tensor) -> Tensor:
         return -((U - 0.9) ** 2).sum(-1)
@@ -201,6 +234,9 @@ def test_a_flat_function_takes_one_call_and_no_number_ends_a_climb() -> None:
     U0 = np.random.default_rng(0).uniform(size=(5, 3))
     U, _ = maximize_in_unit_box(evaluate, U0, np.ones((5, 3), dtype=bool))
     assert (U == U0).all() and len(calls) == 1
+    U0 = U0.astype(np.float32)
+    U, _ = maximize_in_unit_box(evaluate, U0, np.ones((5, 3), dtype=bool))
+    assert U.dtype == np.float32 and (U == U0).all()
 
     def broken(U: Tensor, start: Tensor) -> Tensor:
         gap = torch.where(U.detach()[:, 0] > 0.3, 0.0, torch.nan)

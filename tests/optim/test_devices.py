@@ -14,7 +14,6 @@ from botorch_structured.models import TreeStructuredGP
 from botorch_structured.optim import (
     optimize_acqf_local_search,
     optimize_acqf_paths,
-    optimize_acqf_random,
     optimize_acqf_sobol,
     optimize_acqf_two_step,
 )
@@ -36,7 +35,6 @@ SEARCHES: dict[str, Callable[[Any, Tensor], Any]] = {
     "paths": lambda acqf, bounds: optimize_acqf_paths(acqf, bounds, TREE, **FEW),
     "two_step": two_step,
     "local": lambda acqf, bounds: optimize_acqf_local_search(acqf, bounds, TREE),
-    "random": lambda acqf, bounds: optimize_acqf_random(acqf, bounds, TREE),
     "sobol": lambda acqf, bounds: optimize_acqf_sobol(
         acqf, bounds, num_points=64, num_rounds=1, seed=0
     ),

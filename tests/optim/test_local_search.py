@@ -1,4 +1,5 @@
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,13 +21,14 @@ from botorch_structured.models import TreeStructuredGP
 from botorch_structured.optim import (
     optimize_acqf_local_search,
     optimize_acqf_paths,
-    optimize_acqf_random,
 )
 from botorch_structured.optim.boxes import whole_box
 from botorch_structured.optim.climb import Evaluator, Neighbourhood, walk
 from botorch_structured.optim.local_search import one_exchange
 from botorch_structured.optim.problem import KnownPoints
 from botorch_structured.spaces import Between, ParameterTree, SearchSpace
+
+best_of_random = partial(optimize_acqf_local_search, max_iter=0)
 
 
 class Function(AcquisitionFunction):
@@ -224,7 +226,7 @@ def test_as_good_as_with_gradients(small, kind, device) -> None:
         new, value = optimize_acqf_local_search(acqf, bounds, tree, **kwargs)
         assert new.device.type == device.type
         assert torch.allclose(acqf(new.unsqueeze(0))[0], value, rtol=1e-6)
-        _, random = optimize_acqf_random(acqf, bounds, tree, **kwargs)
+        _, random = optimize_acqf_local_search(acqf, bounds, tree, max_iter=0, **kwargs)
         _, gradient = optimize_acqf_paths(acqf, bounds, tree, **kwargs)
         assert value > random
         # Logarithms: within a thousandth of the improvement.
@@ -252,7 +254,7 @@ def test_steps_are_checked(small) -> None:
     tree, bounds = small
     acqf = Function(lambda X: X.sum(-1))
     for message, arguments in (
-        ("max_iter: expected", dict(max_iter=0)),
+        ("max_iter: expected", dict(max_iter=-1)),
         (r"step: expected a share of the width.*got 0\.0", dict(step=0.0)),
         ("step: expected a number that is not NaN", dict(step=math.nan)),
         ("min_step: .*at most step=0.1, got 0.2", dict(step=0.1, min_step=0.2)),
@@ -266,7 +268,7 @@ def test_steps_are_checked(small) -> None:
 def test_the_best_of_a_thousand_in_one_call(learners) -> None:
     tree, bounds = learners
     acqf = Function(lambda X: torch.sin(1e3 * X.sum(-1)))
-    X, value = optimize_acqf_random(acqf, bounds, tree, integer_features=[3], seed=0)
+    X, value = best_of_random(acqf, bounds, tree, integer_features=[3], seed=0)
     (seen,) = acqf.seen
     # Path 3 has no columns: its points are one, and scored once.
     assert 600 < len(seen) <= 1000
@@ -274,7 +276,7 @@ def test_the_best_of_a_thousand_in_one_call(learners) -> None:
     values = torch.sin(1e3 * seen.sum(-1))
     assert value == values.max()
     assert torch.equal(X[0], seen[values.argmax()])
-    optimize_acqf_random(acqf, bounds, tree, raw_samples=7)
+    best_of_random(acqf, bounds, tree, raw_samples=7)
     assert len(acqf.seen[1]) <= 7
 
 
@@ -290,7 +292,7 @@ def test_points_are_distributed_as_those_of_the_search_space() -> None:
     space = SearchSpace(["a", "b", "c", "d", "e"], bounds, tree, integer_features=[2])
     n = 20_000
     acqf = Function(lambda X: torch.sin(1e3 * X.sum(-1)))
-    optimize_acqf_random(
+    best_of_random(
         acqf, bounds, tree, raw_samples=n, integer_features=[2], fill=space.fill
     )
     mine, theirs = acqf.seen[0], space.sample(n, seed=1)

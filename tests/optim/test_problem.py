@@ -30,7 +30,6 @@ from botorch_structured.models import SampledGP, TreeStructuredGP
 from botorch_structured.optim import (
     optimize_acqf_local_search,
     optimize_acqf_paths,
-    optimize_acqf_random,
     optimize_acqf_sobol,
     optimize_acqf_two_step,
 )
@@ -47,7 +46,6 @@ OVER_TREES = [
     optimize_acqf_paths,
     two_step,
     optimize_acqf_local_search,
-    optimize_acqf_random,
 ]
 CLIMBING = [optimize_acqf_paths, two_step, optimize_acqf_local_search]
 OVER_BOXES = [optimize_acqf_sobol]
@@ -238,7 +236,7 @@ def test_what_a_space_forbids_is_never_proposed(optimize, form: str) -> None:
     assert space.feasible(X).all()
     config = space.decode(X)[0]
     assert config["kind"] == "b" and config["how"] == "y"
-    if optimize not in (optimize_acqf_random, optimize_acqf_local_search):
+    if optimize is not optimize_acqf_local_search:
         assert config["units"] == 512
     assert X[0, space.names.index("units")] == config["units"]
     assert X.shape == (1, 4) and X.dtype == value.dtype == torch.double

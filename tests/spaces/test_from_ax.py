@@ -1,19 +1,11 @@
 from __future__ import annotations
 
 import pickle
-import sys
 
 import pytest
 import torch
 
 from botorch_structured.spaces import SearchSpace
-
-
-def test_without_ax_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("ax", "ax.core", "ax.core.parameter", "ax.core.search_space"):
-        monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ImportError, match=r"botorch-structured\[ax\]"):
-        SearchSpace.from_ax(None)
 
 
 def hierarchical():

@@ -6,7 +6,6 @@ import copy
 import itertools
 import math
 import pickle
-import warnings
 
 import pytest
 import torch
@@ -483,32 +482,3 @@ def test_conditions_on_held_columns_in_double_precision(value: float) -> None:
         ):
             held = {0: value, column: value}
             assert tree.can_hold(Between(column, lo, hi), held) == is_held
-
-
-def test_points_that_are_asked_for_again():
-    """Neither a change of an answer nor of the points reaches the next answer."""
-    tree = ParameterTree(3, {0: {0.0: [1], 1.0: [2]}})
-    X = torch.tensor([[0.0, 0.5, 0.5], [1.0, 0.5, 0.5]]).double()
-    expected = [part.clone() for part in tree.locate(X)]
-    for part in tree.locate(X):
-        part.zero_()
-    tree.active_mask(X).logical_not_()
-    for found, part in zip(tree.locate(X), expected, strict=True):
-        assert torch.equal(found, part)
-    X[:, 0] = 1.0
-    assert tree.decision_codes(X).flatten().tolist() == [1, 1]
-    X[0, 0] = torch.nan
-    for _ in range(2):
-        with pytest.raises(ValueError, match="column 0"):
-            tree.locate(X)
-
-
-def test_a_traced_function_follows_its_points():
-    """What was remembered where it was traced is no part of it."""
-    tree = ParameterTree(3, {0: {0.0: [1], 1.0: [2]}})
-    X = torch.tensor([[0.0, 0.1, 0.2], [1.0, 0.3, 0.4]]).double()
-    tree.impute(X)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # traces are deprecated, and of one branch
-        traced = torch.jit.trace(tree.impute, X)
-    assert torch.equal(traced(X.flip(0)), tree.impute(X.flip(0)))

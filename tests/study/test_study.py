@@ -330,13 +330,11 @@ def test_an_exhausted_space_is_an_error(told: bool) -> None:
             study.tell(config, config["b"])
     why = ", found fewer: others are equal to these, were evaluated"
     with pytest.raises(
-        CandidateGenerationError,
-        match=f"^Expected 5 new configurations{why} or are pending.$",
+        CandidateGenerationError, match=f"^Expected 5 new configurations{why}"
     ):
         study.ask(5)
     with pytest.raises(
-        CandidateGenerationError,
-        match=rf"^Expected 4 .*ns with {{'a': 'x'}}{why}, .* or cannot have these val",
+        CandidateGenerationError, match=rf"^Expected 4 .*ns with {{'a': 'x'}}{why}"
     ):
         study.ask(4, fixed={"a": "x"})
     study.ask(3)
@@ -418,7 +416,7 @@ def test_forbidden_configurations_are_refused() -> None:
         Study(space).tell({"a": 0.7}, 1.0)
     bounds[1] = 0.0
     space = SearchSpace(["a"], bounds, feasible=lambda X: X[..., 0] < 0.5)
-    with pytest.raises(CandidateGenerationError, match="pending or are forbidden.$"):
+    with pytest.raises(CandidateGenerationError, match="or are not allowed.$"):
         Study(space).ask(2)
 
 

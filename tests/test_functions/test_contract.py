@@ -22,7 +22,6 @@ from botorch_structured.test_functions import (
     GramacyExponential2D,
     JenattonTree,
     MonotoneMixture1D,
-    QuadraticTask,
     QuadraticTasks,
     ScikitLearnCASH,
     TableProblem,
@@ -43,21 +42,13 @@ def five_tasks(**kwargs: Any) -> QuadraticTasks:
     return QuadraticTasks(5, **kwargs)
 
 
-def task(**kwargs: Any) -> QuadraticTask:
-    return QuadraticTask((5.0, 2.0, 1.0), **kwargs)
-
-
-def corner(**kwargs: Any) -> QuadraticTask:
-    return QuadraticTask((2.0, 5.0, 1.0), **kwargs)
-
-
 def table(**kwargs: Any) -> TableProblem:
     X = torch.rand(30, 2, generator=torch.Generator().manual_seed(0)).double()
     return TableProblem(X, X.sum(-1), **kwargs)
 
 
 BOXES: list[Make] = [RKHS1D, GramacyExponential2D, MonotoneMixture1D]
-EVERY: list[Make] = [*BOXES, JenattonTree, large_tree, chain, five_tasks, task, corner]
+EVERY: list[Make] = [*BOXES, JenattonTree, large_tree, chain, five_tasks]
 
 
 @pytest.mark.parametrize("make", [*EVERY, table])
@@ -136,5 +127,5 @@ class TestAsBoTorchTestsItsOwn(
     ]
     # a corner is an optimum with a gradient, and the number of a task has none
     for function in functions:
-        if isinstance(function, QuadraticTask | QuadraticTasks):
+        if isinstance(function, QuadraticTasks):
             function._check_grad_at_opt = False

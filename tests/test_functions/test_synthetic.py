@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import math
-import pickle
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from botorch_structured.test_functions import (
     RKHS1D,
     GramacyExponential2D,
     JenattonTree,
-    QuadraticTask,
     QuadraticTasks,
 )
 
@@ -119,77 +115,28 @@ def test_starts_are_one_point_on_each_path() -> None:
         assert row[15 + (leaf >= 4)].item() == pytest.approx(rng.random())
 
 
-parameters = st.floats(0.1, 10.0)
-
-
-@given(a=parameters, b=parameters, c=parameters)
-@settings(deadline=None, max_examples=25)
-def test_a_task_is_its_definition(a: float, b: float, c: float) -> None:
-    problem = QuadraticTask((a, b, c))
-    X = problem.space.sample(50, seed=0)
-    expected = [a / 2 * sum(v * v for v in x) + b * sum(x) + c for x in X.tolist()]
-    torch.testing.assert_close(problem(X), torch.tensor(expected).double())
-    # the optimum, on a grid of one coordinate: they are alike
-    grid = torch.linspace(-1, 1, 4001, dtype=torch.double)
-    values = problem(grid.unsqueeze(-1).expand(-1, 3))
-    assert problem(problem.optimizers).item() == pytest.approx(problem.optimal_value)
-    assert values.min() >= problem.optimal_value - 1e-12
-    assert float(values.min()) == pytest.approx(problem.optimal_value, abs=1e-5)
-
-
 @pytest.mark.parametrize("negate", [False, True])
 def test_the_column_of_tasks(negate: bool) -> None:
     tasks = QuadraticTasks(num_tasks=7, seed=3, negate=negate)
+    sign = -1.0 if negate else 1.0
     assert tasks.contexts.shape == (7, 3)
     assert tasks.contexts.min() >= 0.1 and tasks.contexts.max() <= 10
     X = tasks.space.sample(200, seed=1)
     assert X[:, -1].unique().tolist() == list(range(7))
-    for x in X:
-        alone = QuadraticTask(tasks.contexts[int(x[-1])].tolist(), negate=negate)
-        assert tasks(x) == pytest.approx(alone(x[:-1]).item(), rel=1e-14)
-    best = [QuadraticTask(c, negate=negate).optimal_value for c in tasks.contexts]
-    assert tasks.optimal_value == (max(best) if negate else min(best))
+    for *x, task in X.tolist():
+        a, b, c = tasks.contexts[int(task)].tolist()
+        value = a / 2 * sum(v * v for v in x) + b * sum(x) + c
+        point = torch.tensor([*x, task], dtype=torch.double)
+        assert tasks(point) == pytest.approx(sign * value, rel=1e-14)
+    # the optimum, on a grid of one coordinate: they are alike
+    grid = torch.linspace(-1, 1, 4001, dtype=torch.double).view(-1, 1).expand(-1, 3)
+    number = torch.arange(7.0).double().view(-1, 1, 1).expand(-1, 4001, 1)
+    values = sign * tasks(torch.cat([grid.expand(7, -1, -1), number], -1))
+    assert values.min() >= sign * tasks.optimal_value - 1e-12
+    assert float(values.min()) == pytest.approx(sign * tasks.optimal_value, abs=1e-5)
     assert tasks(tasks.optimizers).item() == pytest.approx(tasks.optimal_value)
     assert torch.equal(QuadraticTasks(4, seed=3).contexts, tasks.contexts[:4])
     assert not torch.equal(QuadraticTasks(7, seed=4).contexts, tasks.contexts)
-
-
-@pytest.mark.parametrize("negate", [False, True])
-def test_one_task_is_left_out(negate: bool) -> None:
-    tasks = QuadraticTasks(num_tasks=5, negate=negate)
-    state = torch.get_rng_state()
-    problem = tasks.leave_out(2, num_observations=4, seed=1)
-    history = problem.history
-    assert problem.context == tuple(tasks.contexts[2].tolist())
-    assert history.task == 2 and history.num_tasks == 5
-    assert history.X.shape == (16, 4) and history.Y.shape == (16, 1)
-    assert history.X[:, -1].unique().tolist() == [0, 1, 3, 4]
-    assert torch.equal(history.Y.squeeze(-1), tasks(history.X))
-    other = tasks.leave_out(0, num_observations=4, seed=1).history
-    assert torch.equal(history.X[history.X[:, -1] == 3], other.X[other.X[:, -1] == 3])
-    noisy = QuadraticTasks(num_tasks=5, noise_std=0.1).leave_out(2, 2000, seed=1)
-    plain = QuadraticTasks(num_tasks=5).leave_out(2, 2000, seed=1)
-    noise = noisy.history.Y - plain.history.Y
-    assert noise.std() == pytest.approx(0.1, rel=0.05)
-    assert torch.equal(noisy.history.X, plain.history.X)
-    assert torch.equal(state, torch.get_rng_state())
-    X = problem.starts(0)
-    assert X.shape == (2, 3) and not torch.equal(X, problem.starts(1))
-    assert problem.starts(0, 6).shape == (6, 3)
-    same = pickle.loads(pickle.dumps(problem))
-    assert torch.equal(same.history.X, history.X)
-    assert len(tasks.leave_out(2, num_observations=0).history.X) == 0
-
-
-def test_rows_are_joined() -> None:
-    problem = QuadraticTasks(num_tasks=3).leave_out(1, num_observations=2)
-    history = problem.history
-    X = problem.starts(0)
-    Y = problem(X).unsqueeze(-1)
-    joined, values = history.join(X, Y)
-    assert joined[:, -1].tolist() == [0, 0, 2, 2, 1, 1]
-    assert torch.equal(joined[4:, :-1], X) and torch.equal(values[4:], Y)
-    assert history.join(X[:0], Y[:0])[0].shape == (4, 4)
 
 
 def rkhs(x: float) -> float:
@@ -244,15 +191,6 @@ def points(**changes: float) -> torch.Tensor:
         (lambda: JenattonTree(4)(points(x0=0.5)), "integer values"),
         (lambda: QuadraticTasks(1), "at least 2, got 1"),
         (lambda: QuadraticTasks(seed=1.5), "seed: expected an integer .*got 1.5"),
-        (lambda: QuadraticTasks().leave_out(30), "0 to 29, got 30"),
-        (
-            lambda: QuadraticTasks().leave_out(0, num_observations=-1),
-            "num_observations: expected an integer .*-1",
-        ),
-        *[
-            (lambda c=c: QuadraticTask(c), "context: expected")
-            for c in ((1.0, 2.0), (0.0, 1.0, 1.0), (1.0, 1.0, 11.0))
-        ],
     ],
 )
 def test_wrong_arguments_and_points(make: Any, words: str) -> None:

@@ -24,7 +24,7 @@ from benchmarks.suite.peers.common import (
     from_native,
     native,
 )
-from botorch_structured.spaces import Equals, In, SearchSpace
+from botorch_structured.spaces import In, SearchSpace
 from botorch_structured.spaces.columns import CategoricalColumn, FloatColumn
 from botorch_structured.spaces.conditions import And, Condition, Or
 
@@ -73,13 +73,12 @@ def _condition(
         both = isinstance(condition, And)
         kind: Any = ConfigSpace.AndConjunction if both else ConfigSpace.OrConjunction
         return parts[0] if len(parts) == 1 else kind(*parts)
-    if not isinstance(condition, (Equals, In)):
+    if not isinstance(condition, In):
         raise ValueError(
             f"space: expected {child.name!r} to depend on values of others, got "
             f"{condition}."
         )
-    given = condition.values if isinstance(condition, In) else [condition.value]
-    values = [native(space.columns[condition.col], v) for v in given]
+    values = [native(space.columns[condition.col], v) for v in condition.values]
     return ConfigSpace.InCondition(child, parameters[condition.col], values)
 
 

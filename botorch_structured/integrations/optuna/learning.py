@@ -2,10 +2,10 @@
 
 A study that is defined by running it does not say its space; the parameters that its
 trials asked for show it. A parameter that all trials asked for is always active.
-Another one depends on a decision: a choice, or a number, that all trials with the
-parameter have, and whose values tell them from the others. Of several such decisions it
-is the one with the fewest values, until a trial has told them apart
-(`LearntSpace.untried`). Where no single decision explains a parameter, a second and a
+Another one depends on a decision: a choice, or a whole number with few values, that all
+trials with the parameter have, and whose values tell them from the others. Of several
+such decisions it is the one with the fewest values, until a trial tells them apart.
+Where no single decision explains a parameter, a second and a
 third one do within the branches of the first; where these do not either, the parameter
 counts as active in the branch, and trials without it have the middle of its range.
 """
@@ -88,10 +88,11 @@ class LearntSpace:
 
         Parameters that no trial has asked for are left out.
         """
-        return {
-            self.names[i]: self.parameters[i].entry(value)
-            for i, value in self._columns(values).items()
-        }
+        entries = {}
+        for name, (distribution, value) in values.items():
+            if (i := self._column(name, distribution)) is not None:
+                entries[self.names[i]] = self.parameters[i].entry(value)
+        return entries
 
     def _key(self, name: str, distribution: Any) -> tuple[str, Any]:
         return (name, None if name in self._united else distribution)
@@ -103,14 +104,6 @@ class LearntSpace:
         if column is None:
             column = self._position.get(self._key(name, distribution))
         return column
-
-    def _columns(self, values: Values) -> dict[int, Any]:
-        """Columns and the values of their parameters."""
-        return {
-            i: value
-            for name, (distribution, value) in values.items()
-            if (i := self._column(name, distribution)) is not None
-        }
 
     def _numbers(self, trial: Asked) -> dict[int, float]:
         """Columns and their numbers."""
@@ -213,32 +206,20 @@ class LearntSpace:
 
     def _learn(self) -> None:
         """Find the settings of decisions under which each parameter is active."""
-        self._unexplained: set[int] = set()
-        self._rivals: dict[int, list[_DecisionSplit]] = {}
-        explained: dict[int, list[_Where]] = {}
-        for i, with_it in enumerate(self._asked):
+        explained: dict[int, tuple[list[_Where], bool]] = {}
+        for with_it in self._asked:
             # the rest of a trial that ended early is not known
             without = self._complete & ~with_it
             if with_it not in explained:
-                explained[with_it] = self._explain(i, with_it, without)
-        self._ways = [explained[with_it] for with_it in self._asked]
-
-    def _explain(self, i: int, with_it: int, without: int) -> list[_Where]:
-        splits = self._splits(with_it, without)
-        self._rivals[i] = [split for split in splits if not split.cost]
-        ways, is_explained = self._grow(with_it, without, _DEPTH)
-        if self._rivals[i] or not without:
-            return ways
-        # a cut through many numbers explains a few trials by chance
-        several = len(self._columns_of[self.parameters[i].name]) > 1
-        cuts = [] if several else self._splits(with_it, without, many=True)
-        is_chance = min(with_it.bit_count(), without.bit_count()) == 1
-        if cuts and not (is_chance and is_explained):
-            return self._follow(cuts[0], with_it, without, 0)[0]
-        if not is_explained:
-            same = (j for j, other in enumerate(self._asked) if other == with_it)
-            self._unexplained.update(same)
-        return ways
+                explained[with_it] = self._grow(
+                    with_it,
+                    without,
+                    _DEPTH,
+                )
+        self._unexplained = {
+            i for i, with_it in enumerate(self._asked) if not explained[with_it][1]
+        }
+        self._ways = [explained[with_it][0] for with_it in self._asked]
 
     def _is_decision(self, i: int) -> bool:
         return self.parameters[i].is_choice or self._is_few(i)
@@ -275,29 +256,25 @@ class LearntSpace:
                 ways.append({**way, split.decision: spans})
         return ways, explained
 
-    def _splits(
-        self, with_it: int, without: int, many: bool = False
-    ) -> list[_DecisionSplit]:
+    def _splits(self, with_it: int, without: int) -> list[_DecisionSplit]:
         """Decisions that tell some trials from others, the best ones first.
 
         Args:
             with_it: The trials that have a parameter.
             without: Others, that do not have it.
-            many: Whether they are numbers with many values, of which one cut tells all.
         """
         splits = []
         for i, asked in enumerate(self._asked):
             # one that is asked for together with the parameter explains nothing
             explains = not with_it & ~asked and without & asked
-            if many == self._is_decision(i) or not explains:
+            if not (explains and self._is_decision(i)):
                 continue
             if self.parameters[i].is_choice:
                 branches = [((v, v), trials) for v, trials in self._at[i].items()]
             else:
                 branches = self._runs(i, with_it, without)
             cost = sum(_impurity(with_it & b, without & b) for _, b in branches)
-            if not many or (len(branches) == 2 and not cost):
-                splits.append(_DecisionSplit(i, cost, branches))
+            splits.append(_DecisionSplit(i, cost, branches))
         return sorted(
             splits,
             key=lambda s: (
@@ -319,8 +296,7 @@ class LearntSpace:
         cuts = [-math.inf]
         for below, above in pairwise(runs):
             middle = 0.5 * (below[-1][0] + above[0][0])
-            whole = self.parameters[i].is_whole
-            cuts.append(math.floor(middle) + 0.5 if whole else middle)
+            cuts.append(math.floor(middle) + 0.5)
         ends = [math.nextafter(cut, -math.inf) for cut in cuts[1:]] + [math.inf]
         trials = [reduce(or_, (some for _, some in run)) for run in runs]
         return list(zip(zip(cuts, ends, strict=True), trials, strict=True))
@@ -351,7 +327,11 @@ class LearntSpace:
         }
         named = zip(self.parameters, self.names, strict=True)
         columns = [parameter.column(name) for parameter, name in named]
-        tree = ParameterTree(len(columns), conditions=conditions, values=values)
+        tree = ParameterTree(
+            len(columns),
+            conditions=conditions,
+            values=values,
+        )
         return SearchSpace.from_columns(columns, tree)
 
     def _condition(self, ways: list[_Where]) -> Condition:
@@ -375,8 +355,7 @@ class LearntSpace:
         A value that no trial has is tried, as something may depend on it: each value of
         a choice with at most 10, or on which something depends; the ends of a range of
         at most 5 whole numbers, then the middle between two that differ. One trial
-        tries as many as go together. Then decisions are told apart that explain the
-        same.
+        tries as many as go together.
 
         Args:
             fixed_entries: Entries that the trial has in any case.
@@ -397,12 +376,6 @@ class LearntSpace:
             fitting = (way for way in ways if (both | way).items() >= both.items())
             if (way := next(fitting, None)) is not None:
                 chosen |= {**way, i: new[i]}
-        if not chosen:
-            chosen = self._separating()
-            if any(fixed.get(i, v) != v for i, v in chosen.items()):
-                return None
-            if any(chosen.items() <= row.items() for row in self._expected):
-                return None
         parameters = ((self.parameters[i], number) for i, number in chosen.items())
         values = {p.name: (p.distribution, p.value_at(v)) for p, v in parameters}
         return values or None
@@ -444,34 +417,6 @@ class LearntSpace:
             for a, b in pairwise(sorted(self._at[i]))
             if b - a > 1 and any(a < cut < b for cut in cuts)
         ]
-
-    def _separating(self) -> dict[int, float]:
-        """Values that tell which of two decisions explains a parameter."""
-        for i, splits in self._rivals.items():
-            few = [split for split in splits if self._is_few(split.decision)]
-            for rival in few[1:]:
-                for one, other in ((few[0], rival), (rival, few[0])):
-                    if values := self._disagreement(i, one, other):
-                        return values
-        return {}
-
-    def _disagreement(
-        self, i: int, one: _DecisionSplit, other: _DecisionSplit
-    ) -> dict[int, float]:
-        """A trial for which one decision has the parameter, and another one has not."""
-        p = one.decision
-        q = other.decision
-        lacking = [
-            number
-            for number, trials in self._at[q].items()
-            if trials & self._complete and not trials & self._asked[i]
-        ]
-        above = self._above(p) | self._above(q)
-        for row in self._rows if lacking and q not in self._above(p) else ():
-            if i in row and q in row and p in row:
-                way = {j: row[j] for j in above if j in row}
-                return {**way, p: row[p], q: lacking[0]}
-        return {}
 
 
 def _impurity(with_it: int, without: int) -> float:

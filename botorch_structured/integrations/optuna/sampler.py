@@ -177,7 +177,12 @@ class StructuredSampler(BaseSampler):
             return None
         told = ToldStudy(self._values)
         configs = told.configs(space, trials, {})
-        return told.study(study, trials, configs, self._maker(study, space))
+        return told.study(
+            study,
+            trials,
+            configs,
+            self._maker(study, space),
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_kept": {}}
@@ -192,7 +197,11 @@ class StructuredSampler(BaseSampler):
         """Choose the whole path of a trial as soon as it exists."""
         for _ in range(_ROUNDS):
             with _ONE_AT_A_TIME:
-                shared = SharedPaths(study, self._declared, self._old_trials)
+                shared = SharedPaths(
+                    study,
+                    self._declared,
+                    self._old_trials,
+                )
                 key = study.study_name, trial.number
                 if key not in self._suggested and (path := shared.read(trial.number)):
                     # the trial is taken up in another process
@@ -204,7 +213,13 @@ class StructuredSampler(BaseSampler):
                 return
             shared.keep(trial.number, suggestion)
             now = SharedPaths(study, self._declared, self._old_trials)
-            if not self._has_news(study, trial.number, suggestion, shared, now):
+            if not self._has_news(
+                study,
+                trial.number,
+                suggestion,
+                shared,
+                now,
+            ):
                 return
 
     def _has_news(
@@ -244,14 +259,8 @@ class StructuredSampler(BaseSampler):
     def infer_relative_search_space(
         self, study: optuna.Study, trial: FrozenTrial
     ) -> dict[str, BaseDistribution]:
-        """The parameters of the path, as far as Optuna has seen them."""
-        values = self._suggestion(study, trial).values
-        ranges = {name: d for name, (d, _) in values.items() if d is not None}
-        if self._earlier:  # ranges of old studies may not be those of this one
-            trials = study.get_trials(deepcopy=False)
-            names = {name for t in trials for name in t.distributions}
-            ranges = {name: d for name, d in ranges.items() if name in names}
-        return ranges
+        """None: `sample_independent` knows the path, and the ranges of the trial."""
+        return {}
 
     def sample_relative(
         self,
@@ -259,9 +268,8 @@ class StructuredSampler(BaseSampler):
         trial: FrozenTrial,
         search_space: dict[str, BaseDistribution],
     ) -> dict[str, Any]:
-        """Their values."""
-        values = self._suggestion(study, trial).values
-        return {name: values[name][1] for name in search_space if name in values}
+        """None."""
+        return {}
 
     def sample_independent(
         self,
@@ -270,19 +278,27 @@ class StructuredSampler(BaseSampler):
         param_name: str,
         param_distribution: BaseDistribution,
     ) -> Any:
-        """A parameter of the path whose range is another one now, or a random value."""
+        """A parameter of the path, the nearest one in its range; or a random value."""
         suggestion = self._suggestion(study, trial)
         parameter = TrialParameter(param_name, param_distribution)
         if self._declared is not None:
-            check_declared(self._declared, parameter, self._values(trial))
+            check_declared(
+                self._declared,
+                parameter,
+                self._values(trial),
+            )
         if param_name in suggestion.values:
             value = suggestion.values[param_name][1]
             if not parameter.is_choice or parameter.contains(value):
                 return parameter.nearest(value)
         if suggestion.whole and self._warns:
             self._warn(study, trial.number, param_name)
+        return self._draw(trial.number, parameter)
+
+    def _draw(self, number: int, parameter: TrialParameter) -> Any:
+        """A random value of a parameter that is not on the path of a trial."""
         seed = self._seed % (1 << 64)  # NumPy takes no negative ones
-        numbers = (seed, trial.number, zlib.crc32(param_name.encode()))
+        numbers = (seed, number, zlib.crc32(parameter.name.encode()))
         return parameter.draw(int(np.random.SeedSequence(numbers).generate_state(1)[0]))
 
     def _warn(self, study: optuna.Study, number: int, name: str) -> None:
@@ -321,12 +337,20 @@ class StructuredSampler(BaseSampler):
     ) -> None:
         """Forget the suggestion, and check parameters."""
         self._suggested.pop((study.study_name, trial.number), None)
-        SharedPaths(study, self._declared, self._old_trials).forget(trial.number)
+        SharedPaths(
+            study,
+            self._declared,
+            self._old_trials,
+        ).forget(trial.number)
         if self._declared is not None and state != TrialState.FAIL:
             # Optuna asks no sampler for those of a single value
             for name, distribution in trial.distributions.items():
                 parameter = TrialParameter(name, distribution)
-                check_declared(self._declared, parameter, self._values(trial))
+                check_declared(
+                    self._declared,
+                    parameter,
+                    self._values(trial),
+                )
 
     # -- suggestions -------------------------------------------------------------------
 
@@ -373,7 +397,13 @@ class StructuredSampler(BaseSampler):
             later = [t for t in others if t.number > other.number]
             ended = sum(t.state.is_finished() for t in later)
             expected = not values and ended < 5
-            asked.append(Asked(path if expected else values, False, expected))
+            asked.append(
+                Asked(
+                    path if expected else values,
+                    False,
+                    expected,
+                )
+            )
         space = self._space([*self._asked_before(asked), *asked])
         if space is None:
             return SuggestedPath()
@@ -388,7 +418,12 @@ class StructuredSampler(BaseSampler):
                 self._say_left_out(study, other)
             elif other.state == TrialState.RUNNING:
                 pending.append(config)
-        inner = told.study(study, others, configs, self._maker(study, space))
+        inner = told.study(
+            study,
+            others,
+            configs,
+            self._maker(study, space),
+        )
         inner.seed = later_seed(self._seed, number)
         try:
             (config,) = inner.ask(

@@ -111,7 +111,11 @@ class TrialParameter:
         if self.is_choice:
             return CategoricalColumn(name, self._labels)
         if self.step is not None:
-            return IntegerColumn(name, 0, round(self._width / self.step))
+            return IntegerColumn(
+                name,
+                0,
+                round(self._width / self.step),
+            )
         kind: Any = IntegerColumn if self.is_integer else FloatColumn
         ours = self.distribution
         return kind(name, ours.low, ours.high, log=ours.log)
@@ -372,9 +376,7 @@ def configurations(
 
     @cache
     def others() -> Tensor:
-        generator = torch.Generator().manual_seed(0)
-        drawn = torch.stack([c.draw(2_000, generator) for c in space.columns], -1)
-        return torch.cat([drawn, space.starts(seed=0)])
+        return torch.cat([space.sample(2_000, seed=0), space.starts(seed=0)])
 
     for i, active in enumerate(space.tree.active_mask(X).tolist()):
         lacks = any(on and c not in told[i] for c, on in enumerate(active))

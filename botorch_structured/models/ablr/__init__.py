@@ -18,7 +18,7 @@ its covariance, written out                 ``hyperparameters.TaskFeatureKernel`
 (2) predictive variance                     the same (its root), and the noise 1 / alpha
                                             in ``MultiTaskABLR.posterior``
 ``K_t``, ``L_t``, ``c_t``                   ``regressions.solve``: a QR factor in place
-                                            of a Cholesky factor, of the smaller system
+                                            of a Cholesky factor
 (3) rho, and its gradient                   ``regressions.Regressions.log_evidence``:
                                             minus rho, ``-N / 2 log(2 pi)`` included
 section 2.1, empirical Bayes                ``MultiTaskABLR.custom_fit``

@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import zip_longest
 
 import torch
@@ -30,7 +31,7 @@ from torch import Tensor, nn
 from botorch_structured._botorch_names import BatchNorm, DropoutNd
 from botorch_structured.models.ablr.hyperparameters import RawValue
 from botorch_structured.models.ablr.processes import Processes
-from botorch_structured.spaces.arguments import check_count, later_seed
+from botorch_structured.spaces.arguments import later_seed
 
 
 class TanhNetwork(Module):
@@ -62,9 +63,6 @@ class TanhNetwork(Module):
         prior_scale: See above, positive; None for no prior.
         seed: The weights to start from, without a side effect on the global generator.
         bias: Whether layers have the biases b_1, b_2, ...
-
-    Raises:
-        ValueError: If a number is out of range or ``bounds`` are not.
     """
 
     # Standard deviations of weights, times 1 / sqrt(fan-in), and of biases at the
@@ -83,23 +81,10 @@ class TanhNetwork(Module):
         seed: int = 0,
         bias: bool = True,
     ) -> None:
-        check_count("dim", dim)
-        for width in widths or [0]:
-            check_count("widths", width)
-        if prior_scale is not None and not 0.0 < prior_scale < math.inf:
-            raise ValueError(
-                f"prior_scale: expected a positive number or None, got {prior_scale}."
-            )
         super().__init__()
         if bounds is None:
-            bounds = torch.tensor([[0.0] * dim, [1.0] * dim], dtype=torch.float64)
-        if bounds.shape != (2, dim) or not (bounds[0] < bounds[1]).all():
-            raise ValueError(
-                f"bounds: expected ``2 x {dim}``, low < high, got {bounds.tolist()}."
-            )
-        bounds = bounds.detach().double()
-        self.register_buffer("center", bounds.mean(0))
-        self.register_buffer("half_range", (bounds[1] - bounds[0]) / 2.0)
+            bounds = torch.tensor([[0.0] * dim, [1.0] * dim])
+        self.register_buffer("bounds", bounds.detach().double())
         self.dim = dim
         self.seed = seed
         self.prior_scale = prior_scale
@@ -115,7 +100,7 @@ class TanhNetwork(Module):
         self._scale = torch.cat([scale.flatten() for scale in scales])
         self.register_parameter("values", nn.Parameter(torch.zeros_like(self._scale)))
         if prior_scale is not None:
-            read = RawValue("values")
+            read = RawValue("values", "values")
             prior = NormalPrior(self.values.detach(), prior_scale * self._scale)
             self.register_prior("values_prior", prior, read, read.set)
         self.restart()
@@ -160,7 +145,8 @@ class TanhNetwork(Module):
         Returns:
             ``batch_shape x n x D``.
         """
-        values = (X - self.center) / self.half_range
+        low, high = self.bounds
+        values = (2.0 * X - low - high) / (high - low)
         parts = self.parts
         count = sum(part.ndim == 2 for part in parts)
         for weight, bias in zip_longest(parts[:count], parts[count:]):
@@ -200,7 +186,7 @@ def as_feature_map(
     """The one feature map that a user means by two arguments.
 
     Args:
-        feature_map: A module, a bound method of one, ``published_network``, or None.
+        feature_map: A module, a bound method of one, or None.
         covar_module: A kernel with a method ``features``, or None.
         X: Transformed inputs without the task column, ``n x d``.
         seed: Of a network that is made here.
@@ -217,8 +203,6 @@ def as_feature_map(
                 f"determines the covariance; got {type(covar_module).__name__}."
             )
         feature_map = getattr(covar_module, "features", covar_module)
-    if feature_map is published_network:
-        return published_network(X.shape[-1], seed)
     if feature_map is None:
         return default_network(X, seed, processes)
     owner = getattr(feature_map, "__self__", None)
@@ -260,7 +244,7 @@ def default_network(
     far = X.new_full((1, d), torch.inf)
     low = processes.least(torch.cat([X, far]).amin(0)).double()
     high = -processes.least(torch.cat([-X, far]).amin(0)).double()
-    unit = ~((low < 0.0) | (high > 1.0)) | (low == high)
+    unit = (low >= 0.0) & (high <= 1.0) | (low == high)
     narrow = unit & (low < high) & (high - low < 0.1)
     low = torch.where(unit, 0.0, low)
     high = torch.where(unit, 1.0, high)
@@ -299,33 +283,28 @@ def weight_level(
     X: Tensor,
     processes: Processes,
 ) -> float:
-    """The weight precision under which functions have a variance of one.
+    """The weight precision under which functions have a variance of about one.
 
     Args:
         feature_map: ``n x d`` to ``n x D``.
-        X: Transformed inputs of this process.
+        X: Transformed inputs of this process, of which some thousands are looked at.
         processes: The processes that share the rows.
 
     Raises:
         ValueError: If the features are not finite, all zero, or of another shape.
     """
-    X = X if len(X) else X.new_zeros(1, X.shape[-1])
-    squares = X.new_zeros((), dtype=torch.float64)
-    for rows in X.split(4_096):
-        try:
-            phi = feature_map(rows)
-            good = phi.shape[:-1] == rows.shape[:-1] and bool(phi.isfinite().all())
-            problem = f"of shape {tuple(phi.shape)}, or not finite"
-        except RuntimeError as error:
-            good = False
-            problem = f"that fail: {error}"
-        if not good:
-            raise ValueError(
-                f"feature_map: expected a map of inputs ``n x {X.shape[-1]}`` (no task "
-                f"column) to finite features ``n x D``, got features {problem}."
-            )
-        squares += phi.double().square().sum()
-    level = float(processes.total(squares)) / processes.count(X)
+    rows = X[:: 1 + len(X) // 4_096] if len(X) else X.new_zeros(1, X.shape[-1])
+    phi = None
+    with suppress(RuntimeError):
+        phi = feature_map(rows)
+    if phi is None or phi.shape[:-1] != rows.shape[:-1] or not phi.isfinite().all():
+        raise ValueError(
+            f"feature_map: expected a map of inputs ``n x {X.shape[-1]}`` (no task "
+            "column) to finite features ``n x D``, got "
+            f"{None if phi is None else tuple(phi.shape)} of {tuple(rows.shape)}."
+        )
+    squares = processes.total(phi.double().square().sum())
+    level = float(squares) / processes.count(rows)
     if not level > 0.0:
         raise ValueError(
             "feature_map: expected features that are not all zero at the training rows."

@@ -12,7 +12,6 @@ level, of tasks with many rows the evidence outweighs it.
 from __future__ import annotations
 
 import math
-from copy import deepcopy
 from typing import Any
 
 import torch
@@ -38,16 +37,16 @@ class RawValue:
 
     Args:
         raw: Name of the raw parameter.
-        value: Name of the value; default: it is the raw parameter.
+        value: Name of the value.
     """
 
     def __init__(
         self,
         raw: str,
-        value: str | None = None,
+        value: str,
     ) -> None:
         self.raw = raw
-        self.value = value or raw
+        self.value = value
         self.reads = raw, 1.0
 
     def __call__(self, module: Module) -> Tensor:
@@ -142,24 +141,15 @@ class TaskFeatureKernel(BatchKernel):
     ) -> Tensor:
         left = self.feature_map(self.tasks.without(x1))
         right = self.feature_map(self.tasks.without(x2))
-        products = (left * right).sum(-1) if diag else left @ right.mT
+        covariance = left @ right.mT
         beta = self.weight_precision.value
         if self.tasks.column is None:
-            return products / beta.reshape(*self.batch_shape, *[1] * (2 - diag))
-        task = self.tasks.index(x1)
-        other = self.tasks.index(x2)
-        if diag:
-            products = products.unsqueeze(-1) / beta[task]
-            return torch.where(task == other, products, 0.0).squeeze(-1)
-        return torch.where(task == other.mT, products / beta[task], 0.0)
-
-    def _take(self, where: Tensor) -> TaskFeatureKernel:
-        # features, which may be a large network, are those of the whole batch
-        taken = deepcopy(self, {id(self.feature_map): self.feature_map})
-        raw = taken.weight_precision.raw_value
-        raw.data = raw.data.flatten()[where.to(raw.device)]
-        taken._batch_shape = where.shape
-        return taken
+            covariance = covariance / beta.reshape(*self.batch_shape, 1, 1)
+        else:
+            task = self.tasks.index(x1)
+            same = task == self.tasks.index(x2).mT
+            covariance = torch.where(same, covariance / beta[task], 0.0)
+        return covariance.diagonal(dim1=-1, dim2=-2) if diag else covariance
 
 
 class TaskLikelihood(HadamardGaussianLikelihood):

@@ -53,10 +53,8 @@ from linear_operator.operators import (
 from torch import Tensor, nn
 
 from botorch_structured._botorch_names import DefaultType
-from botorch_structured.kernels.random_fourier_features import RandomFourierFeatures
 from botorch_structured.models import checks
 from botorch_structured.models.ablr.feature_maps import (
-    TanhNetwork,
     as_feature_map,
     published_network,
     weight_level,
@@ -228,8 +226,6 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
                 "train_X: expected one data set, ``n x d``, since a batch of models "
                 f"would not share its features; got shape {tuple(train_X.shape)}."
             )
-        if isinstance(seed, bool) or not isinstance(seed, int):
-            raise ValueError(f"seed: expected an integer, got {seed!r}.")
         with torch.no_grad():
             X = self.transform_inputs(train_X, input_transform=input_transform)
         # on some rows a transform shows what it does to columns
@@ -277,15 +273,7 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         if outcome_transform is not None:
             self.outcome_transform = outcome_transform
         self.to(train_X)
-        several = isinstance(self.mean_module, MultitaskMean)
-        prior = self.mean_module(plain[:1] if several else X[:1])
-        expected = (len(X[:1]), len(tasks)) if several else (len(X[:1]),)
-        if prior.shape != expected:
-            raise ValueError(
-                "mean_module: expected one value for each row, or a MultitaskMean with "
-                f"{len(tasks)} of them, got {type(self.mean_module).__name__} of shape "
-                f"{tuple(prior.shape)}."
-            )
+        self._prior_means(X[:1])  # may raise
         self._training_data()  # made here rather than within the first step of a fit
 
     @classmethod
@@ -325,14 +313,14 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
             >>> model = MultiTaskABLR.as_published(X_and_task, Y, task_feature=-1)
             >>> fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
         """
-        network: Any = published_network  # called by the constructor, which knows d
+        d = train_X.shape[-1] - (task_feature is not None)
         return cls(
             train_X,
             train_Y,
             task_feature,
             train_Yvar,
             outcome_transform=None,
-            feature_map=network,
+            feature_map=published_network(d, seed),
             priors=False,
             seed=seed,
             **kwargs,
@@ -412,9 +400,6 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         Args:
             idcs: Indices of outputs.
         """
-        count = self._num_outputs
-        if not idcs or not all(-count <= i < count for i in idcs):
-            raise ValueError(f"idcs: expected indices of {count} outputs, got {idcs}.")
         new = self._sharing_rows()
         new._output_tasks = [self._output_tasks[i] for i in idcs]
         new._num_outputs = len(idcs)
@@ -462,9 +447,18 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         A ``MultitaskMean`` has one mean per task; of any other, rows with their task
         column have one value.
         """
-        if isinstance(self.mean_module, MultitaskMean):
-            return self.mean_module(self.tasks.without(X))
-        return self.mean_module(X).unsqueeze(-1).expand(*X.shape[:-1], self.num_tasks)
+        several = isinstance(self.mean_module, MultitaskMean)
+        means = self.mean_module(self.tasks.without(X) if several else X)
+        if not several:
+            means = means.unsqueeze(-1)
+        count = self.num_tasks if several else 1
+        if means.shape != (*X.shape[:-1], count):
+            raise ValueError(
+                "mean_module: expected one value for each row, or a MultitaskMean with "
+                f"{self.num_tasks} of them, got {type(self.mean_module).__name__} of "
+                f"shape {tuple(means.shape)}."
+            )
+        return means.expand(*X.shape[:-1], self.num_tasks)
 
     def _regressions(self, Y: Tensor | None = None) -> Regressions:
         """The regressions with the present hyperparameters.
@@ -513,8 +507,7 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
                 "mll(model(X), Y): one process has only some of the rows. Expected "
                 "fit_gpytorch_mll, or model.compute_custom_loss(mll)."
             )
-        observed = ~value.isnan()
-        if not torch.equal(observed, ~self.train_targets.isnan()):
+        if not torch.equal(value.isnan(), self.train_targets.isnan()):
             raise ValueError(
                 f"value: expected shape {tuple(self.train_targets.shape)} and outcomes "
                 "where the training data have them, got shape "
@@ -589,9 +582,9 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         # data the cap ends a fit; a second one goes on from there
         options: dict[str, Any] = {"ftol": 1e-6, "gtol": 1e-5, "maxiter": 300}
         network: Any = self.feature_map
-        drawn = isinstance(network, (RandomFourierFeatures, TanhNetwork))
+        drawn = hasattr(network, "has_started") and not network.has_started()
         one = kwargs.get("closure") is not None or "optimizer" in kwargs
-        if num_starts > 1 and drawn and not one and not network.has_started():
+        if num_starts > 1 and drawn and not one:
             brief = dict(optimizer_kwargs or {})
             brief["options"] = options | (brief.get("options") or {})
             brief["options"]["maxiter"] = min(15, brief["options"]["maxiter"])
@@ -631,7 +624,10 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
     def _weights_of(self, indices: Iterable[int]) -> WeightPosterior:
         """Those of some tasks, ``... x m x D`` and ``... x m x D x D``."""
         weights = self._all_weights()
-        return WeightPosterior.stacked([weights[i] for i in indices])
+        # some may have been conditioned on a batch of outcomes, and others not
+        means, roots = zip(*(weights[i] for i in indices), strict=True)
+        mean = torch.stack(torch.broadcast_tensors(*means), dim=-2)
+        return WeightPosterior(mean, torch.stack(torch.broadcast_tensors(*roots), -3))
 
     def weight_posterior(self) -> MultivariateNormal:
         """Posterior of the weights w_t of each output, on the standardised scale.
@@ -640,7 +636,7 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
             A distribution over ``num_outputs x D``, or ``D`` for one output.
         """
         self.eval()
-        mean, root = self._weights_of(map(self.tasks.index_of, self._output_tasks))
+        mean, root = self._weights_of(self._indices(self._output_tasks))
         if self._num_outputs == 1:
             mean = mean.squeeze(-2)
             root = root.squeeze(-3)
@@ -663,12 +659,15 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
             )
         return tasks and X.shape[-1] == columns
 
+    def _indices(self, outputs: Iterable[int]) -> list[int]:
+        return list(map(self.tasks.index_of, outputs))
+
     def _tasks_at(self, X: Tensor) -> Tensor:
-        """The task of each outcome at some inputs, ``batch_shape x q x m`` or ``m``."""
+        """The task of each outcome at some inputs, ``batch_shape x q x m``."""
         if self.tasks.column is not None and self._has_task(X):
             return self.tasks.index(X)
-        indices = list(map(self.tasks.index_of, self._output_tasks))
-        return torch.tensor(indices, device=X.device)
+        indices = self._indices(self._output_tasks)
+        return torch.tensor(indices, device=X.device).expand(*X.shape[:-1], -1)
 
     # -- posterior ------------------------------------------------------------------
 
@@ -714,8 +713,10 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
             outputs = self._output_tasks if output_indices is None else output_indices
             if not outputs:
                 raise ValueError("output_indices: expected at least one, got none.")
-            indices = list(map(self.tasks.index_of, outputs))
-            mean, root = self._at_outputs(self._rows_of(X, outputs), indices)
+            indices = self._indices(outputs)
+            inputs = [self.tasks.insert(X, t) for t in outputs]
+            rows = [self.transform_inputs(x) for x in inputs]
+            mean, root = self._at_outputs(rows, indices)
             task = torch.tensor(indices, device=X.device).unsqueeze(-1)
         noise = None
         if torch.is_tensor(observation_noise):
@@ -734,8 +735,8 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         covariance = _covariance(root, task if outputs is None else None, noise, unit)
         posterior: Any = GPyTorchPosterior(_joint(mean, covariance))
         if transform is not None and not standardised:
-            transform, rows = self._transform_at(X, outputs)
-            posterior = transform.untransform_posterior(posterior, X=rows)
+            transform, seen = self._transform_at(X, outputs)
+            posterior = transform.untransform_posterior(posterior, X=seen)
         if posterior_transform is not None:
             return posterior_transform(posterior=posterior, X=X)
         return posterior
@@ -760,41 +761,33 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         prior = self._prior_means(X).gather(-1, task.mT).mT
         mean = prior
         root = torch.zeros_like(phi)
+        weights = self._all_weights()
         for t in task.unique().tolist():
-            deviation, root_of_task = self._weights_of([t]).at(phi)
+            w = weights[t]
+            one = WeightPosterior(w.mean.unsqueeze(-2), w.root.unsqueeze(-3))
+            deviation, root_of_task = one.at(phi)
             of_task = task == t
             mean = torch.where(of_task, prior + deviation, mean)
             root = torch.where(of_task.unsqueeze(-1), root_of_task, root)
         return mean, root, task
 
-    def _rows_of(
-        self,
-        X: Tensor,
-        outputs: Sequence[int],
-    ) -> list[Tensor]:
-        """Transformed rows of each output, of inputs without a task column."""
-        return [self.transform_inputs(self.tasks.insert(X, t)) for t in outputs]
-
     def _at_outputs(
         self,
         rows: Sequence[Tensor],
         indices: Sequence[int],
-        weights: WeightPosterior | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Means and roots of some tasks, ``... x m x q`` and ``... x m x q x D``.
 
         Args:
             rows: Transformed rows of each, ``... x q x d``.
             indices: Which tasks.
-            weights: Instead of theirs.
         """
         means = zip(map(self._prior_means, rows), indices, strict=True)
         prior = torch.stack([mean[..., i] for mean, i in means], dim=-2)
         if self.tasks.column is None or not hasattr(self, "input_transform"):
             rows = rows[:1]  # they differ in their tasks only
         phi = [self.feature_map(self.tasks.without(x)) for x in rows]
-        weights = self._weights_of(indices) if weights is None else weights
-        mean, root = weights.at(torch.stack(phi, dim=-3))
+        mean, root = self._weights_of(indices).at(torch.stack(phi, dim=-3))
         return prior + mean, root
 
     def _noise_levels(self) -> Tensor:
@@ -836,9 +829,8 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         transform = self.outcome_transform
         if outputs is None:
             return transform, X
-        if self.tasks.column is None or isinstance(transform, StandardizeTasks):
-            indices = list(map(self.tasks.index_of, outputs))
-            return transform.subset_output(indices), X
+        if self.tasks.column is None:
+            return transform.subset_output(self._indices(outputs)), X
         one = len(outputs) == 1
         return transform, self.tasks.insert(X, outputs[0]) if one else None
 
@@ -889,8 +881,7 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
             Y = Y.mT.flatten(-2).unsqueeze(-1)
             noise = None if noise is None else noise.mT.flatten(-2).unsqueeze(-1)
         rows = self.transform_inputs(X)
-        expected = (*X.shape[:-1], self._num_columns)
-        if X.shape != expected or rows.shape[:-1] != X.shape[:-1]:
+        if X.shape[-1] != self._num_columns or rows.shape[:-1] != X.shape[:-1]:
             raise ValueError(
                 "input_transform: expected one that treats new observations as it does "
                 f"training rows (transform_on_train=True), got {tuple(rows.shape)} of "
@@ -899,7 +890,7 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         if hasattr(self, "outcome_transform"):
             transform, seen = self._transform_at(rows, None if column else outputs)
             Y, _ = transform(Y=Y, X=seen)
-        task = self._tasks_at(X).expand(*X.shape[:-1], -1)
+        task = self._tasks_at(X)
         noise = self._noise_levels()[task] if noise is None else noise
         weights = self._updated(rows, Y, noise, task)
         batch = torch.broadcast_shapes(self.batch_shape, Y.shape[:-2], X.shape[:-2])
@@ -920,13 +911,10 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         # in the first process only: the sum over processes has them from there
         q = 0 if self._group.rank else len(Y)
         new.train()  # with inputs that are not transformed
-        parts = [new.train_inputs[0], X[:q].detach()]
-        targets = [new.train_targets, self.tasks.to_targets(Y[:q])]
-        given_noise = new._given_noise()
-        if given_noise is not None:
-            both = [given_noise, self.tasks.to_targets(noise[:q])]
-            new.likelihood.noise_covar.noise = torch.cat(both, dim=-1)
-        new.set_train_data(torch.cat(parts), torch.cat(targets, dim=-1), strict=False)
+        new.train_inputs = (torch.cat([new.train_inputs[0], X[:q].detach()]),)
+        old_Y, old_noise = new._extract_targets_and_noise()
+        noise = None if old_noise is None else torch.cat([old_noise, noise[:q]])
+        new._restore_targets_and_noise(torch.cat([old_Y, Y[:q]]), noise, strict=False)
         new.eval()
         new._weights = weights
         return new
@@ -1015,8 +1003,7 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         """
         if observation_noise is None and self._given_noise() is not None:
             with fantasize_flag():
-                levels = self._noise_levels()[self._tasks_at(X)]
-            observation_noise = levels.expand(*X.shape[:-1], levels.shape[-1])
+                observation_noise = self._noise_levels()[self._tasks_at(X)]
         return super().fantasize(
             X, sampler, observation_noise=observation_noise, **kwargs
         )
@@ -1081,8 +1068,7 @@ def _normal(
         mean: ``... x n``.
         covariance: ``... x n x n``.
     """
-    if covariance.shape[:-1] != mean.shape:
-        covariance = covariance.expand(*mean.shape, mean.shape[-1])
+    covariance = covariance.expand(*mean.shape, mean.shape[-1])
     return ScaledNormal(mean, at_unit_scale(covariance))
 
 
@@ -1104,16 +1090,17 @@ def _covariance(
         noise: Variances that broadcast to ``... x q``.
         unit: Of variances, see ``with_variance_floor``.
     """
-    several = task is not None and len(task.unique()) > 1
-    if noise is None and root.shape[-2] >= root.shape[-1] and not several:
+    if task is not None and len(task.unique()) == 1:
+        task = None
+    if noise is None and task is None and root.shape[-2] >= root.shape[-1]:
         return RootLinearOperator(root)
     covariance = root @ root.mT
-    if task is not None and several:
+    if task is not None:
         covariance = torch.where(task[..., None] == task[..., None, :], covariance, 0.0)
     covariance = with_variance_floor(covariance, unit)
     if noise is not None:
-        shape = torch.broadcast_shapes(noise.shape, covariance.shape[:-1])
-        covariance = covariance + torch.diag_embed(noise.expand(shape))
+        eye = torch.eye(covariance.shape[-1], device=covariance.device)
+        covariance = covariance + noise.unsqueeze(-1) * eye
     # a bare tensor would get no jitter when it is factorised for sampling
     return to_linear_operator(covariance)
 
@@ -1146,20 +1133,12 @@ class WeightPath(SamplePath):
     against those of the weights, and outputs are the last of these.
 
     Args:
-        model: A ``MultiTaskABLR``; its features are used as they are when called.
-        weights: ``sample_shape x batch_shape x m x D``.
+        model: A ``MultiTaskABLR`` that knows its weights exactly.
     """
 
-    weights: Tensor
-
-    def __init__(
-        self,
-        model: Any,
-        weights: Tensor,
-    ) -> None:
+    def __init__(self, model: MultiTaskABLR) -> None:
         super().__init__()
         self.model = model
-        self.register_buffer("weights", weights)
 
     def set_ensemble_as_batch(self, ensemble_as_batch: bool) -> None:
         """Nothing changes: this model is no ensemble."""
@@ -1168,29 +1147,16 @@ class WeightPath(SamplePath):
         """Function values.
 
         Args:
-            x: ``... x n x d`` inputs, or with a task column, which must then say the
-                task of the output; for several outputs ``n x d`` or
-                ``... x 1 x n x d``.
+            x: ``... x n x d`` inputs, or with a task column; without one, for several
+                outputs, ``n x d`` or ``... x 1 x n x d``.
 
         Returns:
             ``... x n``.
 
         Raises:
-            ValueError: For rows of another task than that of the output, and for
-                several outputs without the dimension that they have.
+            ValueError: For several outputs without the dimension that they have.
         """
-        model = self.model
-        model.eval()
-        outputs = model._output_tasks
-        one = len(outputs) == 1
-        if model._has_task(x):
-            if not one or not (x[..., model.tasks.column] == outputs[0]).all():
-                raise ValueError(
-                    f"x: expected inputs of task {outputs[0]}, which the functions "
-                    f"were drawn for (output_tasks={outputs}), or without a task "
-                    "column, got inputs of others."
-                )
-            x = model.tasks.without(x)
+        one = self.model.num_outputs == 1 or self.model._has_task(x)
         if not one and x.ndim > 2:  # a dimension for the outputs, which share points
             if x.shape[-3] != 1:
                 raise checks.ShapeError(
@@ -1198,15 +1164,13 @@ class WeightPath(SamplePath):
                     f"outputs share, got {tuple(x.shape)}."
                 )
             x = x.squeeze(-3)
-        rows = model._rows_of(x, outputs)
-        indices = list(map(model.tasks.index_of, outputs))
-        none = self.weights.new_zeros(self.weights.shape[-1], 1)
-        drawn = WeightPosterior(self.weights, root=none)
-        values, _ = model._at_outputs(rows, indices, drawn)
-        if hasattr(model, "outcome_transform"):
-            transform, seen = model._transform_at(x, outputs)
-            values = transform.untransform(values.mT, X=seen)[0].mT
-        return values.squeeze(-2) if one else values
+        posterior: Any = self.model.posterior(x)
+        if isinstance(posterior, GPyTorchPosterior):
+            values = posterior.mean
+        else:  # where transformed outcomes may have no mean
+            zeros = x.new_zeros(1, *posterior.base_sample_shape)
+            (values,) = posterior.rsample_from_base_samples(torch.Size([1]), zeros)
+        return values.squeeze(-1) if one else values.mT
 
 
 @DrawMatheronPaths.register(MultiTaskABLR)  # exact, whatever strategies BoTorch has
@@ -1223,9 +1187,12 @@ def draw_path(
         sample_shape: How many.
         strategies: Not used: BoTorch's, for paths that are not exact.
     """
-    model.eval()
-    mean, root = model._weights_of(map(model.tasks.index_of, model._output_tasks))
-    # on the CPU, so that a seed means the same on any device
-    normal = torch.randn(*sample_shape, *mean.shape, dtype=torch.float64)
-    deviation = (root @ normal.to(mean).unsqueeze(-1)).squeeze(-1)
-    return WeightPath(model, mean + deviation)
+    drawn = []
+    for mean, root in model.eval()._all_weights():
+        # on the CPU, so that a seed means the same on any device
+        normal = torch.randn(*sample_shape, *mean.shape, 1, dtype=torch.float64)
+        weights = mean + (root @ normal.to(mean)).squeeze(-1)
+        drawn.append(WeightPosterior(weights, root=torch.zeros_like(root[..., :1])))
+    exact = model._sharing_rows()
+    exact._conditioned = drawn
+    return WeightPath(exact)

@@ -19,22 +19,23 @@ reduced to a *factor*, at most D + 1 rows F with the same products,
 
 .. math:: F' F = [\Phi, y]' [\Phi, y].
 
-If the rows are few, and no task has more than D observations, factors are the data.
-Otherwise they are
-triangular factors of QR factorisations, taken chunk after chunk: the factor so far is
-stacked on the next chunk. From the factors follow value, m and slopes by a QR
-factorisation of the smaller system with its ridge,
+If the rows are few, and no task has more than D observations, factors are the data, and
+F is replaced by its coordinates in an orthonormal basis of their span. Otherwise they
+are triangular factors of QR factorisations, taken chunk after chunk: the factor so far
+is stacked on the next chunk. From the factors follow value, m and slopes by a QR
+factorisation of them with the ridge,
 
-.. math:: \begin{bmatrix} \sqrt r F \\ I \end{bmatrix} = Q T \;(N > D), \qquad
-    \begin{bmatrix} \sqrt r F' \\ I \end{bmatrix} = Q T \;(N \le D),
+.. math:: \begin{bmatrix} \sqrt r F \\ I \end{bmatrix} = Q T,
 
-where ``|K| = |T|^2`` in either case, and traces and residuals are sums of squares of
-parts of Q. Nothing is subtracted, so that gradients close to zero are right too.
+where ``|K| = |T|^2``, ``K^{-1} = A A'`` with the lower part A of Q, and traces and
+residuals are sums of squares of parts of Q, of its orthogonal complement where rows are
+few. Nothing is subtracted, so that slopes close to zero are right too.
 
 The first pass over the rows makes the factors; the second sends the derivative of each
 row,
 
-.. math:: \partial / \partial \phi_n = \alpha (y_n - \phi_n' m) m - r K^{-1} \phi_n,
+.. math:: \partial / \partial \phi_n = \alpha (y_n - \phi_n' m) m - r K^{-1} \phi_n
+    = -(C C' [\phi_n, y_n])_\phi, \quad C = [\sqrt \alpha [-m, 1], \sqrt r [A, 0]],
 
 back through the feature map. Time is linear in the number of rows. Memory beyond the
 data does not depend on it: the activations of a chunk (of all of them up to 65,536
@@ -44,7 +45,7 @@ rows), and a few ``D x D`` matrices per task.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from copy import copy
 from dataclasses import dataclass
 from itertools import pairwise, starmap
@@ -102,10 +103,10 @@ class TaskData:
             too). Default: this process has all rows.
         chunk_rows: Rows in a chunk. Default: 2,048, which stay in a CPU's cache with
             the activations of 50 units; a GPU needs 32,768 to be busy.
-        kept_rows: Up to so many rows activations are kept between the passes.
 
     Attributes:
         counts: Number of observations of each task, in all processes, ``T``.
+        keeps_activations: Whether they are kept between the passes: up to 65,536 rows.
         log_scale: Logarithm of all that outcomes are multiplied by.
     """
 
@@ -120,7 +121,6 @@ class TaskData:
         noise_variance: Tensor | None = None,
         processes: Processes | None = None,
         chunk_rows: int | None = None,
-        kept_rows: int = _KEPT_ROWS,
     ) -> None:
         self.features = features
         self.X = X
@@ -129,7 +129,7 @@ class TaskData:
         self.row = torch.arange(len(X), device=X.device) if row is None else row
         self.noise_variance = noise_variance
         self.processes = processes or Processes()
-        self.keeps_activations = len(X) <= kept_rows
+        self.keeps_activations = len(X) <= _KEPT_ROWS
         self.counts = self.processes.total(torch.bincount(task, minlength=num_tasks))
         self.largest = max(1, *self.counts.tolist())
         scale = torch.ones_like(Y) if noise_variance is None else noise_variance.rsqrt()
@@ -203,16 +203,6 @@ class WeightPosterior(NamedTuple):
         """
         return (phi @ self.mean.unsqueeze(-1)).squeeze(-1), phi @ self.root
 
-    @staticmethod
-    def stacked(weights: Sequence[WeightPosterior]) -> WeightPosterior:
-        """Several tasks in one, ``... x W x D`` and ``... x W x D x D``.
-
-        Some may have been conditioned on a batch of outcomes, and others not.
-        """
-        means = torch.broadcast_tensors(*[w.mean for w in weights])
-        roots = torch.broadcast_tensors(*[w.root for w in weights])
-        return WeightPosterior(torch.stack(means, dim=-2), torch.stack(roots, dim=-3))
-
     def update(
         self,
         features: Tensor,
@@ -235,14 +225,18 @@ class WeightPosterior(NamedTuple):
             Y: ``... x q``.
             noise_variance: Positive, ``... x q``.
         """
-        mean, root = self.mean.double(), self.root.double()
-        for i in range(Y.shape[-1]):
-            phi = features[..., i, :].double()
-            v = noise_variance[..., i].double()
+        mean = self.mean.double()
+        root = self.root.double()
+        for phi, y, v in zip(
+            features.double().unbind(-2),
+            Y.double().unbind(-1),
+            noise_variance.double().unbind(-1),
+            strict=True,
+        ):
             g = (root.mT @ phi.unsqueeze(-1)).squeeze(-1)
             s = v + g.square().sum(-1)
             gain = (root @ g.unsqueeze(-1)).squeeze(-1)
-            missed = Y[..., i] - (phi * mean).sum(-1)
+            missed = y - (phi * mean).sum(-1)
             mean = mean + gain * (missed / s).unsqueeze(-1)
             shrink = (gain / (s + (v * s).sqrt()).unsqueeze(-1)).unsqueeze(-1)
             root = root - shrink * g.unsqueeze(-2)
@@ -309,21 +303,31 @@ class Regressions:
         return X, phi, self.data.observed(chunk, phi)
 
     @torch.no_grad()
-    def solution(self, parts: Iterable[Any] = ()) -> Solution:
-        """The regressions, by what ``forward`` returns for each chunk."""
+    def solution(
+        self,
+        parts: Iterable[Any] = (),
+        few: bool = True,
+    ) -> Solution:
+        """The regressions.
+
+        Args:
+            parts: What ``forward`` returns for each chunk, if that is known.
+            few: Whether rows of tasks with few of them may remain as they are.
+        """
         data = self.data
         parts = parts or map(self.forward, data.chunks)
         factors: Tensor | None = None
         for chunk, (*_, both) in zip(data.chunks, parts, strict=True):
             if factors is None:
                 width = both.shape[-1]
-                few = data.largest < width and data.is_whole
+                few = few and data.is_whole and data.largest < width
                 height = data.largest if few else width
                 factors = both.new_zeros(len(data.counts), height, width)
             for tasks, index in chunk.batches:
                 rows = both[index]
-                if not few:
+                if chunk.rows.start:  # else it is the first one
                     rows = torch.cat([factors[tasks], rows], dim=-2)
+                if not few:
                     rows = torch.linalg.qr(rows, mode="r").R
                 factors[tasks, : rows.shape[-2]] = rows
         assert factors is not None
@@ -334,7 +338,7 @@ class Regressions:
 
     def value(self, solution: Solution) -> Tensor:
         """The log evidence of all tasks and outcomes."""
-        value = solution.value.sum() + self.data.log_scale
+        value = solution.value.sum().to(self.data.X.device) + self.data.log_scale
         return self.data.processes.first(value).to(self.log_beta)
 
     @torch.no_grad()
@@ -348,9 +352,11 @@ class Regressions:
             NanError: If features or hyperparameters are not finite.
             RuntimeError: If another process has ended or does not answer.
         """
-        solution = self.solution()
+        solution = self.solution(few=False)
+        beta = self.log_beta.detach().double().exp().cpu()
+        parts = solution.mean, solution.inverse_root * beta.rsqrt()[:, None, None]
         first = self.data.processes.first
-        return WeightPosterior(first(solution.mean), first(solution.root()))
+        return WeightPosterior(*(first(t.to(self.data.X.device)) for t in parts))
 
 
 class _SummedEvidence(torch.autograd.Function):
@@ -374,11 +380,12 @@ class _SummedEvidence(torch.autograd.Function):
         if data.keeps_activations:
             kept = list(map(regressions.forward, data.chunks))
         solution = regressions.solution(kept)
+        roots = solution.curvature_root.to(inputs.device)
         for i, chunk in enumerate(data.chunks):
             X, phi, both = kept[i] if kept else regressions.forward(chunk)
             slopes = torch.zeros_like(both)
             for tasks, index in chunk.batches:
-                root = solution.curvature_root[tasks]
+                root = roots[tasks]
                 slopes[index] = -(both[index] @ root) @ root.mT
             slopes = slopes[:-1] * data.scale[chunk.entries].unsqueeze(-1)
             d_Y[chunk.entries] = slopes[:, -1]
@@ -396,7 +403,7 @@ class _SummedEvidence(torch.autograd.Function):
             for d_parameter, gradient in zip(d_parameters, gradients, strict=False):
                 d_parameter.add_(gradient)
         processes = data.processes
-        precisions = map(processes.first, (solution.d_log_alpha, solution.d_log_beta))
+        precisions = processes.first(solution.slopes.to(inputs.device))
         ctx.gradients = [*precisions, d_X, d_Y, *map(processes.total, d_parameters)]
         return regressions.value(solution)
 
@@ -410,38 +417,23 @@ class _SummedEvidence(torch.autograd.Function):
         return None, *(None if g is None else grad * g for g in ctx.gradients)
 
 
-@dataclass(frozen=True)
-class Solution:
-    """Regressions of all tasks.
+class Solution(NamedTuple):
+    """Regressions of all tasks, on the CPU.
 
     Attributes:
-        basis: Of the span of the data, ``T x D x k``; None if it is everything.
         value: Log evidences, ``T``.
-        d_log_alpha: Their derivatives with respect to log alpha, ``T``.
-        d_log_beta: Their derivatives with respect to log beta, ``T``.
+        slopes: Their derivatives with respect to log alpha and log beta, ``2 x T``.
         mean: Posterior means of the weights, ``T x D``.
+        inverse_root: A, ``T x D x k``: in the span of the data, K^-1 = A A'.
         curvature_root: C, ``T x (D + 1) x (k + 1)``: the derivative with respect to an
             observation b = [phi, y] is -C C' b.
-        inverse_root: A, ``T x D x k``: in that span, K^-1 = A A'.
-        beta: Weight precisions, ``T``.
     """
 
-    basis: Tensor | None
     value: Tensor
-    d_log_alpha: Tensor
-    d_log_beta: Tensor
+    slopes: Tensor
     mean: Tensor
-    curvature_root: Tensor
     inverse_root: Tensor
-    beta: Tensor
-
-    def root(self) -> Tensor:
-        """A root of the covariance of the weights, ``T x D x D``."""
-        root = self.inverse_root
-        if self.basis is not None:
-            eye = torch.eye(root.shape[-2], dtype=root.dtype, device=root.device)
-            root = (eye + self.basis @ (root - self.basis).mT).mT
-        return root / self.beta.sqrt()[:, None, None]
+    curvature_root: Tensor
 
 
 @torch.no_grad()
@@ -463,7 +455,6 @@ def solve(
     Raises:
         NanError: If an evidence is not finite.
     """
-    device = rows.device
     rows = rows.cpu()
     counts = counts.cpu()
     alpha, beta = torch.stack([log_alpha, log_beta]).double().exp().cpu()
@@ -506,15 +497,11 @@ def solve(
         )
     toward = torch.cat([-mean, torch.ones_like(mean[:, :1])], dim=-2)
     across = pad(ratio * inverse_root, (0, 0, 0, 1))
-    curvature_root = torch.cat([alpha.sqrt()[:, None, None] * toward, across], dim=-1)
-    parts = (
+    fitted = fit.square().sum((-1, -2))
+    return Solution(
         value,
-        0.5 * (free - misfit),
-        0.5 * (fit.square().sum((-1, -2)) - size),
+        torch.stack([free - misfit, fitted - size]) / 2.0,
         mean.squeeze(-1),
-        curvature_root,
         inverse_root,
-        beta,
+        torch.cat([alpha.sqrt()[:, None, None] * toward, across], dim=-1),
     )
-    basis = None if basis is None else basis.to(device)
-    return Solution(basis, *(t.to(device) for t in parts))

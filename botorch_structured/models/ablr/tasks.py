@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -31,6 +31,8 @@ class Tasks(nn.Module):
         share_rows: Whether several outcomes share a row.
     """
 
+    #: The task of each outcome, ``batch_shape x n x m``, of rows.
+    index: Callable[[Tensor], Tensor]
     values: Tensor
     column: int | None = None
     share_rows = False
@@ -60,14 +62,6 @@ class Tasks(nn.Module):
             f"X or output_indices: expected task values among {self.values.tolist()}, "
             f"got unexpected task values: {got}."
         )
-
-    def index(self, X: Tensor) -> Tensor:
-        """The task of each outcome of rows, ``batch_shape x n x m``.
-
-        Args:
-            X: ``batch_shape x n x d``, with the task column if there is one.
-        """
-        raise NotImplementedError
 
     def without(self, X: Tensor) -> Tensor:
         """Rows without the task column, ``batch_shape x n x d``."""
@@ -103,7 +97,7 @@ class Signals(Tasks):
         self.share_rows = count > 1
 
     def index(self, X: Tensor) -> Tensor:
-        """See ``Tasks``."""
+        """The task of each outcome of rows, ``batch_shape x n x m``."""
         return self.values.expand(*X.shape[:-1], len(self))
 
 
@@ -135,7 +129,7 @@ class TaskColumn(Tasks):
         self.default = default
 
     def index(self, X: Tensor) -> Tensor:
-        """See ``Tasks``.
+        """The task of each outcome of rows, ``batch_shape x n x 1``.
 
         Raises:
             ValueError: For values that no task has, unless there is a default.
@@ -198,17 +192,11 @@ def find_tasks(
     train_X, X = transformed[0]
     count = train_Y.shape[-1]
     for name, values in (("output_tasks", output_tasks), ("all_tasks", all_tasks)):
-        if values is None:
-            continue
-        if task_feature is None:
+        listed = isinstance(values, Sequence) and all(map(_is_task, values))
+        if values is not None and (task_feature is None or not (listed and values)):
             raise ValueError(
-                f"{name}: expected None without a task_feature, got {values}."
-            )
-        listed = isinstance(values, Sequence) and len(values) > 0
-        if not listed or not all(map(_is_task, values)):
-            raise ValueError(
-                f"{name}: expected a list of integers, at least one task, got "
-                f"{values!r}."
+                f"{name}: expected None or, with a task_feature, a list of integers, "
+                f"at least one, got {values!r}."
             )
     if task_feature is None:
         return Signals(count), list(range(count))
@@ -226,8 +214,6 @@ def find_tasks(
             "several tasks and several signals make one model for each signal "
             "(ModelListGP), or each pair of both a task."
         )
-    if d == 0:
-        raise ValueError("train_X: expected columns beside the task's, got none.")
     column = task_feature % (d + 1)
     if not all(leaves_alone([column], *pair) for pair in transformed):
         raise ValueError(
@@ -272,6 +258,9 @@ class StandardizeTasks(OutcomeTransform):
     Args:
         tasks: Tasks or signals, T of them.
         processes: The processes that share the rows.
+
+    Attributes:
+        is_of_rows: Whether the scale of an outcome depends on its row, by the task.
     """
 
     means: Tensor
@@ -285,15 +274,10 @@ class StandardizeTasks(OutcomeTransform):
     ) -> None:
         super().__init__()
         self.tasks = tasks
+        self.is_of_rows = tasks.column is not None
         self._processes = processes or Processes()
         self.register_buffer("means", torch.zeros(len(tasks), dtype=torch.float64))
         self.register_buffer("stdvs", torch.ones(len(tasks), dtype=torch.float64))
-        self.register_buffer("_is_trained", torch.tensor(False))
-
-    @property
-    def is_of_rows(self) -> bool:
-        """Whether the scale of an outcome depends on its row, by the task column."""
-        return self.tasks.column is not None
 
     def _task_of(
         self,
@@ -371,7 +355,6 @@ class StandardizeTasks(OutcomeTransform):
         average = means[count > 0].mean().nan_to_num(0.0)
         self.means = torch.where(count > 0, means, average)
         self.stdvs = torch.where(varied, stdvs, usual)
-        self._is_trained = torch.tensor(True)
 
     def untransform(
         self,
@@ -405,7 +388,7 @@ class StandardizeTasks(OutcomeTransform):
         )
 
     def subset_output(self, idcs: list[int]) -> StandardizeTasks:
-        """The transform of some tasks or signals, as columns that share rows."""
+        """The transform of some signals; tasks of a column are one output."""
         new = StandardizeTasks(Signals(len(idcs))).to(self.means).train(self.training)
         new.means = self.means[idcs]
         new.stdvs = self.stdvs[idcs]

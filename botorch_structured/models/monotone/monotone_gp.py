@@ -329,7 +329,7 @@ class MonotoneGP(FastSingleTaskGP):
             covariance = DerivativeCovariance.of(self.covar_module)
             for column in self.columns:
                 covariance.place(column)
-        order = self._outcome_slopes().sign()
+        order = torch.where(self._outcome_slopes() < 0.0, -1.0, 1.0).to(points)
         nothing = order.new_zeros(*self._aug_batch_shape, len(directions) * len(points))
         buffers = {
             "virtual_points": points,
@@ -492,7 +492,8 @@ class MonotoneGP(FastSingleTaskGP):
                 kernel without known derivatives.
         """
         mean, covariance = self._derivative(X, column)
-        sign = self.monotone.get(column, 1) * self._outcome_slopes().sign()
+        order = torch.where(self._outcome_slopes() < 0.0, -1.0, 1.0).to(mean)
+        sign = self.monotone.get(column, 1) * order
         variance = covariance.diagonal(dim1=-2, dim2=-1)
         sd = variance.clamp_min(torch.finfo(variance.dtype).tiny).sqrt()
         probability = torch.special.ndtr(sign * mean / sd)
@@ -616,8 +617,8 @@ class MonotoneGP(FastSingleTaskGP):
             points = default_virtual_points(self._box.to(points), _CANDIDATES)
         v = len(points)
         mean, features = process.moments(points, columns)
-        signs = self.signs_at(points).to(mean)
-        shape = self._aug_batch_shape
+        signs = self.signs_at(points).to(mean).expand_as(mean)
+        shape = mean.shape[:-1]
         count = shape.numel()
 
         def array(values: Tensor) -> Array:

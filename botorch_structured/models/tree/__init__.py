@@ -42,7 +42,7 @@ K~_p, 5             ``context_features`` of ``TreeStructuredGP``:
 alpha / cost, 5     ``acquisition.ContextLogExpectedImprovement``
 (p*, beta*), 5      ``acquisition.PathContextLogExpectedImprovement``, with
                     ``improvement="published"`` as printed
-hyperband, 5        ``optim.successive_halving``, ``optim.encode_triplets``
+hyperband, 5        rows as any others: ``space.encode`` with the context by name
 ==================  ====================================================================
 
 ``TreeStructuredGP.as_published`` is sections 2 to 4 with the paper's choices.

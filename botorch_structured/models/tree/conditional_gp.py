@@ -41,7 +41,7 @@ from botorch_structured.models.tree.leaf_model import (
 )
 from botorch_structured.models.tree.noise import (
     horseshoe_likelihood,
-    register_amplitude_prior,
+    register_root_prior,
     set_noise_floor,
 )
 from botorch_structured.spaces import ParameterTree
@@ -131,7 +131,9 @@ class ConditionalGP(LeafModel):
             outcome_transform=outcome_transform,
         )
         columns = check_columns(
-            "categorical_features", categorical_features or (), tree.dim
+            "categorical_features",
+            categorical_features or (),
+            tree.dim,
         )
         categorical = sorted({*columns} - {*tree.decision_columns})
         if covar_module is not None and categorical:
@@ -144,12 +146,22 @@ class ConditionalGP(LeafModel):
                 "covar_module: expected a ConditionalKernel of the same tree as "
                 f"hierarchical_dependencies, got one of {covar_module.tree!r}."
             )
-        input_transform = protect_decisions(input_transform, tree, train_X, categorical)
+        input_transform = protect_decisions(
+            input_transform,
+            tree,
+            train_X,
+            categorical,
+        )
         _, aug_batch_shape = self.get_batch_dimensions(train_X, train_Y)
         own_likelihood = own_kernel = False
         # one path: exactly a SingleTaskGP with its defaults
         if tree.decision_columns or categorical:
-            self._warn_of_scales(train_X, tree, categorical, input_transform)
+            self._warn_of_scales(
+                train_X,
+                tree,
+                categorical,
+                input_transform,
+            )
             if covar_module is None:
                 covar_module = _base_kernel(tree, categorical, aug_batch_shape)
                 own_kernel = True
@@ -179,7 +191,9 @@ class ConditionalGP(LeafModel):
 
 
 def _base_kernel(
-    tree: ParameterTree, categorical: Sequence[int], batch_shape: torch.Size
+    tree: ParameterTree,
+    categorical: Sequence[int],
+    batch_shape: torch.Size,
 ) -> Kernel:
     """Matern-5/2 with a lengthscale per column, times a variance, the paper's priors.
 
@@ -210,5 +224,5 @@ def _base_kernel(
         batch_shape=batch_shape,
         outputscale_constraint=LogInterval(1e-4, 1e4, initial_value=1.0),
     )
-    register_amplitude_prior(scaled, QuickLogNormalPrior(0.0, 1.0))
+    register_root_prior(scaled, QuickLogNormalPrior(0.0, 1.0))
     return scaled

@@ -69,7 +69,10 @@ class ConditionalKernel(LeafKernel):
     """
 
     def __init__(
-        self, base_kernel: Kernel, tree: ParameterTree, fill: float | Tensor = 0.5
+        self,
+        base_kernel: Kernel,
+        tree: ParameterTree,
+        fill: float | Tensor = 0.5,
     ) -> None:
         if not isinstance(base_kernel, Kernel):
             raise ValueError(
@@ -116,7 +119,11 @@ class ConditionalKernel(LeafKernel):
         _, active, key = self.tree.locate(X, strict=X.device.type == "cpu")
         return _Places(key, active)
 
-    def impute(self, X: Tensor, places: _Places) -> Tensor:
+    def impute(
+        self,
+        X: Tensor,
+        places: _Places,
+    ) -> Tensor:
         """Rows with ``fill`` in inactive columns, ``batch_shape x n x d``."""
         return torch.where(places.active, X, self.fill.to(X))
 
@@ -125,7 +132,11 @@ class ConditionalKernel(LeafKernel):
         columns = self.base_kernel.active_dims
         return imputed if columns is None else imputed.index_select(-1, columns)
 
-    def rows(self, X: Tensor, places: Any = None) -> LeafRows:
+    def rows(
+        self,
+        X: Tensor,
+        places: Any = None,
+    ) -> LeafRows:
         """See ``LeafKernel.rows``; ``places`` are those of ``locate``."""
         places = self.locate(X) if places is None else places
         imputed = self.impute(X, places)
@@ -137,9 +148,19 @@ class ConditionalKernel(LeafKernel):
             points = points / form.lengthscale
             prior = form.variance.unsqueeze(-1).expand(points.shape[:-1])
         features = points.new_zeros(*points.shape[:-1], 0)
-        return LeafRows(places.key, points, prior, torch.zeros_like(prior), features)
+        return LeafRows(
+            places.key,
+            points,
+            prior,
+            torch.zeros_like(prior),
+            features,
+        )
 
-    def leaf_covariance(self, a: LeafRows, b: LeafRows) -> Tensor:
+    def leaf_covariance(
+        self,
+        a: LeafRows,
+        b: LeafRows,
+    ) -> Tensor:
         """The base kernel: blocks K_cond of (9), see ``LeafKernel.leaf_covariance``."""
         form = stationary_form(self.base_kernel)
         if form is None:

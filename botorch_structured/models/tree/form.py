@@ -70,7 +70,11 @@ class PresentValues:
         self._values: list[Tensor] = []
         self._places: dict[int, Indices] = {}
 
-    def __call__(self, module: Module, name: str) -> Indices:
+    def __call__(
+        self,
+        module: Module,
+        name: str,
+    ) -> Indices:
         """See ``Reader``."""
         raw = getattr(module, name)
         if id(raw) not in self._places:
@@ -95,13 +99,22 @@ class _Quantities:
         self._entries: list[tuple[Any, Any, float]] = []
         self._constants: list[Array] = []
 
-    def add(self, count: int, constant: Any = 0.0) -> Indices:
+    def add(
+        self,
+        count: int,
+        constant: Any = 0.0,
+    ) -> Indices:
         """Places of ``count`` new quantities."""
         self._constants.append(np.full(count, constant, dtype=np.float64))
         self.size += count
         return np.arange(self.size - count, self.size)
 
-    def depend(self, rows: Any, columns: Any, factor: float) -> None:
+    def depend(
+        self,
+        rows: Any,
+        columns: Any,
+        factor: float,
+    ) -> None:
         """Add ``factor`` times logarithms; ``rows`` and ``columns`` broadcast."""
         self._entries.append((rows, columns, factor))
 
@@ -176,7 +189,12 @@ class Form(_Quantities):
         UnknownFormError: For another kernel.
     """
 
-    def __init__(self, kernel: Kernel, places: Any, read: Reader) -> None:
+    def __init__(
+        self,
+        kernel: Kernel,
+        places: Any,
+        read: Reader,
+    ) -> None:
         super().__init__()
         self.kernel = kernel
         self.places = places
@@ -213,24 +231,23 @@ class Form(_Quantities):
         self.depend(row, places, 1.0)
         return row
 
-    def weights(self, which: Any) -> Indices:
-        """Weights of some paths, ``B x D``; V where unused, waves last."""
-        still, smooth = self.parts(which)
+    def weights(self, which: Any) -> tuple[Indices, Indices, Indices]:
+        """Weights of some paths.
+
+        Returns:
+            Those without a wave, ``B x K'``, and the smooth terms, ``B x T'``, each
+            padded with their count; and all weights, ``B x D``, V where unused, waves
+            last.
+        """
+        masks = self.still[which], self.smooth[which]
+        still, smooth = (positions(mask).numpy() for mask in masks)
         count = self.still.shape[-1]
         width = 2 * len(self.frequencies)
         waves = count + width * smooth[:, :, None] + np.arange(width)
         waves[smooth == self.smooth.shape[-1]] = self.num_weights
-        still = np.where(still == count, self.num_weights, still)
-        return np.concatenate([still, waves.reshape(len(still), -1)], axis=-1)
-
-    def parts(self, which: Any) -> tuple[Indices, Indices]:
-        """Weights without a wave and smooth terms of some paths, padded with the count.
-
-        ``B x K'`` and ``B x T'``.
-        """
-        masks = self.still[which], self.smooth[which]
-        still, smooth = (positions(mask).numpy() for mask in masks)
-        return still, smooth
+        weights = np.where(still == count, self.num_weights, still)
+        waves = waves.reshape(len(weights), -1)
+        return still, smooth, np.concatenate([weights, waves], axis=-1)
 
     def read_correlation(self) -> None:
         """Use the correlation that a tree kernel has now."""
@@ -291,7 +308,11 @@ class Form(_Quantities):
             self.depend(lengths[:-1], length, -2.0)
             table[:, -1] = len(length)
             return lengths[table]
-        self.depend(self.variance, read(hyper.common_outputscale, "raw_value"), 1.0)
+        self.depend(
+            self.variance,
+            read(hyper.common_outputscale, "raw_value"),
+            1.0,
+        )
         if hasattr(hyper, "relative_outputscale"):
             path, edge = places.nodes[:, 1:].numpy().nonzero()
             relative = read(hyper.relative_outputscale, "raw_value")
@@ -300,7 +321,11 @@ class Form(_Quantities):
         lengths = self.add(width + 1, np.append(-2.0 * np.log(dimension), 0.0))
         for name in ("common_lengthscale", "relative_lengthscale"):
             if hasattr(hyper, name):
-                self.depend(lengths[:-1], read(getattr(hyper, name), "raw_value"), -2.0)
+                self.depend(
+                    lengths[:-1],
+                    read(getattr(hyper, name), "raw_value"),
+                    -2.0,
+                )
         return np.broadcast_to(lengths, (count, width + 1))
 
     def _read_weights(self, kernel: TreeStructuredKernel) -> None:
@@ -318,7 +343,11 @@ class Form(_Quantities):
             start += sum(counts)
             raw = read(getattr(weights, f"{kind}_variance"), "raw_value")
             tied = len(raw) == 1
-            self.depend(deviations, raw if tied else np.repeat(raw, counts), 0.5)
+            self.depend(
+                deviations,
+                raw if tied else np.repeat(raw, counts),
+                0.5,
+            )
             if kind == "offset":
                 self.offsets = self.add(len(raw))
                 self.depend(self.offsets, raw, 1.0)
@@ -341,7 +370,11 @@ class Form(_Quantities):
         base = kernel.base_kernel
         columns = _selected(base, np.arange(kernel.tree.dim))
         if computes_as(base, ScaleKernel):
-            self.depend(self.variance, read(base, "raw_outputscale"), 1.0)
+            self.depend(
+                self.variance,
+                read(base, "raw_outputscale"),
+                1.0,
+            )
             base = base.base_kernel
         bases = list(base.kernels) if computes_as(base, ProductKernel) else [base]
         for one in bases:

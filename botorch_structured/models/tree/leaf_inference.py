@@ -102,6 +102,8 @@ class LeafKernel(BatchKernel):
     is_stationary = False
     tree: ParameterTree
 
+    #: ``values`` where they do not change any more, as in a solver.
+    fixed_values: Any = None
     #: Methods that a class outside of this package defines anew.
     redefined: ClassVar[frozenset[str]] = frozenset()
 
@@ -132,8 +134,16 @@ class LeafKernel(BatchKernel):
     def locate(self, X: Tensor) -> Any:
         """Where rows ``batch_shape x n x d`` are in the tree: a tuple with ``key``."""
 
+    def values(self) -> Any:
+        """All that ``rows`` computes of hyperparameters alone."""
+        return None
+
     @abstractmethod
-    def rows(self, X: Tensor, places: Any = None) -> LeafRows:
+    def rows(
+        self,
+        X: Tensor,
+        places: Any = None,
+    ) -> LeafRows:
         """Everything that the covariance is computed from, row by row.
 
         Args:
@@ -142,7 +152,11 @@ class LeafKernel(BatchKernel):
         """
 
     @abstractmethod
-    def leaf_covariance(self, a: LeafRows, b: LeafRows) -> Tensor:
+    def leaf_covariance(
+        self,
+        a: LeafRows,
+        b: LeafRows,
+    ) -> Tensor:
         """K_p of rows that are on one leaf, ``batch_shape x n x m``."""
 
     def active_weights(self, places: Any) -> Tensor:
@@ -161,9 +175,21 @@ class LeafKernel(BatchKernel):
         used = [positions(active[b.leaves.to(active.device)]) for b in layout.buckets]
         rows = torch.cat([bucket.rows.flatten() for bucket in layout.buckets])
         weights = [w.to(X.device) for w in used]
-        return Structure(places, layout, weights, rows, selected(places, rows))
+        return Structure(
+            places,
+            layout,
+            weights,
+            rows,
+            selected(places, rows),
+        )
 
-    def _covariance(self, x1: Tensor, x2: Tensor, diag: bool, **params: Any) -> Tensor:
+    def _covariance(
+        self,
+        x1: Tensor,
+        x2: Tensor,
+        diag: bool,
+        **params: Any,
+    ) -> Tensor:
         """The dense definition."""
         a = self.rows(x1)
         b = a if same_points(x1, x2) else self.rows(x2)
@@ -188,7 +214,11 @@ class LeafBlock(NamedTuple):
     rows: LeafRows
     weights: Tensor
 
-    def noisy(self, kernel: LeafKernel, noise: Tensor) -> WeightedBlock:
+    def noisy(
+        self,
+        kernel: LeafKernel,
+        noise: Tensor,
+    ) -> WeightedBlock:
         """A_p and F_p.
 
         Args:
@@ -205,10 +235,19 @@ class LeafBlock(NamedTuple):
             covariance = torch.where(pair, covariance, 0.0)
             features = torch.where(real.unsqueeze(-1), features, 0.0)
         diagonal = torch.diag_embed(pad_rows(noise, self.bucket, fill=1.0))
-        return WeightedBlock(self.bucket, covariance + diagonal, features, self.weights)
+        return WeightedBlock(
+            self.bucket,
+            covariance + diagonal,
+            features,
+            self.weights,
+        )
 
 
-def leaf_blocks(kernel: LeafKernel, X: Tensor, structure: Structure) -> list[LeafBlock]:
+def leaf_blocks(
+    kernel: LeafKernel,
+    X: Tensor,
+    structure: Structure,
+) -> list[LeafBlock]:
     """The rows of each bucket.
 
     Args:
@@ -223,7 +262,10 @@ def leaf_blocks(kernel: LeafKernel, X: Tensor, structure: Structure) -> list[Lea
     parts = [part.expand(m, *part.shape[1:]).split(sizes) for part in rows]
     out = []
     for bucket, weights, *part_of_bucket in zip(
-        buckets, structure.weights, *parts, strict=True
+        buckets,
+        structure.weights,
+        *parts,
+        strict=True,
     ):
         shape = bucket.index.shape
         block = LeafRows(*(part.unflatten(0, shape) for part in part_of_bucket))
@@ -244,7 +286,11 @@ class _WithSlopes(torch.autograd.Function):
         return value.clone()
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+    def setup_context(
+        ctx: Any,
+        inputs: Any,
+        output: Any,
+    ) -> None:
         ctx.save_for_backward(*inputs[1 : 1 + len(inputs) // 2])
 
     @staticmethod
@@ -256,7 +302,11 @@ class _WithSlopes(torch.autograd.Function):
 
 
 def log_evidence(
-    kernel: LeafKernel, X: Tensor, structure: Structure, noise: Tensor, residual: Tensor
+    kernel: LeafKernel,
+    X: Tensor,
+    structure: Structure,
+    noise: Tensor,
+    residual: Tensor,
 ) -> Tensor:
     """Log N(r; 0, K): a scalar, differentiable once.
 

@@ -100,7 +100,11 @@ def read_arguments(
         ValueError: For data that no model accepts, and for undeclared values of
             decisions whose values are strict.
     """
-    check_modules(input_transform=input_transform, covar_module=covar_module, **modules)
+    check_modules(
+        input_transform=input_transform,
+        covar_module=covar_module,
+        **modules,
+    )
     check_training_data(
         train_X,
         train_Y,
@@ -220,7 +224,9 @@ class LeafModel(FastSingleTaskGP):
         )
 
     def _fast_evidence(
-        self, mll: ExactMarginalLogLikelihood, kwargs: dict[str, Any]
+        self,
+        mll: ExactMarginalLogLikelihood,
+        kwargs: dict[str, Any],
     ) -> Tensor | None:
         kernel = self.covar_module
         if mll.likelihood is not self.likelihood or kwargs or not self._is_single():
@@ -232,7 +238,13 @@ class LeafModel(FastSingleTaskGP):
         X = self.transform_inputs(self.train_inputs[0])
         noise = self.likelihood.noise.expand(len(X))
         residual = self.train_targets - self.mean_module(X)
-        return log_evidence(kernel, X, self.structure(kernel), noise, residual)
+        return log_evidence(
+            kernel,
+            X,
+            self.structure(kernel),
+            noise,
+            residual,
+        )
 
     def structure(self, kernel: LeafKernel) -> Structure:
         """The leaves of one data set, which do not depend on an input transform.
@@ -287,7 +299,12 @@ class LeafModel(FastSingleTaskGP):
         solver = self.solver if isinstance(self.covar_module, LeafKernel) else None
         return None if solver is None else solver.posterior(self.mean_module, X)
 
-    def get_fantasy_model(self, inputs: Any, targets: Tensor, **kwargs: Any) -> Any:
+    def get_fantasy_model(
+        self,
+        inputs: Any,
+        targets: Tensor,
+        **kwargs: Any,
+    ) -> Any:
         """A model with more data and the same hyperparameters, see ``ExactGP``.
 
         Data without a batch dimension, a gradient, or (with inferred noise) a noise of
@@ -298,7 +315,11 @@ class LeafModel(FastSingleTaskGP):
         X = inputs[0] if isinstance(inputs, (list, tuple)) else inputs
         old_X = self.train_inputs[0]
         old_y = self.train_targets
-        shapes = fantasy_shapes(old_y.shape[:-1], X.shape[:-2], targets.shape[:-1])
+        shapes = fantasy_shapes(
+            old_y.shape[:-1],
+            X.shape[:-2],
+            targets.shape[:-1],
+        )
         solver = self.solver if isinstance(self.covar_module, LeafKernel) else None
         if shapes is None or solver is None:
             return super().get_fantasy_model(inputs, targets, **kwargs)
@@ -310,7 +331,11 @@ class LeafModel(FastSingleTaskGP):
         rows = [t.expand(*inputs_shape, *t.shape[-2:]) for t in (old_X, X)]
         outcomes = [t.expand(*targets_shape, t.shape[-1]) for t in (old_y, targets)]
         all_X = torch.cat(rows, dim=-2).expand(*targets_shape, -1, -1)
-        new.set_train_data(all_X, torch.cat(outcomes, dim=-1), strict=False)
+        new.set_train_data(
+            all_X,
+            torch.cat(outcomes, dim=-1),
+            strict=False,
+        )
         fixed_noise = isinstance(self.likelihood, FixedNoiseGaussianLikelihood)
         if (
             X.ndim == 2
@@ -336,7 +361,11 @@ class LeafModel(FastSingleTaskGP):
             return None
         return point_posterior(self, X)
 
-    def moments_on(self, rows: Tensor, path: bool = False) -> ModelMoments | None:
+    def moments_on(
+        self,
+        rows: Tensor,
+        path: bool = False,
+    ) -> ModelMoments | None:
         """Moments of ``posterior`` without autograd; None where they are not at hand.
 
         For optimisers: they evaluate points on few paths again and again.
@@ -357,7 +386,10 @@ class LeafModel(FastSingleTaskGP):
     # -- as BoTorch calls it ------------------------------------------------------
 
     def custom_fit(
-        self, mll: MarginalLogLikelihood, start_from: Self | None = None, **kwargs: Any
+        self,
+        mll: MarginalLogLikelihood,
+        start_from: Self | None = None,
+        **kwargs: Any,
     ) -> MarginalLogLikelihood:
         r"""Fit by L-BFGS-B, with BoTorch's retries.
 
@@ -377,7 +409,10 @@ class LeafModel(FastSingleTaskGP):
         Raises:
             ValueError: If ``start_from`` has another class or other options.
         """
-        mll.train()  # in evaluation mode inputs are transformed already
+        if mll.training and self.training and self.likelihood.training:
+            self._clear_cache()
+        else:
+            mll.train()  # in evaluation mode inputs are transformed already
         objectives = self._fit_objectives(mll, kwargs)
         parameters = [] if objectives else [*mll.parameters()]
         failure: ModelFittingError | None = None
@@ -443,7 +478,9 @@ class LeafModel(FastSingleTaskGP):
         return [None]
 
     def _loss(
-        self, mll: MarginalLogLikelihood, objectives: list[LeafObjective]
+        self,
+        mll: MarginalLogLikelihood,
+        objectives: list[LeafObjective],
     ) -> float:
         """Minus the objective per data point, summed over the batch."""
         if objectives:
@@ -453,7 +490,10 @@ class LeafModel(FastSingleTaskGP):
             return float(self.compute_custom_loss(mll).sum())
 
     def _fit(
-        self, mll: MarginalLogLikelihood, objectives: list[LeafObjective], **kwargs: Any
+        self,
+        mll: MarginalLogLikelihood,
+        objectives: list[LeafObjective],
+        **kwargs: Any,
     ) -> None:
         """One fit, in closed form where there are objectives for that."""
         # it loads BoTorch's fits, see ``_botorch_names``
@@ -465,15 +505,25 @@ class LeafModel(FastSingleTaskGP):
             single = self._aug_batch_shape.numel() == 1
             with_decisions = single and bool(self.tree.decision_columns)
             map_fit.fit_map(
-                mll, map_fit.FIT_OPTIONS if with_decisions else None, **kwargs
+                mll,
+                map_fit.FIT_OPTIONS if with_decisions else None,
+                **kwargs,
             )
             return
         options = map_fit.FIT_OPTIONS if by_leaf else map_fit.FLAT_FIT_OPTIONS
         for objective in objectives:
-            map_fit.fit_map(mll, options, objective=objective, evaluate=False, **kwargs)
+            map_fit.fit_map(
+                mll,
+                options,
+                objective=objective,
+                evaluate=False,
+                **kwargs,
+            )
 
     def _fit_objectives(
-        self, mll: MarginalLogLikelihood, kwargs: dict[str, Any]
+        self,
+        mll: MarginalLogLikelihood,
+        kwargs: dict[str, Any],
     ) -> list[LeafObjective]:
         """Objectives in closed form, one for each element of the batch.
 

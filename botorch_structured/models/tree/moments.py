@@ -82,7 +82,12 @@ class ColumnScales:
         shift: The shifts.
     """
 
-    def __init__(self, log: Array, factor: Array, shift: Array) -> None:
+    def __init__(
+        self,
+        log: Array,
+        factor: Array,
+        shift: Array,
+    ) -> None:
         self.log = log
         self.factor = factor
         self.shift = shift
@@ -91,7 +96,11 @@ class ColumnScales:
     def take(self, columns: Array) -> ColumnScales:
         """The transforms of these columns; those behind the last stay as they are."""
         index = np.minimum(columns, len(self.log) - 1)
-        return ColumnScales(self.log[index], self.factor[index], self.shift[index])
+        return ColumnScales(
+            self.log[index],
+            self.factor[index],
+            self.shift[index],
+        )
 
     def __call__(self, x: Array) -> tuple[Array, Array]:
         """Transformed values and their derivatives, of values in these columns."""
@@ -112,7 +121,11 @@ class PathMoments:
             a x b`` each. Unused places have zero factors.
     """
 
-    def __init__(self, names: Sequence[str], tables: dict[str, Array]) -> None:
+    def __init__(
+        self,
+        names: Sequence[str],
+        tables: dict[str, Array],
+    ) -> None:
         t = dict(tables)
         dtype = t["inverse_chol"].dtype
         used = [t["columns"], *(t[f"inputs{i}"] for i in range(len(names)))]
@@ -142,7 +155,11 @@ class PathMoments:
         self._tables = t
 
     def take(
-        self, rows: Any, weight_mean: Array, root: Array, covariance: Array | None
+        self,
+        rows: Any,
+        weight_mean: Array,
+        root: Array,
+        covariance: Array | None,
     ) -> PathMoments:
         """Some of the paths, with the posterior of their weights.
 
@@ -166,7 +183,11 @@ class PathMoments:
         new._tables = t
         return new
 
-    def __call__(self, x: Array, gradient: bool) -> tuple[Array, ...]:
+    def __call__(
+        self,
+        x: Array,
+        gradient: bool,
+    ) -> tuple[Array, ...]:
         """Moments.
 
         Args:
@@ -260,7 +281,12 @@ class PathTables:
         UnknownFormError: Where the covariance is another one.
     """
 
-    def __init__(self, kernel: LeafKernel, places: Any, X: Tensor) -> None:
+    def __init__(
+        self,
+        kernel: LeafKernel,
+        places: Any,
+        X: Tensor,
+    ) -> None:
         values = PresentValues()
         self._form = form = Form(kernel, places, values)
         self._quantities = form.map(values.u)
@@ -291,7 +317,11 @@ class PathTables:
             self._behind[c] = range(start, start + len(values_of) + 1)
             start += len(values_of) + 1
 
-    def __call__(self, which: Any, weights: Array | None = None) -> dict[str, Array]:
+    def __call__(
+        self,
+        which: Any,
+        weights: Array | None = None,
+    ) -> dict[str, Array]:
         """Tables of some of the paths.
 
         Args:
@@ -310,7 +340,7 @@ class PathTables:
         constant = np.zeros_like(variance)
         if form.undeclared is not None:
             constant = form.undeclared[which] * q[form.offsets].mean()
-        weights = form.weights(which) if weights is None else weights
+        weights = form.weights(which)[-1] if weights is None else weights
         tables = {
             "variance": variance[:, None],
             "constant": constant[:, None],
@@ -406,7 +436,11 @@ class LeafMoments:
         code[:, last] = ~np.logical_or.reduceat(code, start, axis=1)
         return np.concatenate([x, code.astype(x.dtype)], axis=1)
 
-    def __call__(self, X: Tensor, gradient: bool = False) -> PointMoments:
+    def __call__(
+        self,
+        X: Tensor,
+        gradient: bool = False,
+    ) -> PointMoments:
         """Moments at transformed inputs, as tensors.
 
         Args:
@@ -430,7 +464,11 @@ class LeafMoments:
         return mean, rows.prior.expand(len(X)) + reduction
 
     def side_by_side(
-        self, bucket: int, place: Array, rows: Tensor, path: bool
+        self,
+        bucket: int,
+        place: Array,
+        rows: Tensor,
+        path: bool,
     ) -> PathMoments:
         """Moments on paths of one bucket.
 
@@ -470,7 +508,11 @@ class LeafMoments:
         arrays = data, inverse.numpy(), half.numpy()
         return self._with_rows(self._paths, tables, *arrays)
 
-    def _without_data(self, rows: Tensor, path: bool) -> PathMoments:
+    def _without_data(
+        self,
+        rows: Tensor,
+        path: bool,
+    ) -> PathMoments:
         """The paths of some rows: prior covariances, of weights alone if wanted."""
         paths = PathTables(self.kernel, self.kernel.locate(rows), self._X)
         tables = paths(slice(None))
@@ -575,7 +617,9 @@ class MomentsOnPaths:
             key = key.copy()
             key[bucket < 0] = key[bucket < 0][:1]
         _, first, self._path_of_row = np.unique(
-            key, return_index=True, return_inverse=True
+            key,
+            return_index=True,
+            return_inverse=True,
         )
         self._rows = rows[torch.from_numpy(first)]
         self._bucket = bucket[first]
@@ -587,7 +631,12 @@ class MomentsOnPaths:
         self._last: tuple[bytes | None, list[_Group]] = None, []
         self._tables: dict[bytes, _Tables] = {}
 
-    def __call__(self, X: Array, row: Array, gradient: bool) -> PointMoments:
+    def __call__(
+        self,
+        X: Array,
+        row: Array,
+        gradient: bool,
+    ) -> PointMoments:
         """Moments at points.
 
         Args:
@@ -632,7 +681,10 @@ class MomentsOnPaths:
         if not gradient:
             return PointMoments(mean[:n], variance[:n])
         return PointMoments(
-            mean[:n], variance[:n], mean_gradient[:n, :d], variance_gradient[:n, :d]
+            mean[:n],
+            variance[:n],
+            mean_gradient[:n, :d],
+            variance_gradient[:n, :d],
         )
 
     def _graph_is_smaller(self, path: Array) -> bool:
@@ -697,7 +749,11 @@ class _OfPoints(torch.autograd.Function):
     """Moments whose first derivatives in the points are known."""
 
     @staticmethod
-    def forward(ctx: Any, X: Tensor, moments: LeafMoments) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any,
+        X: Tensor,
+        moments: LeafMoments,
+    ) -> tuple[Tensor, Tensor]:
         at_points = moments(X, gradient=ctx.needs_input_grad[0])
         ctx.save_for_backward(X)
         ctx.at_points = at_points
@@ -710,7 +766,12 @@ class _OfPoints(torch.autograd.Function):
             (X,) = ctx.saved_tensors
             # on paths without data they are constant
             values = [with_gradient(v, X) for v in ctx.moments.graph(X)]
-            (grad_X,) = torch.autograd.grad(values, X, grad_outputs, create_graph=True)
+            (grad_X,) = torch.autograd.grad(
+                values,
+                X,
+                grad_outputs,
+                create_graph=True,
+            )
             return grad_X, None
         of_mean, of_variance = (g.unsqueeze(-1) for g in grad_outputs)
         grad_X = of_mean * ctx.at_points.mean_gradient

@@ -62,7 +62,7 @@ def horseshoe_likelihood(batch_shape: torch.Size) -> GaussianLikelihood:
         noise_constraint=LogInterval(_EXACT[2], 1e1, initial_value=1e-4),
         batch_shape=batch_shape,
     )
-    register_noise_std_prior(likelihood.noise_covar, HorseshoePrior(1.0))
+    register_root_prior(likelihood.noise_covar, HorseshoePrior(1.0))
     return likelihood
 
 
@@ -116,41 +116,48 @@ def set_noise_floor(
     return mode, scale, floor
 
 
-def register_amplitude_prior(kernel: ScaleKernel, prior: Prior) -> None:
-    """Register a prior on sigma_f, the square root of ``outputscale``.
+def register_root_prior(module: ScaleKernel | HomoskedasticNoise, prior: Prior) -> None:
+    """Register a prior on a standard deviation, the root of a module's variance.
 
     Args:
-        kernel: The kernel with this ``outputscale``.
+        module: A kernel with an ``outputscale``, or ``likelihood.noise_covar``.
         prior: The prior of the standard deviation.
     """
-    put = partial(_set_root, name="outputscale")
-    kernel.register_prior("amplitude_prior", prior, read_amplitude, put)
-
-
-def register_noise_std_prior(noise: HomoskedasticNoise, prior: Prior) -> None:
-    """Register a prior on sigma_n, the square root of ``noise``.
-
-    Args:
-        noise: ``likelihood.noise_covar``.
-        prior: The prior of the standard deviation.
-    """
-    put = partial(_set_root, name="noise")
-    noise.register_prior("noise_std_prior", prior, read_noise_std, put)
+    if isinstance(module, ScaleKernel):
+        put = partial(_set_root, name="outputscale")
+        module.register_prior(
+            "amplitude_prior",
+            prior,
+            read_amplitude,
+            put,
+        )
+    else:
+        put = partial(_set_root, name="noise")
+        module.register_prior(
+            "noise_std_prior",
+            prior,
+            read_noise_std,
+            put,
+        )
 
 
 @reads("raw_outputscale", power=0.5)
 def read_amplitude(module: ScaleKernel) -> Tensor:
-    """The amplitude, for ``register_amplitude_prior``."""
+    """The amplitude, see ``register_root_prior``."""
     return module.outputscale.sqrt()
 
 
 @reads("raw_noise", power=0.5)
 def read_noise_std(module: HomoskedasticNoise) -> Tensor:
-    """The standard deviation, for ``register_noise_std_prior``."""
+    """The standard deviation, see ``register_root_prior``."""
     return module.noise.sqrt()
 
 
-def _set_root(module: Module, value: Tensor | float, name: str) -> None:
+def _set_root(
+    module: Module,
+    value: Tensor | float,
+    name: str,
+) -> None:
     # a retried fit samples the prior, which may be wider than the bounds
     lower, upper = module.constraint_for_parameter_name(f"raw_{name}")
     squared = torch.as_tensor(value).to(lower).square()

@@ -118,7 +118,11 @@ class _Data:
     """
 
     def __init__(
-        self, form: Form, structure: Structure, X: Tensor, noise: Array
+        self,
+        form: Form,
+        structure: Structure,
+        X: Tensor,
+        noise: Array,
     ) -> None:
         n = len(X)
         self.points = np.zeros((n + 1, X.shape[-1] + 1))  # padding is zeros
@@ -167,7 +171,12 @@ class _Leaves:
         UnknownFormError: If its distances are too many to be kept.
     """
 
-    def __init__(self, form: Form, data: _Data, bucket: Bucket) -> None:
+    def __init__(
+        self,
+        form: Form,
+        data: _Data,
+        bucket: Bucket,
+    ) -> None:
         which = bucket.leaves.numpy()
         self.rows = rows = bucket.index.numpy()
         self.real = (rows < len(data.points) - 1).astype(np.float64)
@@ -183,7 +192,7 @@ class _Leaves:
         self.undeclared = None
         if form.undeclared is not None:
             self.undeclared = form.undeclared[which]
-        still, smooth = form.parts(which)
+        still, smooth, self.weights = form.weights(which)
         self.still = data.still[rows[:, :, None], still[:, None, :]]
         columns = form.smooth_columns[smooth]
         self.inputs = data.points[rows[:, :, None], columns[:, None, :]][..., None]
@@ -191,7 +200,6 @@ class _Leaves:
         present = (self.real[:, :, None] * on[:, None, :])[..., None]
         self.present = present / math.sqrt(max(len(form.frequencies), 1))
         self.terms = form.terms[smooth]
-        self.weights = form.weights(which)
         self.deviations = form.deviations[self.weights]
         self.weight_pairs = weight_pairs(self.weights, form.num_weights)
         index = [*self.lengths, self.variance, self.deviations, self.terms]
@@ -199,7 +207,10 @@ class _Leaves:
 
 
 def _distances(
-    points: Array, factor: Factor, places: Indices, rows: Indices
+    points: Array,
+    factor: Factor,
+    places: Indices,
+    rows: Indices,
 ) -> PairDistances | PointDistances:
     """Distances between the rows of each leaf, column by column.
 
@@ -266,7 +277,11 @@ class LeafObjective:
             2 on average (without units, by 11).
     """
 
-    def __init__(self, mll: MarginalLogLikelihood, index: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        mll: MarginalLogLikelihood,
+        index: tuple[int, ...],
+    ) -> None:
         model = mll.model
         likelihood = mll.likelihood
         kernel = model.kernel_by_leaf()
@@ -320,7 +335,11 @@ class LeafObjective:
         if kernel is not model.covar_module:  # of a SingleTaskGP: natural values
             self.units = np.full_like(self.units, 0.5)
 
-    def _levels(self, mean: Mean, X: Tensor) -> Indices:
+    def _levels(
+        self,
+        mean: Mean,
+        X: Tensor,
+    ) -> Indices:
         """The place of the mean of each row, ``n``, which is constant on a path."""
         if type(mean) is ConstantMean:
             return np.repeat(self._parameters.unbounded(mean.raw_constant), len(X))
@@ -334,7 +353,9 @@ class LeafObjective:
 
     @classmethod
     def of(
-        cls, mll: MarginalLogLikelihood, index: tuple[int, ...] = ()
+        cls,
+        mll: MarginalLogLikelihood,
+        index: tuple[int, ...] = (),
     ) -> LeafObjective | None:
         """The objective of a tree model, or None where there is no closed form.
 
@@ -413,7 +434,10 @@ class LeafObjective:
         d_noise = 0.0
         d_offset = 0.0
         for leaves, covariance, d in zip(
-            self._leaves, covariances, derivatives, strict=True
+            self._leaves,
+            covariances,
+            derivatives,
+            strict=True,
         ):
             g = d.covariance
             slopes += self._pull_back(leaves, covariance, d, q)
@@ -438,13 +462,21 @@ class LeafObjective:
         self._last_value = scale * (value + prior + other)
         return self._last_value, scale * gradient
 
-    def _covariance(self, leaves: _Leaves, q: Array, noise: float) -> _Covariance:
+    def _covariance(
+        self,
+        leaves: _Leaves,
+        q: Array,
+        noise: float,
+    ) -> _Covariance:
         """Covariances and features of some leaves."""
         batch, size = leaves.rows.shape
         within = q[leaves.variance][:, None, None] * leaves.pair
         slopes: list[Array] = []
         for factor, distances, lengths in zip(
-            self.form.factors, leaves.distances, leaves.lengths, strict=True
+            self.form.factors,
+            leaves.distances,
+            leaves.lengths,
+            strict=True,
         ):
             distance = distances.total(q[lengths])
             k, minus = ARRAY_SLOPES[factor.name](distance.reshape(batch, size, size))
@@ -468,17 +500,30 @@ class LeafObjective:
             waves = (waves * leaves.present).reshape(batch, size, -1)
             features = np.concatenate([features, waves], axis=-1)
         features = features * q[leaves.deviations][:, None, :]
-        block = Block(noisy, features, leaves.rows, leaves.weights, leaves.weight_pairs)
+        block = Block(
+            noisy,
+            features,
+            leaves.rows,
+            leaves.weights,
+            leaves.weight_pairs,
+        )
         return _Covariance(block, within, slopes, phase)
 
     def _pull_back(
-        self, leaves: _Leaves, covariance: _Covariance, d: BlockDerivatives, q: Array
+        self,
+        leaves: _Leaves,
+        covariance: _Covariance,
+        d: BlockDerivatives,
+        q: Array,
     ) -> list[Array]:
         """Derivatives by the logarithms of the quantities of ``leaves.index``."""
         g = d.covariance
         parts: list[Array] = []
         for slope, distances, lengths in zip(
-            covariance.slopes, leaves.distances, leaves.lengths, strict=True
+            covariance.slopes,
+            leaves.distances,
+            leaves.lengths,
+            strict=True,
         ):
             slope *= g
             parts.append((distances.totals(slope) * -q[lengths]).ravel())

@@ -148,7 +148,10 @@ class OldStudiesMean(Mean):
             start = torch.full(batch_shape, value, dtype=torch.float64)
             self.register_parameter(name, torch.nn.Parameter(start))
         self.register_prior(
-            "slope_prior", NormalPrior(1.0, 1.0), _read_slope, _set_slope
+            "slope_prior",
+            NormalPrior(1.0, 1.0),
+            _read_slope,
+            _set_slope,
         )
 
     @classmethod
@@ -197,14 +200,25 @@ class OldStudiesMean(Mean):
 
         generator = torch.Generator().manual_seed(seed)
         rows = [read(X) for X in inputs]
-        learnt = _Functions(columns, rows, scores, max_points, generator)
+        learnt = _Functions(
+            columns,
+            rows,
+            scores,
+            max_points,
+            generator,
+        )
         best = [
             X[y.topk(min(_BEST_ROWS, len(y))).indices]
             for X, y in zip(inputs, scores, strict=True)
         ]
         pool = torch.cat([space.sample(2_000, seed=seed), *best]).unique(dim=0)
         pool = pool[space.feasible(pool)]
-        return cls(space, learnt, pool[learnt.complementary(read(pool))], batch_shape)
+        return cls(
+            space,
+            learnt,
+            pool[learnt.complementary(read(pool))],
+            batch_shape,
+        )
 
     @property
     def variances(self) -> tuple[float, float, float]:
@@ -253,7 +267,11 @@ class OldStudiesMean(Mean):
         """
         return self._at_points(self.columns.read(x)) @ self.weights
 
-    def covariance(self, a: Tensor, b: Tensor) -> Tensor:
+    def covariance(
+        self,
+        a: Tensor,
+        b: Tensor,
+    ) -> Tensor:
         """The prior covariance of f - h for a new study, at transformed inputs.
 
         Args:
@@ -275,7 +293,11 @@ class OldStudiesMean(Mean):
         return float(self._rest)
 
     def _at_points(self, read: Tensor) -> Tensor:
-        return self.columns.covariance(read, self.points, self.inverse_lengthscale)
+        return self.columns.covariance(
+            read,
+            self.points,
+            self.inverse_lengthscale,
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Means, ``batch_shape x n``.
@@ -364,7 +386,12 @@ class _Columns:
         scaled = (x - self.shift.to(x)) / self.scale.to(x)
         return torch.where(self.tree.active_mask(x), scaled, _INACTIVE)
 
-    def covariance(self, a: Tensor, b: Tensor, inverse_lengthscale: Tensor) -> Tensor:
+    def covariance(
+        self,
+        a: Tensor,
+        b: Tensor,
+        inverse_lengthscale: Tensor,
+    ) -> Tensor:
         """The kernel, ``b x n x m``, of ``b x n x d`` and ``b x m x d`` read points."""
         inverse = inverse_lengthscale[self.ordered]
         ordered = a[..., self.ordered] * inverse, b[..., self.ordered] * inverse
@@ -413,7 +440,11 @@ class _Functions:
         root = columns.covariance(points, points, inverse) + 1e-6 * eye
         root = torch.linalg.cholesky(root)
 
-        def moments(X: Tensor, y: Tensor, mean: Tensor | None) -> tuple[Tensor, Tensor]:
+        def moments(
+            X: Tensor,
+            y: Tensor,
+            mean: Tensor | None,
+        ) -> tuple[Tensor, Tensor]:
             """The root of A, and G N^-1 (y - F' mean)."""
             A = torch.eye(len(points) + 1, dtype=points.dtype)
             Gy = torch.zeros_like(A[0])
@@ -456,7 +487,11 @@ class _Functions:
         components = (left * size)[:, :32]
 
         def weights(functions: Tensor) -> Tensor:
-            return torch.linalg.solve_triangular(root.mT, functions, upper=True)
+            return torch.linalg.solve_triangular(
+                root.mT,
+                functions,
+                upper=True,
+            )
 
         self.columns = columns
         self.points = points
@@ -527,7 +562,11 @@ def _fit(
         k = columns.covariance(X, X, (-u[:-3]).exp())
         covariance = (common + individual * same) * k + _LEVEL_VARIANCE * same
         root = torch.linalg.cholesky(covariance + noise * eye)
-        half = torch.linalg.solve_triangular(root, y.unsqueeze(-1), upper=False)
+        half = torch.linalg.solve_triangular(
+            root,
+            y.unsqueeze(-1),
+            upper=False,
+        )
         value = 0.5 * half.square().sum() + root.diagonal().log().sum()
         value = value + 0.5 * ((u - center) / scale).square().sum()
         (gradient,) = torch.autograd.grad(value, u)

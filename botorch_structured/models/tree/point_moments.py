@@ -132,7 +132,12 @@ class ModelMoments:
             with torch.no_grad():
                 self._prior = model.mean_module(rows).expand(len(rows)).numpy()
 
-    def __call__(self, X: Array, row: Array, gradient: bool) -> PointMoments:
+    def __call__(
+        self,
+        X: Array,
+        row: Array,
+        gradient: bool,
+    ) -> PointMoments:
         """Moments of points.
 
         Args:
@@ -154,9 +159,18 @@ class ModelMoments:
         mean_slope = (moments.mean_gradient + slope) * scale
         variance_slope = moments.variance_gradient * scale**2
         variance_slope[moments.variance <= self._floor] = 0.0
-        return PointMoments(mean, variance, mean_slope, variance_slope)
+        return PointMoments(
+            mean,
+            variance,
+            mean_slope,
+            variance_slope,
+        )
 
-    def _prior_mean(self, X: Array, gradient: bool) -> tuple[Array, Any]:
+    def _prior_mean(
+        self,
+        X: Array,
+        gradient: bool,
+    ) -> tuple[Array, Any]:
         """Prior means that are not constant on a path, and their gradients."""
         points = torch.from_numpy(X).requires_grad_(gradient)
         with torch.set_grad_enabled(gradient):
@@ -167,7 +181,11 @@ class ModelMoments:
         return prior.detach().numpy(), 0.0 if slope is None else slope.numpy()
 
 
-def moments_on(model: Any, rows: Tensor, path: bool) -> ModelMoments | None:
+def moments_on(
+    model: Any,
+    rows: Tensor,
+    path: bool,
+) -> ModelMoments | None:
     """See ``LeafModel.moments_on``."""
     scales = column_scales(getattr(model, "input_transform", None), rows.shape[-1])
     outcome = outcome_scale(model, rows)
@@ -176,7 +194,14 @@ def moments_on(model: Any, rows: Tensor, path: bool) -> ModelMoments | None:
     moments = model._moments()
     if moments is None:
         return None
-    return ModelMoments(model, moments, rows.detach(), path, scales, *outcome)
+    return ModelMoments(
+        model,
+        moments,
+        rows.detach(),
+        path,
+        scales,
+        *outcome,
+    )
 
 
 def point_posterior(model: Any, X: Tensor) -> GPyTorchPosterior | None:

@@ -78,9 +78,10 @@ class LeafSolver:
     ) -> None:
         # a graph may be built after another correlation was chosen for the model's
         self.kernel = copy(kernel)
+        self.kernel.fixed_values = kernel.values()
         self.X = X
         self.structure = structure
-        self.blocks = leaf_blocks(kernel, X, structure)
+        self.blocks = leaf_blocks(self.kernel, X, structure)
         self.factors, self.weight_root, self.weight_mean = factorise(
             [block.noisy(kernel, noise) for block in self.blocks],
             residual,
@@ -155,7 +156,11 @@ class LeafSolver:
         layout = self.structure.layout
         place = torch.searchsorted(layout.keys, rows.key)
         place = place.clamp_max(layout.num_leaves - 1)
-        leaf = torch.where(layout.keys[place] == rows.key, place, layout.num_leaves)
+        leaf = torch.where(
+            layout.keys[place] == rows.key,
+            place,
+            layout.num_leaves,
+        )
         bucket = self.bucket_of_leaf[leaf]
         # rows on paths without data keep the prior
         mean = features @ self.weight_mean
@@ -184,11 +189,18 @@ class LeafSolver:
                 weights = block.weights[places].unsqueeze(-2)
                 weights = weights.expand(*k.shape[:-1], -1)[real]
                 reduced = reduced.index_put(
-                    (row.unsqueeze(-1), weights), -both[:, 1:], accumulate=True
+                    (row.unsqueeze(-1), weights),
+                    -both[:, 1:],
+                    accumulate=True,
                 )
         return mean, leaf, explained, reduced[:, :-1] @ self.weight_root.mT
 
-    def append(self, X: Tensor, residual: Tensor, noise: Tensor) -> ConditionedSolver:
+    def append(
+        self,
+        X: Tensor,
+        residual: Tensor,
+        noise: Tensor,
+    ) -> ConditionedSolver:
         """The posterior given more rows.
 
         Args:
@@ -206,7 +218,9 @@ def _groups(place: Tensor) -> list[tuple[Tensor, Tensor]]:
         Pairs of places in the bucket, ``U``, and row numbers, ``U x t``.
     """
     places, inverse, counts = torch.unique(
-        place, return_inverse=True, return_counts=True
+        place,
+        return_inverse=True,
+        return_counts=True,
     )
     order = inverse.argsort(stable=True)
     widest = int(counts.max())
@@ -229,7 +243,11 @@ class ConditionedSolver:
     """
 
     def __init__(
-        self, solver: LeafSolver, X: Tensor, residual: Tensor, noise: Tensor
+        self,
+        solver: LeafSolver,
+        X: Tensor,
+        residual: Tensor,
+        noise: Tensor,
     ) -> None:
         self.solver = solver
         self.X = X
@@ -248,7 +266,12 @@ class ConditionedSolver:
         covariance = covariance.expand(*mean.shape[:-1], *covariance.shape[-2:])
         return with_gradient(mean, X), with_variance_floor(covariance)
 
-    def append(self, X: Tensor, residual: Tensor, noise: Tensor) -> ConditionedSolver:
+    def append(
+        self,
+        X: Tensor,
+        residual: Tensor,
+        noise: Tensor,
+    ) -> ConditionedSolver:
         """See ``LeafSolver.append``."""
         noise = noise.expand(*noise.shape[:-1], residual.shape[-1])
         return ConditionedSolver(
@@ -259,7 +282,11 @@ class ConditionedSolver:
         )
 
 
-def _joined(first: Tensor, second: Tensor, event: int) -> Tensor:
+def _joined(
+    first: Tensor,
+    second: Tensor,
+    event: int,
+) -> Tensor:
     """Rows of both, whose batch shapes broadcast."""
     shapes = [t.shape[: t.ndim - event] for t in (first, second)]
     batch = torch.broadcast_shapes(*shapes)
@@ -270,7 +297,11 @@ def _joined(first: Tensor, second: Tensor, event: int) -> Tensor:
 # -- batches ------------------------------------------------------------------------
 
 
-def elements(values: Tensor, batch_shape: torch.Size, event: int) -> Sequence[Tensor]:
+def elements(
+    values: Tensor,
+    batch_shape: torch.Size,
+    event: int,
+) -> Sequence[Tensor]:
     """Values of each element of a batch, in order: ``lead x event_shape`` each.
 
     Args:
@@ -304,7 +335,11 @@ class SolverBatch:
         return None if self.batch_shape else self.solvers[0].moments
 
     def append(
-        self, model: Any, X: Tensor, targets: Tensor, noise: Tensor | None
+        self,
+        model: Any,
+        X: Tensor,
+        targets: Tensor,
+        noise: Tensor | None,
     ) -> SolverBatch:
         """The posteriors given more rows.
 
@@ -329,7 +364,11 @@ class SolverBatch:
         ]
         return SolverBatch(solvers, self.batch_shape)
 
-    def posterior(self, mean_module: Any, X: Tensor) -> MultivariateNormal:
+    def posterior(
+        self,
+        mean_module: Any,
+        X: Tensor,
+    ) -> MultivariateNormal:
         """The joint posterior of points.
 
         Args:
@@ -362,7 +401,9 @@ class SolverBatch:
 
 
 def fantasy_shapes(
-    data: torch.Size, inputs: torch.Size, targets: torch.Size
+    data: torch.Size,
+    inputs: torch.Size,
+    targets: torch.Size,
 ) -> tuple[torch.Size, torch.Size] | None:
     """Batch shapes of all inputs and of all outcomes, as in ``get_fantasy_model``.
 

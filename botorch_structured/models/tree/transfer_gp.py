@@ -71,13 +71,22 @@ class _EarlierKernel(Kernel):
         self.register_buffer("scale", old.points.new_ones(()))
 
     def forward(
-        self, x1: Tensor, x2: Tensor, diag: bool = False, **params: Any
+        self,
+        x1: Tensor,
+        x2: Tensor,
+        diag: bool = False,
+        **params: Any,
     ) -> Tensor:
         k = self.scale.square() * (self.old.covariance(x1, x2) + _LEVEL_VARIANCE)
         return k.diagonal(dim1=-2, dim2=-1) if diag else k
 
 
-def _evidence(K: Tensor, noise: Any, y: Tensor, h: Tensor) -> tuple[float, float]:
+def _evidence(
+    K: Tensor,
+    noise: Any,
+    y: Tensor,
+    h: Tensor,
+) -> tuple[float, float]:
     """The scale with the largest evidence; its logarithm with t integrated out.
 
     The integral is Laplace's in log t. Constants that only depend on n are left out.
@@ -97,7 +106,11 @@ def _evidence(K: Tensor, noise: Any, y: Tensor, h: Tensor) -> tuple[float, float
 
 
 def _noisy_scale(
-    variances: Tensor, K: Tensor, noise: float, y: Tensor, h: Tensor
+    variances: Tensor,
+    K: Tensor,
+    noise: float,
+    y: Tensor,
+    h: Tensor,
 ) -> float:
     """The scale with the largest evidence where variances of noise are known."""
     K = K + _LEVEL_VARIANCE + noise * torch.eye(len(y)).to(y)
@@ -105,7 +118,11 @@ def _noisy_scale(
     def loss(log_scale: float) -> float:
         a = math.exp(log_scale)
         root = torch.linalg.cholesky(a * a * K + variances.diag())
-        error = torch.linalg.solve_triangular(root, (y - a * h)[:, None], upper=False)
+        error = torch.linalg.solve_triangular(
+            root,
+            (y - a * h)[:, None],
+            upper=False,
+        )
         value = 0.5 * error.square().sum() + root.diagonal().log().sum()
         return float(value) + log_scale + 0.5 / (a * a)
 
@@ -184,7 +201,10 @@ class TransferGP(FastSingleTaskGP):
                 f"{shapes}."
             )
         check_training_data(
-            train_X, train_Y, train_Yvar, outcome_transform=outcome_transform
+            train_X,
+            train_Y,
+            train_Yvar,
+            outcome_transform=outcome_transform,
         )
         mean = copy.deepcopy(old)
         super().__init__(
@@ -240,18 +260,36 @@ class TransferGP(FastSingleTaskGP):
             noise = noise + self.likelihood.noise / self.covar_module.scale.square()
         read = old.columns.read(x)
         k = old.columns.covariance(read, read, old.inverse_lengthscale)
-        _, with_them = _evidence(old.covariance(x, x), noise, y, old.basis(x))
-        _, without = _evidence((common + individual) * k, noise, y, torch.zeros_like(y))
+        _, with_them = _evidence(
+            old.covariance(x, x),
+            noise,
+            y,
+            old.basis(x),
+        )
+        _, without = _evidence(
+            (common + individual) * k,
+            noise,
+            y,
+            torch.zeros_like(y),
+        )
         return with_them - without
 
-    def moments_on(self, rows: Tensor, path: bool = False) -> Any:
+    def moments_on(
+        self,
+        rows: Tensor,
+        path: bool = False,
+    ) -> Any:
         """Moments of points one by one, see ``LeafModel.moments_on``."""
         outcome = outcome_scale(self, rows)
         if path or outcome is None or not self._is_plain(rows):
             return None
         scale, shift = outcome
 
-        def moments(X: Array, row: Array, gradient: bool) -> PointMoments:
+        def moments(
+            X: Array,
+            row: Array,
+            gradient: bool,
+        ) -> PointMoments:
             points = torch.from_numpy(X).requires_grad_(gradient)
             with torch.set_grad_enabled(gradient):
                 mean, variance = self._moments(self.transform_inputs(points))
@@ -284,7 +322,11 @@ class TransferGP(FastSingleTaskGP):
         old = self.mean_module
         w = self._weights()
         read = old.columns.read(x)
-        k = old.columns.covariance(read, w.points, old.inverse_lengthscale)
+        k = old.columns.covariance(
+            read,
+            w.points,
+            old.inverse_lengthscale,
+        )
         (first, second) = w.roots
         (level, constant) = w.level
         explained = (k @ first).square().sum(-1)
@@ -305,10 +347,21 @@ class TransferGP(FastSingleTaskGP):
         K = self.covar_module.forward(x, x)
         root = torch.linalg.cholesky(K + self.likelihood.noise * torch.eye(n).to(y))
         alpha = torch.cholesky_solve((y - old(x)).unsqueeze(-1), root).squeeze(-1)
-        inverse = torch.linalg.solve_triangular(root, torch.eye(n).to(y), upper=False)
+        inverse = torch.linalg.solve_triangular(
+            root,
+            torch.eye(n).to(y),
+            upper=False,
+        )
         read = old.columns.read(x)
         V = old.deviations
-        E = old.columns.covariance(read, old.points, old.inverse_lengthscale) @ V
+        E = (
+            old.columns.covariance(
+                read,
+                old.points,
+                old.inverse_lengthscale,
+            )
+            @ V
+        )
         # of covariances with the data by kernels at Z and at the data, ``(M + n) x n``
         rest = old.rest * torch.eye(n).to(y)
         to_data = a.square() * torch.cat([V @ E.mT, rest])

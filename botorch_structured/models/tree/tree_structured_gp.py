@@ -209,7 +209,10 @@ class TreeStructuredGP(LeafModel):
             )
         known_values = _known_values(categorical_features, tree, train_X)
         input_transform = protect_decisions(
-            input_transform, tree, train_X, known_values
+            input_transform,
+            tree,
+            train_X,
+            known_values,
         )
         _, aug_batch_shape = self.get_batch_dimensions(train_X, train_Y)
         # one leaf: exactly a SingleTaskGP with its defaults
@@ -217,12 +220,21 @@ class TreeStructuredGP(LeafModel):
         structured = covar_module is None and has_structure
         own_likelihood = False
         if structured:
-            self._warn_of_scales(train_X, tree, known_values, input_transform)
+            self._warn_of_scales(
+                train_X,
+                tree,
+                known_values,
+                input_transform,
+            )
             template = _template(
                 tree,
                 tuple((c, tuple(values)) for c, values in known_values.items()),
                 tuple(
-                    check_columns("context_features", context_features or (), tree.dim)
+                    check_columns(
+                        "context_features",
+                        context_features or (),
+                        tree.dim,
+                    )
                 ),
                 aug_batch_shape,
                 train_X.dtype,
@@ -417,7 +429,11 @@ class TreeStructuredGP(LeafModel):
             chol = psd_safe_cholesky(covariance)
             mean = features.mT @ torch.cholesky_solve(residual, chol)
             half = torch.linalg.solve_triangular(chol, features, upper=False)
-            eye = torch.eye(features.shape[-1], dtype=X.dtype, device=X.device)
+            eye = torch.eye(
+                features.shape[-1],
+                dtype=X.dtype,
+                device=X.device,
+            )
             root = psd_safe_cholesky(eye - half.mT @ half).mT
         return mean.squeeze(-1), root
 
@@ -433,7 +449,11 @@ class _Template:
         shared: Objects that they hold and of which no copies are made.
     """
 
-    def __init__(self, modules: nn.Module, shared: Sequence[object]) -> None:
+    def __init__(
+        self,
+        modules: nn.Module,
+        shared: Sequence[object],
+    ) -> None:
         file = io.BytesIO()
         pickler = _Pickler(file, shared)
         pickler.dump(modules)
@@ -460,7 +480,11 @@ class _Template:
 class _Pickler(pickle.Pickler):
     """Leaves out tensors and shared objects."""
 
-    def __init__(self, file: Any, shared: Sequence[object]) -> None:
+    def __init__(
+        self,
+        file: Any,
+        shared: Sequence[object],
+    ) -> None:
         super().__init__(file)
         self.apart: list[Any] = list(shared)
         self._place = {id(thing): i for i, thing in enumerate(shared)}

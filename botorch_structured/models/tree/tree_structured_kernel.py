@@ -87,6 +87,27 @@ class Places(NamedTuple):
     path: Tensor | None
 
 
+class Values(NamedTuple):
+    """Hyperparameters as covariances are computed from them.
+
+    Attributes:
+        inverse_lengthscale: ``batch_shape x 1 x k``, or one row for each path; those of
+            context columns are the last.
+        outputscale: ``batch_shape x 1``, or one for each path.
+        log_ratio: log delta of each edge, ``batch_shape x 1 x num_edges``, or None.
+        weight_scale: Prior standard deviations of the weights, ``batch_shape x V``.
+        smooth_lengthscale: Of the smooth terms, ``batch_shape x 1 x T``, or None.
+        offset_variance: Of the offset of an undeclared value, ``batch_shape x 1``.
+    """
+
+    inverse_lengthscale: Tensor
+    outputscale: Tensor
+    log_ratio: Tensor | None
+    weight_scale: Tensor
+    smooth_lengthscale: Tensor | None
+    offset_variance: Tensor
+
+
 class WeightFeatures(Module):
     r"""Scaled features F of the weights c, so that z' Sigma_c z' = F F'.
 
@@ -154,11 +175,23 @@ class WeightFeatures(Module):
                 continue
             shape = (1, 1 if tied_variances else len(counts))
             mode = 1.0 if kind == "linear" else 0.5
-            variance = Hyperparameter(shape, mode, 1.0, _VARIANCES, batch_shape)
+            variance = Hyperparameter(
+                shape,
+                mode,
+                1.0,
+                _VARIANCES,
+                batch_shape,
+            )
             self.add_module(f"{kind}_variance", variance)
             if kind == "smooth":
                 shape = (1, len(counts))
-                length = Hyperparameter(shape, 1.0, 0.75, _LENGTHSCALES, batch_shape)
+                length = Hyperparameter(
+                    shape,
+                    1.0,
+                    0.75,
+                    _LENGTHSCALES,
+                    batch_shape,
+                )
                 self.add_module(f"{kind}_lengthscale", length)
 
         sizes = [len(tree.decision_values[c]) for c in tree.decision_columns]
@@ -194,12 +227,21 @@ class WeightFeatures(Module):
         out = torch.zeros(shape, dtype=torch.bool, device=codes.device)
         out[..., 0] = True
         declared = (codes >= 0) & (codes < self.num_outcomes)
-        edge = torch.where(declared, codes + (1 + self.edge_offsets), num_edges + 1)
+        edge = torch.where(
+            declared,
+            codes + (1 + self.edge_offsets),
+            num_edges + 1,
+        )
         out.scatter_(-1, edge, True)
         return out[..., : num_edges + 1]
 
     def forward(
-        self, X: Tensor, active: Tensor, nodes: Tensor, correlation: Correlation
+        self,
+        X: Tensor,
+        active: Tensor,
+        nodes: Tensor,
+        correlation: Correlation,
+        values: Values,
     ) -> Tensor:
         """Scaled features.
 
@@ -208,21 +250,32 @@ class WeightFeatures(Module):
             active: Active columns, ``batch_shape x n x d``.
             nodes: ``batch_shape x n x (1 + num_edges)`` from ``node_indicators``.
             correlation: The correlation function of the smooth terms.
+            values: The hyperparameters.
 
         Returns:
             ``batch_shape x n x num_weights``.
         """
         base = self.still(X, active, nodes)
-        if self.smooth_columns:
+        if values.smooth_lengthscale is not None:
             frequency = getattr(self, f"{correlation.name}_frequencies")
-            value, present = _active_values(X, active, self.smooth_index)
-            phase = (value / self.smooth_lengthscale.value).unsqueeze(-1) * frequency
+            present = active.index_select(-1, self.smooth_index)
+            x = torch.where(
+                present,
+                X.index_select(-1, self.smooth_index),
+                0.0,
+            )
+            phase = (x / values.smooth_lengthscale).unsqueeze(-1) * frequency
             waves = torch.cat([phase.cos(), phase.sin()], dim=-1)
             waves = (waves * present.unsqueeze(-1)).flatten(-2)
             base = torch.cat(_expanded(base, waves), dim=-1)
-        return base * self.prior_scale().unsqueeze(-2)
+        return base * values.weight_scale.unsqueeze(-2)
 
-    def still(self, X: Tensor, active: Tensor, nodes: Tensor) -> Tensor:
+    def still(
+        self,
+        X: Tensor,
+        active: Tensor,
+        nodes: Tensor,
+    ) -> Tensor:
         """The first features, those without waves, over their standard deviations.
 
         Args:
@@ -231,13 +284,24 @@ class WeightFeatures(Module):
             nodes: ``batch_shape x n x (1 + num_edges)``.
         """
         parts = [nodes[..., self.node_columns].to(X)]
-        parts.append(_active_values(X, active, self.linear_index)[0])
+        present = active.index_select(-1, self.linear_index)
+        parts.append(
+            torch.where(
+                present,
+                X.index_select(-1, self.linear_index),
+                0.0,
+            )
+        )
         for column in self.onehot_columns:
             code = one_hot_code(X[..., column], getattr(self, f"known_{column}"))
             parts.append(code * active[..., column, None])
         return torch.cat(parts, dim=-1)
 
-    def active_weights(self, active: Tensor, nodes: Tensor) -> Tensor:
+    def active_weights(
+        self,
+        active: Tensor,
+        nodes: Tensor,
+    ) -> Tensor:
         """Which weights can differ from zero for each row.
 
         Args:
@@ -268,33 +332,12 @@ class WeightFeatures(Module):
             else:
                 times = getattr(self, f"{kind}_counts")
                 variance = variance.repeat_interleave(
-                    times, dim=-1, output_size=sum(counts)
+                    times,
+                    dim=-1,
+                    output_size=sum(counts),
                 )
             parts.append(variance)
         return torch.cat(parts[1:] or parts, dim=-1).sqrt()
-
-    def undeclared_variance(self, codes: Tensor) -> Tensor:
-        """Prior variance of the offsets of undeclared decision values.
-
-        An undeclared value has no weight, as weights depend on the tree and not on the
-        data; its offset is part of the covariance within its path.
-
-        Args:
-            codes: ``batch_shape x n x num_decisions``.
-
-        Returns:
-            ``batch_shape x n``.
-        """
-        count = (codes >= self.num_outcomes).sum(-1)
-        if not self.num_offsets:
-            return torch.zeros(count.shape, device=codes.device)
-        return count * self.offset_variance.value.mean(-1)
-
-
-def _active_values(X: Tensor, active: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
-    """Values of some columns, zero where inactive, and where they are active."""
-    present = active.index_select(-1, columns)
-    return torch.where(present, X.index_select(-1, columns), 0.0), present
 
 
 def _expanded(*parts: Tensor) -> list[Tensor]:
@@ -373,7 +416,11 @@ class LeafHyperparameters(Module):
         seen = torch.zeros(len(paths), len(columns), dtype=torch.bool)
         seen[tuple(pairs.view(-1, 2).mT)] = True
         scale = (seen * seen.sum(-1, keepdim=True)).amax(0).clamp_min(1).double()
-        self.register_buffer("dimension_scale", scale, persistent=False)
+        self.register_buffer(
+            "dimension_scale",
+            scale,
+            persistent=False,
+        )
         if sharing == "independent":
             if columns_of_path is None:
                 raise ValueError(
@@ -386,7 +433,11 @@ class LeafHyperparameters(Module):
             number = seen.flatten().cumsum(0).view_as(seen) - 1
             pair = torch.where(seen, number, count)
             self.register_buffer("pair", pair, persistent=False)
-            self.register_buffer("path_keys", tree.sorted_keys, persistent=False)
+            self.register_buffer(
+                "path_keys",
+                tree.sorted_keys,
+                persistent=False,
+            )
             if count:
                 self.lengthscale = prior((1, count), 0.5, 1.0, _LENGTHSCALES)
             self.outputscale = prior((1, len(columns_of_path)), 1.0, 1.0, _VARIANCES)
@@ -400,21 +451,13 @@ class LeafHyperparameters(Module):
         if related and tree.num_edges > 0:
             self.relative_outputscale = prior((1, tree.num_edges), 1.0, 0.3, _RATIOS)
 
-    def inverse_lengthscale(self, path: Tensor | None) -> Tensor:
-        """One over the lengthscales.
-
-        Args:
-            path: Path of each row, ``batch_shape x n``; used by "independent" only.
-
-        Returns:
-            ``batch_shape x 1 x num_columns``, or with n rows for "independent". Those
-            of context columns are the last.
-        """
+    def inverse_lengthscale(self) -> Tensor:
+        """One over the lengthscales, see ``Values``."""
         if self.num_columns == 0:
             inverse = self.dimension_scale.new_zeros(1, 0)
         elif self.sharing == "independent":
             inverse = self.lengthscale.value.reciprocal().squeeze(-2)
-            inverse = self._of_path(pad(inverse, (0, 1))[..., self.pair], path)
+            inverse = pad(inverse, (0, 1))[..., self.pair]
         else:
             scale = self.common_lengthscale.value * self.dimension_scale
             if hasattr(self, "relative_lengthscale"):
@@ -425,29 +468,14 @@ class LeafHyperparameters(Module):
             inverse = torch.cat(_expanded(inverse, context), dim=-1)
         return inverse
 
-    def scale(self, path: Tensor | None, nodes: Tensor) -> Tensor:
-        """Prior variance of g_p at each row.
-
-        Args:
-            path: Path of each row, ``batch_shape x n``; used by "independent" only.
-            nodes: ``batch_shape x n x (1 + num_edges)``, see ``WeightFeatures``.
-
-        Returns:
-            ``batch_shape x n``.
-        """
+    def outputscale_and_log_ratio(self) -> tuple[Tensor, Tensor | None]:
+        """See ``Values``."""
         if self.sharing == "independent":
-            return self._of_path(self.outputscale.value.mT, path).squeeze(-1)
-        scale = self.common_outputscale.value.squeeze(-1)
+            return self.outputscale.value.squeeze(-2), None
+        ratio = None
         if hasattr(self, "relative_outputscale"):
-            log_ratio = self.relative_outputscale.value.log()
-            # a product over the decisions on the path
-            ratio = (nodes[..., 1:].to(log_ratio) @ log_ratio.mT).squeeze(-1).exp()
-            return scale * ratio
-        return scale.expand(torch.broadcast_shapes(scale.shape, nodes.shape[:-1]))
-
-    def _of_path(self, table: Tensor, path: Tensor | None) -> Tensor:
-        assert path is not None, "`Places.path` of an independent kernel"
-        return take_of_path(table, path, 'leaf_hyperparameters="independent"')
+            ratio = self.relative_outputscale.value.log()
+        return self.common_outputscale.value.squeeze(-2), ratio
 
 
 def _path_of_key(path_keys: Tensor, key: Tensor) -> Tensor:
@@ -460,7 +488,11 @@ def _path_of_key(path_keys: Tensor, key: Tensor) -> Tensor:
     return torch.where(keys[place] == key, number[place], len(keys))
 
 
-def take_of_path(table: Tensor, path: Tensor, option: str) -> Tensor:
+def take_of_path(
+    table: Tensor,
+    path: Tensor,
+    option: str,
+) -> Tensor:
     """Rows of a table per path, with the batch dimensions of both broadcast.
 
     Args:
@@ -512,8 +544,16 @@ class PathMean(Mean):
             )
         self.tree = tree
         self.batch_shape = batch_shape
-        self.register_buffer("path_keys", tree.sorted_keys, persistent=False)
-        start = torch.zeros(*batch_shape, tree.num_paths, dtype=torch.float64)
+        self.register_buffer(
+            "path_keys",
+            tree.sorted_keys,
+            persistent=False,
+        )
+        start = torch.zeros(
+            *batch_shape,
+            tree.num_paths,
+            dtype=torch.float64,
+        )
         self.register_parameter("raw_offset", torch.nn.Parameter(start))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -646,7 +686,11 @@ class TreeStructuredKernel(LeafKernel):
         for column, values in self.categorical.items():
             tables[f"known_{column}"] = torch.tensor(values, dtype=torch.float64)
         for name, table in tables.items():
-            self.leaf_hyperparameters.register_buffer(name, table, persistent=False)
+            self.leaf_hyperparameters.register_buffer(
+                name,
+                table,
+                persistent=False,
+            )
         # the kernel chosen by evidence is in the state, as a tensor without dimensions
         self.register_buffer("correlation_index", torch.tensor(0))
         self.set_correlation(correlation)
@@ -663,7 +707,11 @@ class TreeStructuredKernel(LeafKernel):
         self.correlation_index.fill_(index)
         self.correlation = CORRELATIONS[index]
 
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+    def _load_from_state_dict(
+        self,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
         super()._load_from_state_dict(*args, **kwargs)
         self.correlation = CORRELATIONS[int(self.correlation_index)]
 
@@ -689,9 +737,32 @@ class TreeStructuredKernel(LeafKernel):
         nodes = self.weights.node_indicators(codes)
         return Places(key, codes, active, nodes, seen, path)
 
-    def rows(self, X: Tensor, places: Places | None = None) -> LeafRows:
+    def values(self) -> Values:
+        """See ``LeafKernel.values``."""
+        weights = self.weights
+        leaf = self.leaf_hyperparameters
+        smooth = None
+        if weights.smooth_columns:
+            smooth = weights.smooth_lengthscale.value
+        offset = leaf.dimension_scale.new_zeros(1)
+        if weights.num_offsets:
+            offset = weights.offset_variance.value.mean(-1)
+        return Values(
+            leaf.inverse_lengthscale(),
+            *leaf.outputscale_and_log_ratio(),
+            weights.prior_scale(),
+            smooth,
+            offset,
+        )
+
+    def rows(
+        self,
+        X: Tensor,
+        places: Places | None = None,
+    ) -> LeafRows:
         """See ``LeafKernel.rows``; ``places`` are those of ``locate``."""
         key, codes, active, nodes, seen, path = places or self.locate(X)
+        values = self.fixed_values or self.values()
         leaf = self.leaf_hyperparameters
         parts = [X.index_select(-1, leaf.numeric_index)]
         for column in self.categorical:
@@ -699,14 +770,37 @@ class TreeStructuredKernel(LeafKernel):
             parts.append(one_hot_code(X[..., column], categories) / math.sqrt(2.0))
         encoded = torch.cat(parts, dim=-1)
         seen = seen.index_select(-1, leaf.encoded_index)
-        inverse = leaf.inverse_lengthscale(path).index_select(-1, leaf.encoded_index)
+        inverse = values.inverse_lengthscale
+        variance = values.outputscale
+        if path is not None:
+            option = 'leaf_hyperparameters="independent"'
+            variance = take_of_path(variance.unsqueeze(-1), path, option).squeeze(-1)
+            if inverse.shape[-2] > 1:
+                inverse = take_of_path(inverse, path, option)
+        elif values.log_ratio is not None:
+            # a product over the decisions on the path
+            ratio = nodes[..., 1:].to(X) @ values.log_ratio.mT
+            variance = variance * ratio.squeeze(-1).exp()
+        inverse = inverse.index_select(-1, leaf.encoded_index)
         scaled = torch.where(seen, encoded, 0.0) * inverse
-        variance = leaf.scale(path, nodes)
-        constant = self.weights.undeclared_variance(codes).to(X)
-        features = self.weights(X, active, nodes, self.correlation)
+        shape = torch.broadcast_shapes(variance.shape, key.shape)
+        undeclared = (codes >= self.weights.num_outcomes).sum(-1)
+        constant = (undeclared * values.offset_variance).to(X)
+        features = self.weights(
+            X,
+            active,
+            nodes,
+            self.correlation,
+            values,
+        )
+        variance = variance.expand(shape)
         return LeafRows(key, scaled, variance, constant, features)
 
-    def leaf_covariance(self, a: LeafRows, b: LeafRows) -> Tensor:
+    def leaf_covariance(
+        self,
+        a: LeafRows,
+        b: LeafRows,
+    ) -> Tensor:
         """K_p, see ``LeafKernel.leaf_covariance``."""
         value = a.variance.unsqueeze(-1)
         points = [(a.points, b.points)]
@@ -750,7 +844,9 @@ def _check_context(
 
 
 def _columns_of_paths(
-    tree: ParameterTree, free: tuple[int, ...], own_columns: tuple[int, ...] | None
+    tree: ParameterTree,
+    free: tuple[int, ...],
+    own_columns: tuple[int, ...] | None,
 ) -> list[list[int]] | None:
     """Columns that K_p sees on each path; None if there are too many paths.
 

@@ -282,8 +282,6 @@ class TreedGP(fast_inference.FastSingleTaskGP):
         with torch.no_grad():
             X = self.transform_inputs(self.train_inputs[0])
         by_evidence = split_criterion == "evidence"
-        if likelihood is not None:
-            fast_inference.check_noise(likelihood, X, self.train_targets.shape)
         noise = None
         if isinstance(self.likelihood, FixedNoiseGaussianLikelihood):
             noise = self._known_noise()

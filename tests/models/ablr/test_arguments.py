@@ -79,23 +79,22 @@ ONES = torch.ones(12, 1, dtype=torch.float64)
             "task_feature: expected an integer or None, .* got 2.0",
         ),
         ({"task_feature": True}, "task_feature: expected an integer or None"),
-        ({"output_tasks": []}, "output_tasks: .*at least one task, got"),
-        ({"output_tasks": 2}, "output_tasks: expected a list of integers.* got 2"),
-        ({"output_tasks": [2.5]}, "output_tasks: expected a list of integers"),
-        ({"all_tasks": [0, 2, 5, 5.5]}, "all_tasks: expected a list of integers"),
-        ({"all_tasks": torch.arange(6)}, "all_tasks: expected a list of integers"),
+        ({"output_tasks": []}, "output_tasks: .*at least one, got"),
+        ({"output_tasks": 2}, "output_tasks: .*a list of integers.* got 2"),
+        ({"output_tasks": [2.5]}, "output_tasks: .*a list of integers"),
+        ({"all_tasks": [0, 2, 5, 5.5]}, "all_tasks: .*a list of integers"),
+        ({"all_tasks": torch.arange(6)}, "all_tasks: .*a list of integers"),
         ({"feature_map": TanhNetwork(3)}, r"feature_map: expected a map of inputs"),
         ({"feature_map": nn.Linear(5, 3)}, r"feature_map: .*``n x 2`` \(no task"),
         (
             {"mean_module": ConstantMean(batch_shape=torch.Size([3]))},
             "mean_module: expected",
         ),
-        ({"seed": 0.5}, "seed: expected an integer, got 0.5"),
         ({"output_tasks": [4]}, "output_tasks: expected tasks among"),
         ({"task_feature": 3}, "task_feature: .*a column from -3 to 2"),
-        ({"task_feature": None, "all_tasks": [1]}, "expected None without"),
+        ({"task_feature": None}, "output_tasks: expected None or, with a task_feat"),
         ({"train_Y": Y.repeat(1, 2)}, "several tasks and several signals"),
-        ({"train_X": X[:, 2:]}, "expected columns beside the task's"),
+        ({"train_X": X[:, 2:]}, "``n x 0`` .no task column"),
         ({"train_X": X + 0.5}, "expected integers in the task column"),
         ({"input_transform": Normalize(3)}, "leaves the task column"),
         *(
@@ -107,8 +106,11 @@ ONES = torch.ones(12, 1, dtype=torch.float64)
             )
         ),
         ({"train_X": changed(X, (4, 2), 1e100)}, "integers in the task .*at most 2.53"),
-        ({"all_tasks": [0, 2, 5, torch.nan]}, "all_tasks: expected a list of integers"),
-        ({"all_tasks": [0, 2, 5, 1e200]}, "all_tasks: expected a list of integers"),
+        (
+            {"all_tasks": [0, 2, 5, torch.nan]},
+            "all_tasks: .*a list of integers",
+        ),
+        ({"all_tasks": [0, 2, 5, 1e200]}, "all_tasks: .*a list of integers"),
     ],
 )
 def test_what_a_model_cannot_be_made_of(change: dict[str, Any], message: str) -> None:
@@ -163,31 +165,24 @@ def test_points_that_cannot_be_asked_for() -> None:
     assert model(X.expand(0, *X.shape)).mean.shape == (0, len(X))
 
 
-@pytest.mark.parametrize("outputs", [[2], [5, 0]])
 @pytest.mark.parametrize("log", [False, True])
-def test_transforms_that_look_at_the_task(outputs: list[int], log: bool) -> None:
+def test_transforms_that_look_at_the_task(log: bool) -> None:
     each = StratifiedStandardize(2, torch.tensor([0, 2, 5]))
     transform = ChainedOutcomeTransform(log=Log(), each=each) if log else each
-    model = make(outcome_transform=transform, output_tasks=outputs)
+    model = make(outcome_transform=transform, output_tasks=[2])
     points = torch.rand(4, 2)
-    if len(outputs) > 1:  # one by one
-        with pytest.raises(ValueError, match="X is required"):
-            model.posterior(points)
-        return
-    # many outputs at once are those one by one, samples and moments
+    with pytest.raises(ValueError, match="X is required"):  # outputs one by one
+        model.posterior(points, output_indices=[5, 0])
     posterior = model.posterior(points)
     assert isinstance(posterior, TransformedPosterior) == log
-    for i, task in enumerate(outputs):
-        rows = torch.cat([points, torch.full((4, 1), float(task))], -1)
-        one = model.posterior(rows)
-        torch.testing.assert_close(posterior.mean[:, i : i + 1], one.mean)
-        torch.testing.assert_close(posterior.variance[:, i : i + 1], one.variance)
+    one = model.posterior(torch.cat([points, torch.full((4, 1), 2.0)], -1))
+    torch.testing.assert_close(posterior.mean, one.mean)
+    torch.testing.assert_close(posterior.variance, one.variance)
     middle = posterior.rsample_from_base_samples(
         torch.Size([1]), torch.zeros(1, *posterior.base_sample_shape)
     )
     with manual_seed(0):
-        paths = draw_matheron_paths(model, torch.Size([2000]))
-    functions = paths(points).reshape(2000, -1, len(points)).mT
+        functions = draw_matheron_paths(model, torch.Size([2000]))(points).unsqueeze(-1)
     medians = functions.median(0).values
     spread = functions.log().std(0) if log else functions.std(0)
     error = (medians.log() - middle[0].log()) if log else (medians - middle[0])

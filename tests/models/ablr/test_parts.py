@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-from typing import Any
 
 import pytest
 import torch
@@ -82,20 +81,6 @@ def test_the_prior_is_centered_where_the_network_started() -> None:
         assert torch.isfinite(other.log_evidence())
         assert not torch.equal(other.feature_map.values, network.values)
     assert not list(TanhNetwork(3, prior_scale=None).named_priors())
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"dim": 0}, "dim: expected a positive integer"),
-        ({"dim": 2, "widths": ()}, "widths: expected a positive integer"),
-        ({"dim": 2, "prior_scale": 0.0}, "prior_scale: expected a positive"),
-        ({"dim": 2, "bounds": torch.zeros(2, 2)}, "bounds: expected ``2 x 2``"),
-    ],
-)
-def test_network_errors(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        TanhNetwork(**arguments)
 
 
 @given(seed=seeds, count=st.integers(2, 6), spread=st.floats(0.1, 3.0))

@@ -16,8 +16,6 @@ import pytest
 import torch
 from ablr_worker import conditioned, evaluate, problems
 
-from botorch_structured.models.ablr.processes import Processes
-
 WORKER = Path(__file__).parents[2] / "ablr_worker.py"
 NAMES = list(problems())
 
@@ -131,15 +129,6 @@ def test_no_hang_where_one_is_gone(tmp_path: Path, then: str) -> None:
         assert time.monotonic() - start < 60
     finally:
         pair.close()
-
-
-def test_alone_nothing_is_sent() -> None:
-    alone = Processes(None)
-    tensor = torch.arange(3.0)
-    assert alone.alone and (alone.size, alone.rank) == (1, 0)
-    assert alone.gather(tensor)[0] is tensor
-    assert alone.total(tensor) is alone.first(tensor) is tensor
-    alone.check_same("x", tensor)
 
 
 ROOT = Path(__file__).resolve().parents[3]

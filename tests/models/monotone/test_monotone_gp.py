@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import warnings
 from functools import partial
 from typing import Any
@@ -569,9 +570,9 @@ def test_fantasies_keep_the_sites(monkeypatch: pytest.MonkeyPatch) -> None:
     model.to(torch.float64).posterior(X)
     model.to(torch.float32).posterior(X.float())
     assert not runs
-    conditioned.train().eval()
-    conditioned.posterior(X)
-    assert runs  # a fit of the larger data has sites of its own
+    for m in (fantasy, conditioned):
+        m.train().eval().posterior(X)
+    assert len(runs) == 2  # a fit of the larger data has sites of its own
 
 
 class Higher(MonotoneGP):
@@ -775,6 +776,22 @@ def test_as_published(outputs: int) -> None:
         MonotoneGP.as_published(X, Y, {0: 1}, nu=0.2)
     with pytest.raises(ValueError, match=r"^train_X: expected a torch.Tensor, got"):
         MonotoneGP.as_published(X.tolist(), Y, {0: 1})
+
+
+def test_copies_have_an_objective_of_their_own() -> None:
+    X, Y = make_data(8)
+    both = torch.cat([Y, -Y], dim=-1)
+    model = MonotoneGP(X, both, {0: 1}, virtual_X=GRID, signs_in_fit=True)
+    copied = copy.deepcopy(model)
+    same = pickle.loads(pickle.dumps(model))
+    for other, outputs in ((copied, 2), (same, 2), (model.subset_output([1]), 1)):
+        mll = ExactMarginalLogLikelihood(other.likelihood, other).train()
+        other.covar_module.lengthscale = 0.3
+        value = mll(other(*other.train_inputs), other.train_targets)
+        assert value.shape == ((2,) if outputs == 2 else ())
+        kernel = other.covar_module
+        assert torch.autograd.grad(value.sum(), kernel.raw_lengthscale)[0].any()
+    assert model.ep_result is None and copied.ep_result is not None
 
 
 def test_sites_follow_nu() -> None:

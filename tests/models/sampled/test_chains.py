@@ -68,13 +68,6 @@ def test_chains_that_do_not_move() -> None:
     assert (effective_sample_size(apart) == 0).all()
 
 
-def test_an_odd_number_of_draws() -> None:
-    x = autoregressive(0.0, chains=2, n=11, k=1, seed=4)
-    even = np.delete(x, 5, axis=1)
-    np.testing.assert_allclose(split_r_hat(x), split_r_hat(even))
-    np.testing.assert_allclose(effective_sample_size(x), effective_sample_size(even))
-
-
 def test_diagnostics_are_of_coordinates() -> None:
     chains = some_chains(200)
     logs = np.log(chains.samples[..., [0]])

@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 import torch
 from botorch.models import MultiTaskGP, SingleTaskGP
-from botorch.models.transforms.input import Warp
-from gpytorch.constraints import GreaterThan
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import ConstantMean
@@ -115,15 +113,6 @@ def test_priors_on_derived_quantities_are_not_sampled(value) -> None:
     assert "covar_module.raw_outputscale" in c.held
 
 
-def test_a_prior_needs_no_setting_closure() -> None:
-    kernel = ScaleKernel(RBFKernel())
-    prior = GammaPrior(2.0, 0.15)
-    kernel.register_prior("root_prior", prior, lambda m: m.outputscale.sqrt())
-    kernel.outputscale = 1.0
-    c = PriorCoordinates(single(covar_module=kernel))
-    assert c.names[1] == "covar_module.root" and c.blocks[1].power == 2.0
-
-
 def test_a_prior_on_a_matrix_is_not_sampled() -> None:
     X, Y = data()
     X[:, 0] = torch.arange(8) % 2
@@ -158,33 +147,6 @@ def test_nothing_to_sample_raises() -> None:
     model = single(likelihood=GaussianLikelihood(), covar_module=RBFKernel())
     with pytest.raises(ValueError, match="at least one prior on a parameter"):
         PriorCoordinates(model)
-
-
-def test_parameters_of_an_input_transform() -> None:
-    prior = LogNormalPrior(0.0, 0.5)
-    warp = Warp(d=2, indices=[0, 1], concentration0_prior=prior)
-    c = PriorCoordinates(single(input_transform=warp))
-    assert c.names[-2:] == (
-        "input_transform.concentration0[0]",
-        "input_transform.concentration0[1]",
-    )
-
-
-def test_bounds_themselves_are_inside() -> None:
-    """exp(log(bound)) may be a rounding error outside."""
-    model = single(
-        likelihood=GaussianLikelihood(
-            noise_prior=LogNormalPrior(-4.0, 1.0),
-            noise_constraint=GreaterThan(3e-3, transform=None, initial_value=0.1),
-        )
-    )
-    c = PriorCoordinates(model)
-    z = c.to_position(np.array([c.lower[0], 1.0, 1.0]))
-    assert c.inside(z) and (c.to_values(z) >= c.lower).all()
-    value = c.scalar_value(0)(z[0])
-    assert value is not None
-    c.blocks[0].write(np.array([value]))
-    assert model.likelihood.noise.item() == pytest.approx(c.lower[0], rel=1e-15)
 
 
 @pytest.mark.parametrize("values", [[0.95, 0.5], [0.95, 0.105], [0.5, 1.0]])

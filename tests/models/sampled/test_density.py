@@ -300,27 +300,6 @@ def test_a_move_that_fails_changes_nothing(which: int, reason: str) -> None:
         assert value == pytest.approx(fresh.along(z, axis)(z[axis] + 0.2), rel=1e-9)
 
 
-@pytest.mark.parametrize("nu", [0.5, 2.5])
-def test_back_from_a_very_short_lengthscale(nu: float) -> None:
-    """Next to its distances all others are rounding errors."""
-    kernel = MaternKernel(nu=nu, ard_num_dims=4, lengthscale_prior=LENGTH)
-    density = densities(single(covar_module=kernel))[1]
-    fresh = densities(single(covar_module=kernel))[1]
-    assert density is not None and fresh is not None
-    c = density.coordinates
-    z = c.to_position(c.read_values())
-    axis = c.names.index("covar_module.lengthscale[1]")
-    for short in (-30.0, -18.0, -10.0, -4.0):
-        density.move_to(z)
-        assert math.isfinite(density.along(z, axis)(short))
-        density.accept()
-        far = z.copy()
-        far[axis] = short
-        value = density.along(far, axis)(z[axis] + 0.1)
-        fresh.move_to(z)
-        assert value == pytest.approx(fresh.along(z, axis)(z[axis] + 0.1), rel=1e-9)
-
-
 @pytest.mark.parametrize("which", [0, 1])
 def test_a_singular_matrix_is_no_crash(which: int) -> None:
     """Copies of a row under next to no noise: jitter, as BoTorch does it, or -inf."""

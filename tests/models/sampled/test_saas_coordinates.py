@@ -11,10 +11,8 @@ from botorch.fit import fit_gpytorch_mll
 from botorch.models import SingleTaskGP
 from botorch.models.hierarchical import HierarchicalConditionalKernelGP
 from botorch.models.map_saas import add_saas_prior
-from gpytorch.constraints import Interval
-from gpytorch.kernels import Kernel, MaternKernel, RBFKernel
+from gpytorch.kernels import Kernel, MaternKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
-from gpytorch.priors import LogNormalPrior
 from torch import Tensor
 
 from botorch_structured.fit import ChainsWarning, fit_slice_sampling
@@ -107,18 +105,3 @@ def test_a_model_at_its_bounds_is_sampled_as_any_other() -> None:
     for k, draw in enumerate(result.chains.samples[:, 3]):
         values = PriorCoordinates(result.models[k].train()).read_values()
         np.testing.assert_allclose(values, draw, rtol=1e-6)
-
-
-@pytest.mark.parametrize("values", [[0.5, 0.5], [2.0, 2.0], [0.5, 2.0]])
-def test_a_block_on_its_bounds(values: list[float]) -> None:
-    bounds = Interval(0.5, 2.0, transform=None, initial_value=1.0)
-    prior = LogNormalPrior(0.0, 1.0)
-    kernel = RBFKernel(
-        ard_num_dims=2, lengthscale_constraint=bounds, lengthscale_prior=prior
-    )
-    kernel.lengthscale = torch.tensor(values)
-    c = PriorCoordinates(single(kernel))
-    assert c.names[1:] == ("covar_module.lengthscale[0]", "covar_module.lengthscale[1]")
-    np.testing.assert_allclose(c.lower[1:], 0.5)
-    np.testing.assert_allclose(c.upper[1:], 2.0)
-    assert kernel.lengthscale.tolist() == [values]

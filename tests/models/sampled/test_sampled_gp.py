@@ -33,13 +33,14 @@ from botorch.exceptions import UnsupportedError
 from botorch.models import ModelListGP, SingleTaskGP
 from botorch.models.model import ModelList
 from botorch.models.transforms import Log, Normalize
-from botorch.models.transforms.input import AppendFeatures
+from botorch.models.transforms.input import AppendFeatures, ChainedInputTransform
 from botorch.posteriors import Posterior, TransformedPosterior
 from botorch.posteriors.fully_bayesian import GaussianMixturePosterior
 from botorch.sampling import SobolQMCNormalSampler
 from botorch.utils.evaluation import compute_in_sample_model_fit_metric
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from sampled_models import (
+    BOUNDS,
     D,
     N,
     S,
@@ -261,13 +262,16 @@ def test_fantasies_with_appended_features() -> None:
     """Of which points to predict at have none, before and after."""
     X, Y = data()
     features = torch.tensor([[0.1], [0.7]], dtype=torch.double)
-    gp = SingleTaskGP(X, Y, input_transform=AppendFeatures(features))
-    model = SampledGP(samples(gp))
+    scaled = ChainedInputTransform(
+        add=AppendFeatures(features), scale=Normalize(D, bounds=BOUNDS)
+    )
     sampler = SobolQMCNormalSampler(torch.Size([3]), seed=0)
-    fantasies = model.fantasize(X[:2], sampler)
     x = points(2, d=2)
-    assert model.posterior(x).mean.shape == (S, 4, 1)
-    assert fantasies.posterior(x).mean.shape == (3, S, 4, 1)
+    for transform in (AppendFeatures(features), scaled):
+        model = SampledGP(samples(SingleTaskGP(X, Y, input_transform=transform)))
+        fantasies = model.fantasize(X[:2], sampler)
+        assert model.posterior(x).mean.shape == (S, 4, 1)
+        assert fantasies.posterior(x).mean.shape == (3, S, 4, 1)
 
 
 def test_gradients_reach_fantasies() -> None:
@@ -410,15 +414,6 @@ def test_called_as_a_gpytorch_model() -> None:
     assert prior.mean.shape == (S, 5)
     covariance = [m.covar_module(X).to_dense() for m in model.models]
     torch.testing.assert_close(prior.covariance_matrix, torch.stack(covariance))
-
-
-def test_one_sample_is_the_model() -> None:
-    single = SingleTaskGP(*data())
-    model = SampledGP([single])
-    X = points(3, 2)
-    posterior = model.posterior(X)
-    torch.testing.assert_close(posterior.mean.squeeze(-3), single.posterior(X).mean)
-    torch.testing.assert_close(posterior.mixture_mean, single.posterior(X).mean)
 
 
 class Exponential(PosteriorTransform):

@@ -141,7 +141,7 @@ def test_what_is_given_beside_a_space_counts(model_class: Any) -> None:
 def test_what_is_no_tree_is_refused(model_class: Any) -> None:
     X = SPACE.sample(6, seed=0)
     Y = X[:, :1]
-    with pytest.raises(ValueError, match="hierarchical_dependencies: .*got Tensor"):
+    with pytest.raises(ValueError, match="hierarchical_dependencies: .*got tensor"):
         model_class(X, Y, X)
     with pytest.raises(ValueError, match="got ConfigurationSpace; .*from_configspace"):
         model_class(X, Y, ConfigurationSpace())

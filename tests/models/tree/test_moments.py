@@ -105,7 +105,6 @@ def test_derivatives_of_a_posterior(seed: int) -> None:
     all_close(derivatives(*found), derivatives(*model._moments().graph(X)), 1e-7)
 
 
-
 LATER: dict[str, Any] = {
     "train": lambda m: m.train(),
     "data": lambda m: m.set_train_data(m.train_inputs[0] / 2, m.train_targets * 2),
