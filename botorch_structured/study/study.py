@@ -105,8 +105,8 @@ class Study:
     equal loop starts are ``space.starts(kind="inner", seed=seed, at_most=16)``, and the
     suggestion after ``n`` evaluations has the seed ``seed + n``, and up to 20 of them
     no ``start_from``. Above that it is ``fit_surrogates`` of the first ``m``
-    evaluations with the seed ``m``, unless these are all: ``n`` rounded down to a multiple of 10,
-    from 400 evaluations on of 20, from 800 on of 40, and so on.
+    evaluations with the seed ``m``, unless these are all: ``n`` rounded down to a
+    multiple of 10, from 400 evaluations on of 20, from 800 on of 40, and so on.
 
     Args:
         space: What to search: a `SearchSpace`, a ConfigSpace ``ConfigurationSpace``, or
