@@ -83,7 +83,8 @@ def structured_generation_strategy(
 
     Choose it where parameters exist only under some values of others
     (``dependent_parameters``). It begins with the centre of the space, as Ax's own
-    strategies do, then takes a random point on each path that has no trial yet. With
+    strategies do, then takes a random point on each path that has no trial yet, in the
+    middle half of each range. With
     more than ten paths it takes five to sixteen points, chosen so that each value of
     the choices occurs if sixteen can show them. Then it goes on with `suggest`; one
     trial is enough for a loop. Range parameters (floats, integers, logarithmic ones),
@@ -118,9 +119,10 @@ def structured_generation_strategy(
             one choice, ``[["rate_adam", "rate_sgd"]]``, with the same bounds: trials
             of one say something about the others. Ax has no parameter with two
             parents' values, so that it needs a name for each.
-        starts: The first trials: ``"random"`` (the default), ``"spread"``,
-            ``"middle"`` or ``"default"`` ones, on paths that have no trial; or
-            configurations, in Ax's names: paths that have none of these get no start.
+        starts: The first trials: ``"inner"`` (the default), ``"random"``,
+            ``"spread"``, ``"middle"`` or ``"default"`` ones, on paths that have no
+            trial; or configurations, in Ax's names: paths that have none of these get
+            no start.
         initialize_with_center: Whether the first trial of an experiment is the centre
             of the space, where it is feasible and no parameter is held. Default: if no
             ``starts`` and nothing ``earlier`` are given.

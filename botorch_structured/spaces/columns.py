@@ -169,6 +169,8 @@ class _Column:
         if kind == "spread":
             order = torch.randperm(n, generator=generator)
             u = (order + u) / max(n, 1)
+        if kind == "inner" and self.ordered:
+            u = 0.25 + 0.5 * u
         return self._at(u, (lo, hi))
 
     def middle(self, span: Span) -> float:

@@ -102,11 +102,11 @@ class Study:
     Paths that something is known of count as started. Then come those of `suggest`, at
     first random ones where fewer than two evaluations have worked. Configurations that
     were asked for and not told yet are pending: they are taken into account. In an
-    equal loop starts are ``space.starts(seed=seed, at_most=16)``, and the suggestion
-    after ``n`` evaluations has the seed ``seed + n``, and up to 20 of them no
-    ``start_from``. Above that it is ``fit_surrogates`` of the first ``m`` evaluations
-    with the seed ``m``, unless these are all: ``n`` rounded down to a multiple of 10,
-    from 400 evaluations on of 20, from 800 on of 40, and so on.
+    equal loop starts are ``space.starts(kind="inner", seed=seed, at_most=16)``, and the
+    suggestion after ``n`` evaluations has the seed ``seed + n``, and up to 20 of them
+    no ``start_from``. Above that it is ``fit_surrogates`` of the first ``m``
+    evaluations with the seed ``m``, unless these are all: ``n`` rounded down to a
+    multiple of 10, from 400 evaluations on of 20, from 800 on of 40, and so on.
 
     Args:
         space: What to search: a `SearchSpace`, a ConfigSpace ``ConfigurationSpace``, or
@@ -132,13 +132,13 @@ class Study:
             over all paths for one point at a time; ``X_pending`` is None or ``k x d``.
             Default: that of `suggest`; for a model of your own the logarithm of the
             expected improvement. With several outcomes give both functions or none.
-        starts: Which start each path has: ``"random"`` (the default), ``"spread"``,
-            ``"middle"`` or ``"default"``, see `SearchSpace.starts`. Or instead
-            configurations to begin with, or a function ``(space, seed) -> n x d``
-            points: each is asked for, unless it is known itself. Paths that have none
-            of these get no start: ``[mine, *Study(space).starts]`` has both. Beside
-            ``earlier`` those of a function are asked for only where old studies
-            mislead, one for each path.
+        starts: Which start each path has: ``"inner"`` (the default), ``"random"``,
+            ``"spread"``, ``"middle"`` or ``"default"``, see `SearchSpace.starts`. Or
+            instead configurations to begin with, or a function of space and seed that
+            returns ``n x d`` points: each is asked for, unless it is known itself.
+            Paths that have none of these get no start: ``[mine, *Study(space).starts]``
+            has both. Beside ``earlier`` those of a function are asked for only where
+            old studies mislead, one for each path.
         costs: Whether to maximise the improvement per expected cost, which is learnt
             from ``tell(..., cost=...)``. Costs are recorded in any case.
         earlier: Old studies, from which this one begins. The first configuration suits
@@ -214,7 +214,7 @@ class Study:
                 f"starts: expected one of {list(KINDS)}, configurations or a function, "
                 f"got {starts!r}."
             )
-        self._starts: Any = "random" if starts is None else starts
+        self._starts: Any = "inner" if starts is None else starts
         if not isinstance(self._starts, str) and not callable(starts):
             self._starts = self._encode(starts, "starts")
         #: The seed, and those that were made with it.

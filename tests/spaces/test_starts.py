@@ -23,7 +23,7 @@ from botorch_structured.spaces import (
     starts,
 )
 
-KINDS = ("random", "spread", "middle", "default")
+KINDS = ("random", "inner", "spread", "middle", "default")
 
 
 def unit_space(tree: ParameterTree, **arguments: object) -> SearchSpace:
@@ -84,6 +84,32 @@ def test_every_path_of_random_trees_once(seed: int) -> None:
         if kind != "default":
             assert index == expected
         assert torch.equal(X, space.starts(kind=kind, seed=seed))
+
+
+def test_inner_starts_are_in_the_middle_half_of_ranges_on_their_scale() -> None:
+    space = SearchSpace.from_dictionaries(
+        {
+            "x": (-1.0, 3.0),
+            "rate": (1e-4, 1.0, "log"),
+            "units": (16, 4096, "log"),
+            "layers": (1, 9),
+            "colour": ["red", "green", "blue"],
+        }
+    )
+    configs = space.decode(space.starts(300, "inner", seed=0))
+    first, *others = configs  # on each path once, the rest as ``"random"``
+    assert max(c["x"] for c in others) > 2.5
+    firsts = [space.decode(space.starts(1, "inner", seed=s))[0] for s in range(300)]
+    for name, lower, upper in (
+        ("x", 0.0, 2.0),
+        ("rate", 1e-3, 1e-1),
+        ("units", 63, 1030),
+        ("layers", 3, 7),
+    ):
+        values = [c[name] for c in firsts]
+        assert lower <= min(values) < max(values) <= upper
+        assert max(values) / upper > 0.9
+    assert {c["colour"] for c in firsts} == {"red", "green", "blue"}
 
 
 @given(seeds)

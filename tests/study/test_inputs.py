@@ -143,7 +143,7 @@ def table(tmp_path: Path, text: str) -> Path:
 @pytest.mark.parametrize("missing", ["", "NaN", "NA"])
 def test_a_table_is_told_row_by_row(missing: str, tmp_path: Path) -> None:
     names = [*SPACE.names, "loss", "memory", "cost"]
-    configs = SPACE.decode(SPACE.starts(seed=0))
+    configs = SPACE.decode(SPACE.starts(kind="inner", seed=0))
     outcomes = [(0.5, 3.0, 10.0), (missing, missing, 2.0), (0.25, 9.0, missing)]
     rows = [
         {**c, **dict(zip(names[-3:], o, strict=True))}

@@ -30,7 +30,7 @@ def value(config: dict[str, Any]) -> float:
 
 
 def explicit_loop(seed: int, n: int) -> Tensor:
-    X = SPACE.starts(seed=seed)
+    X = SPACE.starts(kind="inner", seed=seed)
     Y = -PROBLEM(X).unsqueeze(-1)
     while len(X) < n:
         x = suggest(SPACE, X, Y, seed=seed + len(X)).X
@@ -183,7 +183,7 @@ def test_fixed_parameters_with_starts_of_ones_own_and_a_log(tmp_path: Path) -> N
 
 def test_starts_leave_paths_out_that_are_known() -> None:
     study = Study(SPACE, seed=0)
-    starts = SPACE.decode(SPACE.starts(seed=0))
+    starts = SPACE.decode(SPACE.starts(kind="inner", seed=0))
     study.tell(starts[1], 0.5)
     assert study.ask(pending=[starts[2]]) == [starts[0]]
     assert study.ask(pending=[starts[2]]) == [starts[3]]
@@ -194,7 +194,7 @@ def test_sixteen_starts_at_most() -> None:
     names = [f"m{i}" for i in range(18)]
     space = SearchSpace.from_dictionaries([{"m": [m], m: (0, 1)} for m in names])
     study = Study(space, seed=1)
-    starts = space.decode(space.starts(seed=1, at_most=16))
+    starts = space.decode(space.starts(kind="inner", seed=1, at_most=16))
     assert study.starts == starts and len({c["m"] for c in starts}) == 16
     other = min({*names} - {c["m"] for c in starts})
     study.tell_many([{"m": other, other: x} for x in (0, 1)], [1.0, 1.1])
@@ -435,7 +435,7 @@ def test_what_else_is_told_is_kept(tmp_path: Path) -> None:
     trials = study.trials
     study = Study(SPACE, log=log)
     assert study.trials == trials
-    configs = SPACE.decode(SPACE.starts(2, seed=1))
+    configs = SPACE.decode(SPACE.starts(2, kind="inner", seed=1))
     plain.tell_many(configs, [1.0, None], metadata=[kept] * 2)
     assert [t.metadata for t in plain.trials[-2:]] == [kept, kept]
     (config,) = study.ask()
@@ -602,7 +602,7 @@ def test_lists_among_choices_are_copies() -> None:
 
 def test_trials_cannot_be_changed_and_are_a_table() -> None:
     study = Study(SPACE, {"error": "minimize", "cost": "maximize"}, seed=0)
-    configs = SPACE.decode(SPACE.starts(2, seed=0))
+    configs = SPACE.decode(SPACE.starts(2, kind="inner", seed=0))
     study.tell_many(
         configs, [{"error": 1, "cost": 2}, None], metadata=[{"a": [1]}, None]
     )
@@ -681,7 +681,7 @@ def test_equals_the_explicit_loop_with_constraints_and_costs() -> None:
         told = dict(zip("abc", outcomes, strict=True)) if i != failed else None
         study.tell(config, told, None if math.isnan(cost) else cost)
 
-    X = SPACE.starts(seed=1)
+    X = SPACE.starts(kind="inner", seed=1)
     rows: list[tuple[list[float], float]] = []
     while len(rows) < n:
         for config in SPACE.decode(X[len(rows) :]):
