@@ -143,8 +143,8 @@ def test_what_is_no_tree_is_refused(model_class: Any) -> None:
     Y = X[:, :1]
     with pytest.raises(ValueError, match="hierarchical_dependencies: .*got tensor"):
         model_class(X, Y, X)
-    with pytest.raises(ValueError, match="got ConfigurationSpace; .*from_configspace"):
-        model_class(X, Y, ConfigurationSpace())
+    with pytest.raises(ValueError, match="hierarchical_dependencies: .*got 'a'"):
+        model_class(X, Y, ConfigurationSpace({"a": (0.0, 1.0)}))
 
 
 class Higher(TreeStructuredGP):
