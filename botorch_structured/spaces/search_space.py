@@ -215,7 +215,7 @@ class SearchSpace:
             argument: What it is called in errors.
             parameters: All of them by name, in order.
             conditions: Where they are active.
-            by_value: Those that declare their values, if they are decisions.
+            by_value: The decisions that declare their values.
             forbidden: See `from_columns`.
         """
         position = positions(parameters)
@@ -230,10 +230,9 @@ class SearchSpace:
             for name, c in position.items()
             if (condition := conditions[name]) != ALWAYS
         }
-        decisions = set().union(*(condition.columns() for condition in where.values()))
         values = {}
         for name in by_value:
-            if position.get(name) in decisions:
+            if name in position:
                 lo, hi = parameters[name].bounds
                 values[position[name]] = [float(x) for x in range(int(lo), int(hi) + 1)]
         constants = [
