@@ -126,6 +126,8 @@ class _Reader:
     ) -> Parts:
         """The parts of the space; ``by_value``: decisions that declare their values."""
         conditions = {name: self.condition(name) for name in self.parameters}
+        used = {c for name in self.position for c in conditions[name].columns()}
+        by_value = [name for name in by_value if self.position.get(name) in used]
         return (
             self.parameters,
             conditions,

@@ -215,7 +215,7 @@ class SearchSpace:
             argument: What it is called in errors.
             parameters: All of them by name, in order.
             conditions: Where they are active.
-            by_value: Those that declare their values, if they are decisions.
+            by_value: The decisions that declare their values.
             forbidden: See `from_columns`.
         """
         position = positions(parameters)

@@ -181,6 +181,13 @@ def test_the_decision_is_the_parameter_whose_choices_differ() -> None:
     assert neighbours["leaf_size"] == 30
 
 
+def test_dictionaries_of_the_same_columns_are_paths() -> None:
+    groups = [{"branch": [name], "x": (0.0, 1.0)} for name in "abcd"]
+    space = SearchSpace.from_dictionaries(groups)
+    assert space.names == ["branch", "x"]
+    assert space.tree.decision_columns == [0] and space.tree.num_paths == 4
+
+
 def test_estimators_are_choices() -> None:
     a, b = Learner("a"), Learner("a")
     space = SearchSpace.from_dictionaries(
