@@ -44,7 +44,7 @@ from botorch_structured.models.treed.cart import (
 #: Smallest noise variance, in units of the variance of the outcomes.
 NOISE_FLOOR = 1e-8
 # A fit ends where a step promises less, in nats.
-_LEAST_GAIN = 0.1
+_LEAST_GAIN = 0.3
 # So many thresholds are tried in each column, besides CART's, and at so many points on
 # either side of the best one.
 _QUANTILES = 9
@@ -398,7 +398,7 @@ def relative_lengthscales(
     numeric = [j for j in range(d) if j not in categorical]
     if len(numeric) < 2 or n < 2:
         return scale
-    rows = thinned(np.arange(n))
+    rows = thinned(np.arange(n), 75)
     evidence = NodeEvidence(
         X[rows][:, numeric],
         y[rows],

@@ -59,6 +59,8 @@ from botorch_structured.models.treed import leaf_modules
 from botorch_structured.models.treed.cart import Array, Rows, TreeNode
 from botorch_structured.models.treed.growth import NOISE_FLOOR, GrownTrees, grow_trees
 from botorch_structured.models.treed.objective import (
+    FIT_WORK,
+    GRADIENT_WORK,
     LeafDensity,
     LeafProblem,
     TreeData,
@@ -550,11 +552,16 @@ class TreedGP(fast_inference.FastSingleTaskGP):
         options = None
         if self._is_treed and not self.partition.tree_shape:
             # the curvature of each leaf has to be learnt
-            options = {**FIT_OPTIONS, "ftol": 1e-6, "gtol": 5e-5, "maxcor": 30}
-            if self._share_all:  # many leaves
-                options["ftol"] = 1e-5
+            ftol = 1e-4 if self._share_all else 1e-5
+            options = {**FIT_OPTIONS, "maxcor": 30, "ftol": ftol, "gtol": 5e-5}
         problem = self._leaf_problem(mll.train())
-        with few_threads(self.train_targets.shape[-1]):
+        rows = self.train_targets.shape[-1]
+        with few_threads(rows):
+            if problem is not None and any(kwargs.values()):
+                problem.densities = problem.exact
+            elif problem is not None and self._is_treed and rows > 50:
+                fit_map(mll, options, objective=problem, evaluate=False)
+                problem.correct()
             return fit_map(mll, options, objective=problem, **kwargs)
 
     def _leaf_problem(self, mll: MarginalLogLikelihood) -> LeafProblem | None:
@@ -605,10 +612,17 @@ class TreedGP(fast_inference.FastSingleTaskGP):
         if self._is_treed and not self._share_all:
             levels = _array(self.levels)
         X = _array(data.X)
-        terms = leaf_terms(data.root, data.data, X, _array(data.y), noise, levels)
-        densities = [LeafDensity(part, correlation) for part in terms]
+        densities = [
+            [
+                LeafDensity(terms, correlation)
+                for terms in leaf_terms(
+                    data.root, data.data, X, _array(data.y), noise, levels, work
+                )
+            ]
+            for work in (FIT_WORK * (1 if self._share_all else 2), GRADIENT_WORK)
+        ]
         try:
-            return LeafProblem(mll, (*raw, raw_noise), densities)
+            return LeafProblem(mll, (*raw, raw_noise), *densities)
         except UnknownFormError:
             return None
 
