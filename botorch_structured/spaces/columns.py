@@ -149,6 +149,7 @@ class _Column:
     log = False
     takes_blank = False
     bounds: Span
+    ordered: bool
 
     def draw(
         self,
