@@ -517,9 +517,9 @@ class _History:
                 n_splits,
             )
         ]
-        known = {id(rows[0]) for rows in self.rows if not isinstance(rows, str)}
+        logged = {id(rows[0]) for rows in self.rows if not isinstance(rows, str)}
         for config, rows in zip(params, chunks, strict=True):
-            if id(rows[0]) not in known:
+            if id(rows[0]) not in logged:
                 self.params.append(config)
                 self.rows.append(rows)
         return self.results(more)
@@ -553,7 +553,8 @@ class _History:
             params = list(self.params)
             rows = list(self.rows)
             self.evaluate([config])
-            self.params, self.rows = params, rows
+            self.params = params
+            self.rows = rows
         if not self.results():
             assert self._error is not None
             raise self._error

@@ -680,21 +680,22 @@ class SearchSpace:
                 the tree first, and the others are on random paths.
             kind: What the active columns of a start hold, other than decisions that the
                 path fixes. ``"random"``: draws on the scale of the parameter, as in
-                `sample`. ``"inner"``: such draws in the middle half of each range, and
-                of any choices: on most problems a search that starts there is better
-                for its first twenty evaluations (``docs/default.md``). ``"spread"``:
+                `sample`. ``"inner"``: such draws in the middle half of each range (of
+                all choices): on most problems a search that starts there is better for
+                its first twenty evaluations (``docs/default.md``). ``"spread"``:
                 draws that are spread over the starts in which the parameter is active,
                 a Latin hypercube: of k of them one lies in each k-th of its range, and
-                each choice comes up in proportion to its weight, give or take one; about so where forbidden starts are replaced
-                (see below). ``"middle"``: the middle of the bounds, or of the interval
-                of the path, on that scale; rounded for integers, the middle of the list
-                for choices (the former of two). ``"default"``: the declared default,
-                see ``defaults`` and `from_configspace`; the middle where there is none
-                or it lies outside of the path's interval. The path that the defaults
-                are on comes first. After the first start on a path, further ones are
-                random for these two kinds. A start that is forbidden is replaced by the
-                nearest feasible one of 100 random points on its path (of 1,000, then
-                10,000, where none of these is feasible).
+                each choice comes up in proportion to its weight, give or take one;
+                about so where forbidden starts are replaced (see below). ``"middle"``:
+                the middle of the bounds, or of the interval of the path, on that scale;
+                rounded for integers, the middle of the list for choices (the former of
+                two). ``"default"``: the declared default, see ``defaults`` and
+                `from_configspace`; the middle where there is none or it lies outside of
+                the path's interval. The path that the defaults are on comes first.
+                After the first start on a path, further ones are random, except for
+                ``"spread"``. A start that is forbidden is replaced by the nearest
+                feasible one of 100 random points on its path (of 1,000, then 10,000,
+                where none of these is feasible).
             seed: The same seed gives the same points. Default: PyTorch's generator;
                 for ``"middle"`` and ``"default"`` 0.
             at_most: In place of ``n``, no more than this: one start on each of up to

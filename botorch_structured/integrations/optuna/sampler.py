@@ -237,9 +237,9 @@ class StructuredSampler(BaseSampler):
             if trial.number == number or (last and last.state.is_finished()):
                 continue
             path = self._path(study, trial, now)
-            known = self._path(study, last, before) if last else {}
-            is_known = path.keys() <= known.keys() and all(
-                is_equal(known[name][1], value) for name, (_, value) in path.items()
+            earlier = self._path(study, last, before) if last else {}
+            is_known = path.keys() <= earlier.keys() and all(
+                is_equal(earlier[name][1], value) for name, (_, value) in path.items()
             )
             if not is_known and suggestion.shares_branch(path):
                 return True
@@ -248,7 +248,7 @@ class StructuredSampler(BaseSampler):
     def _path(
         self, study: optuna.Study, trial: FrozenTrial, shared: SharedPaths
     ) -> Values:
-        """What a trial has asked for, and is expected to ask for while it runs."""
+        """The values that a trial has asked for, and is expected to ask for while it runs."""
         values = self._values(trial)
         if trial.state == TrialState.RUNNING:
             path = shared.read(trial.number) or self._suggestion(study, trial)

@@ -202,7 +202,7 @@ class Form(_Quantities):
         count = len(places.key)
         self.variance = self.add(count)
         self.factors: list[Factor] = []
-        self.known: dict[int, Array] = {}
+        self.listed_codes: dict[int, Array] = {}
         self.undeclared: Array | None = None
         self.offsets = np.zeros(0, dtype=np.int64)
         self.frequencies = np.zeros(0)
@@ -265,12 +265,12 @@ class Form(_Quantities):
         places = self.places
         hyper = kernel.leaf_hyperparameters
         width = hyper.num_columns
-        self.known = {
+        self.listed_codes = {
             c: getattr(hyper, f"known_{c}").double().numpy() for c in kernel.categorical
         }
         columns = np.append(kernel.columns, kernel.tree.dim).astype(np.int64)
         own_columns = np.append(columns[:width], columns[-1])
-        unordered = np.isin(own_columns, [*self.known])
+        unordered = np.isin(own_columns, [*self.listed_codes])
         lengths = self._tree_lengths(kernel)
         seen = places.seen[:, :width]
         self.factors.append(Factor("", own_columns, lengths, seen, unordered))

@@ -307,8 +307,8 @@ class PathTables:
             if factor.name not in SMOOTH and not unordered.all():
                 raise UnknownFormError
             for c in factor.columns[:-1][unordered].tolist():
-                if c in form.known:
-                    self.codes[c] = torch.from_numpy(form.known[c])
+                if c in form.listed_codes:
+                    self.codes[c] = torch.from_numpy(form.listed_codes[c])
                 else:
                     self.codes[c] = X[:, c].unique()
         self._behind: dict[int, range] = {}

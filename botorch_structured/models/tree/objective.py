@@ -135,7 +135,8 @@ class _Data:
             places = structure.places
             features = form.kernel.weights.still(X, places.active, places.nodes)
             self.still[:-1, :-1] = features.detach().numpy()
-        for c, values in form.known.items():  # all unknown values are the same one
+        # all unknown values are the same one
+        for c, values in form.listed_codes.items():
             matches = self.points[:n, c, None] == values
             self.points[:n, c] = (matches * np.arange(1, len(values) + 1)).sum(-1)
 

@@ -497,7 +497,8 @@ class TreedGP(fast_inference.FastSingleTaskGP):
         self, state_dict: Mapping[str, Any], prefix: str, *args: Any, **kwargs: Any
     ) -> None:
         """Take over the partition of the state before its hyperparameters."""
-        name, partition = f"{prefix}partition.", self.partition
+        name = f"{prefix}partition."
+        partition = self.partition
         state = {
             key.removeprefix(name): value
             for key, value in state_dict.items()
