@@ -248,7 +248,7 @@ class StructuredSampler(BaseSampler):
     def _path(
         self, study: optuna.Study, trial: FrozenTrial, shared: SharedPaths
     ) -> Values:
-        """The values that a trial has asked for, and is expected to ask for while it runs."""
+        """The values that a trial asked for, and is expected to ask for yet."""
         values = self._values(trial)
         if trial.state == TrialState.RUNNING:
             path = shared.read(trial.number) or self._suggestion(study, trial)
