@@ -368,7 +368,7 @@ def test_errors_are_raised_where_that_is_asked_for() -> None:
         ({"space": {"x": "constant"}}, "^space: expected at least one parameter with"),
         ({"space": []}, "^space: expected at least one parameter with several values"),
         ({"param_distributions": PEAKS}, "or param_distributions, got both"),
-        ({"space": {"x": {1, 2}}}, "'x': expected a list of choices"),
+        ({"space": {"x": {1, 2}}}, "'x': expected a list, or an array"),
         ({"space": 3}, "space: expected"),
         ({"random_state": "seed"}, "random_state|seed"),
     ],
