@@ -44,41 +44,41 @@ LAYERS = [
     "integrations",
     "__main__",
 ]
-_MOST_LINES = 800
+_MOST_TOKENS_A_FILE = 5_500
 # The weight of the house, and what it may weigh: tokens of code (no docstrings, no
 # comments) in each folder, files, and habits that make lines dense or are riddles. A
 # change that needs more says in its message what that is worth; one that needs less
 # lowers the figure.
 _MOST_TOKENS = {
-    ".": 4_835,
-    "acquisition": 4_154,
-    "integrations": 7_585,
-    "integrations/optuna": 13_369,
-    "kernels": 3_560,
-    "linalg": 6_592,
-    "models": 13_594,
-    "models/ablr": 18_189,
-    "models/monotone": 15_883,
-    "models/sampled": 12_246,
-    "models/tree": 38_391,
-    "models/treed": 19_540,
-    "optim": 22_024,
+    ".": 4_634,
+    "acquisition": 4_124,
+    "integrations": 6_458,
+    "integrations/optuna": 11_110,
+    "kernels": 2_939,
+    "linalg": 6_486,
+    "models": 12_528,
+    "models/ablr": 13_992,
+    "models/monotone": 12_521,
+    "models/sampled": 9_962,
+    "models/tree": 36_524,
+    "models/treed": 19_842,
+    "optim": 21_690,
     "plots": 8_228,
-    "spaces": 27_403,
-    "study": 16_573,
-    "suggest": 6_060,
-    "test_functions": 7_002,
+    "spaces": 24_286,
+    "study": 15_443,
+    "suggest": 5_643,
+    "test_functions": 5_919,
 }
-_MOST_TOKENS_A_LINE = 8.98
+_MOST_TOKENS_A_LINE = 8.48
 # Assignments such as ``a, b = x, y``, in a thousand lines.
 _MOST_PAIRS = 0.1
-_MOST_PRIVATE_CONSTANTS = 111
+_MOST_PRIVATE_CONSTANTS = 110
 # Names that say nothing of the thing that they stand for.
 _RIDDLES = {"found", "known", "own", "held", "given", "mine", "every", "here"}
-_MOST_RIDDLES = 9
+_MOST_RIDDLES = 1
 # Sentences that do not begin with their subject.
 _MOST_OF_AND_WHAT = 0
-_MOST_FILES = 126
+_MOST_FILES = 125
 _MOST_EXACT_TYPES = 30
 
 
@@ -159,17 +159,6 @@ def test_no_circles() -> None:
         pytest.fail(f"A circle of imports: {error.args[1]}")
 
 
-def test_files_end_where_their_idea_ends() -> None:
-    """Except that a public class is whole, however long."""
-    public = {
-        getattr(face, name).__module__.removeprefix("botorch_structured.")
-        for face in (models, spaces, study)
-        for name in face.__all__
-    }
-    long = {n: p.read_text().count("\n") for n, p in FILES.items() if n not in public}
-    assert {n: lines for n, lines in long.items() if lines > _MOST_LINES} == {}
-
-
 class Weight(NamedTuple):
     """What code weighs, and habits that make it hard to read."""
 
@@ -237,6 +226,17 @@ def test_code_is_weighed() -> None:
 
 WEIGHTS = {name: _weight(path.read_text()) for name, path in FILES.items()}
 WHOLE = sum(WEIGHTS.values(), Weight())
+
+
+def test_files_end_where_their_idea_ends() -> None:
+    """Except that a public class is whole, however long."""
+    public = {
+        getattr(face, name).__module__.removeprefix("botorch_structured.")
+        for face in (models, spaces, study)
+        for name in face.__all__
+    }
+    long = {n: w.tokens for n, w in WEIGHTS.items() if n not in public}
+    assert {n: t for n, t in long.items() if t > _MOST_TOKENS_A_FILE} == {}
 
 
 def test_the_package_is_no_heavier() -> None:

@@ -159,7 +159,7 @@ def test_the_documented_loop_makes_the_same_choices() -> None:
     torch.manual_seed(0)
     exec(block, names)
     torch.manual_seed(0)
-    problem, X = names["problem"], names["space"].starts(seed=0)
+    problem, X = names["problem"], names["space"].starts(kind="inner", seed=0)
     Y = -problem(X).unsqueeze(-1)
     while len(X) < len(names["X"]):
         x = suggest(problem.space, X, Y).X

@@ -87,7 +87,7 @@ class Places(NamedTuple):
     path: Tensor | None
 
 
-class Values(NamedTuple):
+class LeafValues(NamedTuple):
     """Hyperparameters as covariances are computed from them.
 
     Attributes:
@@ -241,7 +241,7 @@ class WeightFeatures(Module):
         active: Tensor,
         nodes: Tensor,
         correlation: Correlation,
-        values: Values,
+        values: LeafValues,
     ) -> Tensor:
         """Scaled features.
 
@@ -452,7 +452,7 @@ class LeafHyperparameters(Module):
             self.relative_outputscale = prior((1, tree.num_edges), 1.0, 0.3, _RATIOS)
 
     def inverse_lengthscale(self) -> Tensor:
-        """One over the lengthscales, see ``Values``."""
+        """One over the lengthscales, see ``LeafValues``."""
         if self.num_columns == 0:
             inverse = self.dimension_scale.new_zeros(1, 0)
         elif self.sharing == "independent":
@@ -469,7 +469,7 @@ class LeafHyperparameters(Module):
         return inverse
 
     def outputscale_and_log_ratio(self) -> tuple[Tensor, Tensor | None]:
-        """See ``Values``."""
+        """See ``LeafValues``."""
         if self.sharing == "independent":
             return self.outputscale.value.squeeze(-2), None
         ratio = None
@@ -737,7 +737,7 @@ class TreeStructuredKernel(LeafKernel):
         nodes = self.weights.node_indicators(codes)
         return Places(key, codes, active, nodes, seen, path)
 
-    def values(self) -> Values:
+    def values(self) -> LeafValues:
         """See ``LeafKernel.values``."""
         weights = self.weights
         leaf = self.leaf_hyperparameters
@@ -747,7 +747,7 @@ class TreeStructuredKernel(LeafKernel):
         offset = leaf.dimension_scale.new_zeros(1)
         if weights.num_offsets:
             offset = weights.offset_variance.value.mean(-1)
-        return Values(
+        return LeafValues(
             leaf.inverse_lengthscale(),
             *leaf.outputscale_and_log_ratio(),
             weights.prior_scale(),
