@@ -314,29 +314,16 @@ def check_points(
         tree: As in ``check_training_data``.
 
     Raises:
-        DataError: For no tensor, another dtype, NaN or infinity.
+        DataError: For no tensor, another dtype, NaN, infinity, or numbers too large to
+            square.
         ShapeError: For another shape.
     """
-    if (
-        columns is not None
-        and isinstance(X, Tensor)
-        and (X.ndim < 2 or X.shape[-1] != columns)
-    ):
+    is_tensor = isinstance(X, Tensor)
+    if columns is not None and is_tensor and (X.ndim < 2 or X.shape[-1] != columns):
         raise ShapeError(
             f"X: expected ``batch_shape x q x {columns}``, got {tuple(X.shape)}."
         )
-    check_finite_points(X, dtype, tree)
-
-
-def check_finite_points(X: Tensor, dtype: torch.dtype, tree: bool = False) -> None:
-    """Raise a ``DataError`` for points of another dtype, or too large to square.
-
-    Args:
-        X: ``batch_shape x q x d``.
-        dtype: That of the training data.
-        tree: As in ``check_training_data``.
-    """
-    if not (isinstance(X, Tensor) and X.dtype == dtype and not X.is_sparse):
+    if not is_tensor or X.dtype != dtype or X.is_sparse:
         check_tensor("X", X, dtype)
     # one reduction: a sum is finite only if all of its terms are
     flat = X.detach().reshape(-1)

@@ -24,6 +24,7 @@ points of a posterior, and takes outcomes of any scale.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -225,7 +226,8 @@ def changes_nothing(model: ExactGP, fn: Callable[[Tensor], Tensor]) -> bool:
     """Whether a conversion leaves the tensors of a model as they are."""
     data = [] if model.train_inputs is None else model.train_inputs
     tensors = (*data, model.train_targets, *model.parameters(), *model.buffers())
-    return all(t is None or fn(t) is t for t in tensors)
+    present = [t for t in tensors if t is not None]
+    return all(map(operator.is_, map(fn, present), present))
 
 
 class FastSingleTaskGP(FastInference, SingleTaskGP):

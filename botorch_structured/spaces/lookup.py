@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from botorch_structured._botorch_names import functorch_is_active
 from botorch_structured.spaces.conditions import (
     ALWAYS,
     And,
@@ -242,7 +243,7 @@ class Lookup:
         if not len(self._columns):
             return values, values.long()
         name = values.shape, b""
-        if values.device.type == "cpu":
+        if values.device.type == "cpu" and not functorch_is_active():
             name = values.shape, values.numpy().tobytes()
             if name in self._recent:
                 return values, self._recent[name]

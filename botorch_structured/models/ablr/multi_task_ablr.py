@@ -697,7 +697,7 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         """
         if self.training:
             self.eval()
-        checks.check_finite_points(X, self.train_targets.dtype)
+        checks.check_points(X, None, self.train_targets.dtype)
         one = self._num_outputs == 1 and len(output_indices or ()) == 1
         if torch.is_tensor(observation_noise) and one:
             output_indices = None
@@ -870,7 +870,7 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         if with_task:
             outputs = outputs[:1]
         if fantasize_flag.off():  # else BoTorch made them from checked points
-            checks.check_finite_points(X, self.train_targets.dtype)
+            checks.check_points(X, None, self.train_targets.dtype)
             m = len(outputs)
             checks.check_new_data(X, Y, noise, m, self.batch_shape, missing=True)
         if noise is not None:

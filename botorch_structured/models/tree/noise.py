@@ -110,9 +110,8 @@ def set_noise_floor(
     mode, scale, floor = _STEPS if steps else _EXACT
     noise = likelihood.noise_covar
     noise.raw_noise_constraint.lower_bound.fill_(floor)
-    # what ``initialize`` does in three times as long
-    start = torch.as_tensor(max(mode, floor) if steps else 1e-4).to(noise.raw_noise)
-    noise.raw_noise.data.fill_(noise.raw_noise_constraint.inverse_transform(start))
+    # what ``initialize`` does in three times as long; the raw value is the logarithm
+    noise.raw_noise.data.fill_(math.log(max(mode, floor) if steps else 1e-4))
     return mode, scale, floor
 
 

@@ -30,7 +30,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from gpytorch import settings
 from gpytorch.distributions import MultivariateNormal
 from linear_operator import to_linear_operator
 from torch import Tensor
@@ -112,24 +111,20 @@ class LeafSolver:
     def joint(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """Moments of points jointly, on the scale of transformed outcomes.
 
+        There is no smallest variance.
+
         Args:
             X: Transformed inputs, ``batch_shape x q x d``.
 
         Returns:
             Means ``batch_shape x q`` and covariances ``batch_shape x q x q``.
         """
+        batch = X.shape[:-1]
         if X.shape[-2] == 1 and X.numel() and not functorch_is_active():
             moments = self.moments
             if moments is not None:
                 mean, variance = differentiable_moments(X.flatten(0, -2), moments)
-                variance = variance.clamp_min(settings.min_variance.value(X.dtype))
-                return mean.view(X.shape[:-1]), variance.view(*X.shape[:-1], 1)
-        mean, covariance = self.moments_of_all(X)
-        return with_gradient(mean, X), with_variance_floor(covariance)
-
-    def moments_of_all(self, X: Tensor) -> tuple[Tensor, Tensor]:
-        """See ``joint``; without a smallest variance."""
-        batch = X.shape[:-1]
+                return mean.view(batch), variance.view(*batch, 1)
         flat = self.kernel.rows(X.flatten(0, -2))
         in_batch = methodcaller("unflatten", 0, batch)
         mean, leaf, explained, weight = map(in_batch, self.predict(flat))
@@ -161,36 +156,27 @@ class LeafSolver:
             place,
             layout.num_leaves,
         )
-        bucket = self.bucket_of_leaf[leaf]
         # rows on paths without data keep the prior
         mean = features @ self.weight_mean
         explained = features.new_zeros(len(features), layout.max_size)
         reduced = pad(features, (0, 1))
-        for i, (block, (inverse, half)) in enumerate(
-            zip(self.blocks, self.factors, strict=True)
-        ):
-            in_bucket = (bucket == i).nonzero().squeeze(-1)
-            if len(in_bucket) == 0:
-                continue
-            for places, index in _groups(self.place_of_leaf[leaf[in_bucket]]):
-                real = index < len(in_bucket)
-                padded = in_bucket[index.clamp_max(len(in_bucket) - 1)]
+        for block, (inverse, half) in zip(self.blocks, self.factors, strict=True):
+            for places, index, real in _groups(leaf, block.bucket.leaves):
                 data = LeafRows(*map(itemgetter(places), block.rows))
-                points = LeafRows(*map(itemgetter(padded), rows))
+                points = LeafRows(*map(itemgetter(index), rows))
                 k = self.kernel.leaf_covariance(data, points).mT
+                pairs = real.unsqueeze(-1)
                 if block.bucket.real is not None:
-                    k = k * block.bucket.real[places].unsqueeze(-2).to(k)
-                w = k @ inverse[places].mT
-                both = (w @ half[places])[real]
-                row = padded[real]
-                w = pad(w[real], (0, layout.max_size - w.shape[-1]))
-                mean = mean.index_put((row,), both[:, 0], accumulate=True)
-                explained = explained.index_put((row,), w)
+                    pairs = pairs & block.bucket.real[places].unsqueeze(-2)
+                w = torch.where(pairs, k, 0.0) @ inverse[places].mT
+                both = w @ half[places]
+                w = pad(w, (0, layout.max_size - w.shape[-1]))
+                mean = mean.index_put((index,), both[..., 0], accumulate=True)
+                explained = explained.index_put((index,), w, accumulate=True)
                 weights = block.weights[places].unsqueeze(-2)
-                weights = weights.expand(*k.shape[:-1], -1)[real]
                 reduced = reduced.index_put(
-                    (row.unsqueeze(-1), weights),
-                    -both[:, 1:],
+                    (index.unsqueeze(-1), weights),
+                    -both[..., 1:],
                     accumulate=True,
                 )
         return mean, leaf, explained, reduced[:, :-1] @ self.weight_root.mT
@@ -211,25 +197,38 @@ class LeafSolver:
         return ConditionedSolver(self, X, residual, noise)
 
 
-def _groups(place: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Rows padded leaf by leaf, in one batch, or in several with less padding.
+def _groups(
+    leaf: Tensor,
+    leaves: Tensor,
+) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Points leaf by leaf, in one batch, or in several with less padding.
+
+    On a GPU each leaf has all points: the host would wait for their number.
+
+    Args:
+        leaf: The leaf of each point, ``t``.
+        leaves: Those of a bucket, ``B``.
 
     Returns:
-        Pairs of places in the bucket, ``U``, and row numbers, ``U x t``.
+        Places in the bucket, ``U``, numbers of points, ``U x t'``, and which of these
+        are on that leaf.
     """
-    places, inverse, counts = torch.unique(
-        place,
-        return_inverse=True,
-        return_counts=True,
-    )
-    order = inverse.argsort(stable=True)
-    widest = int(counts.max())
-    if len(places) * widest <= 3 * len(place) + 64:
-        real = torch.arange(widest, device=place.device) < counts.unsqueeze(-1)
-        index = torch.full_like(real, len(place), dtype=torch.long)
-        return [(places, index.masked_scatter(real, order))]
-    rows = order.unsqueeze(0).split(counts.tolist(), dim=-1)
-    return list(zip(places.split(1), rows, strict=True))
+    on_leaf = leaf == leaves.unsqueeze(-1)
+    if leaf.device.type != "cpu":
+        places, points = (torch.arange(n, device=leaf.device) for n in on_leaf.shape)
+        return [(places, points.expand_as(on_leaf), on_leaf)]
+    counts = on_leaf.sum(-1)
+    places = counts.nonzero().squeeze(-1)
+    counts = counts[places]
+    points = on_leaf.nonzero()[:, 1]
+    widest = int(counts.amax()) if len(places) else 0
+    if len(places) * widest <= 3 * len(points) + 64:
+        real = torch.arange(widest) < counts.unsqueeze(-1)
+        index = torch.zeros_like(real, dtype=torch.long)
+        return [(places, index.masked_scatter(real, points), real)]
+    rows = points.unsqueeze(0).split(counts.tolist(), dim=-1)
+    whole = [torch.ones_like(row, dtype=torch.bool) for row in rows]
+    return list(zip(places.split(1), rows, whole, strict=True))
 
 
 class ConditionedSolver:
@@ -261,10 +260,9 @@ class ConditionedSolver:
         """See ``LeafSolver.joint``."""
         batch = torch.broadcast_shapes(X.shape[:-2], self.X.shape[:-2])
         points = [t.expand(*batch, *t.shape[-2:]) for t in (X, self.X)]
-        before = self.solver.moments_of_all(torch.cat(points, dim=-2))
+        before = self.solver.joint(torch.cat(points, dim=-2))
         mean, covariance = given_last(*before, self.noise, self.residual)
-        covariance = covariance.expand(*mean.shape[:-1], *covariance.shape[-2:])
-        return with_gradient(mean, X), with_variance_floor(covariance)
+        return mean, covariance.expand(*mean.shape[:-1], *covariance.shape[-2:])
 
     def append(
         self,
@@ -396,8 +394,12 @@ class SolverBatch:
             covariances = torch.broadcast_tensors(*covariances)
             mean = torch.stack(means, dim=-2).unflatten(-2, wide)
             covariance = torch.stack(covariances, dim=-3).unflatten(-3, wide)
+        mean = mean_module(X) + mean
+        if X.requires_grad:
+            mean = with_gradient(mean, X)
+        covariance = with_variance_floor(covariance)
         # a plain tensor would get no jitter when it is factorised for sampling
-        return MultivariateNormal(mean_module(X) + mean, to_linear_operator(covariance))
+        return MultivariateNormal(mean, to_linear_operator(covariance))
 
 
 def fantasy_shapes(

@@ -226,16 +226,18 @@ class TreeStructuredGP(LeafModel):
                 known_values,
                 input_transform,
             )
+            if context_features is not None:
+                context_features = tuple(
+                    check_columns(
+                        "context_features",
+                        context_features,
+                        tree.dim,
+                    )
+                )
             template = _template(
                 tree,
                 tuple((c, tuple(values)) for c, values in known_values.items()),
-                tuple(
-                    check_columns(
-                        "context_features",
-                        context_features or (),
-                        tree.dim,
-                    )
-                ),
+                context_features,
                 aug_batch_shape,
                 train_X.dtype,
                 train_X.device,
@@ -500,7 +502,7 @@ class _Pickler(pickle.Pickler):
 def _template(
     tree: ParameterTree,
     categorical: tuple[tuple[int, tuple[float, ...]], ...],
-    context_features: tuple[int, ...],
+    context_features: Sequence[int] | None,
     batch_shape: torch.Size,
     dtype: torch.dtype,
     device: torch.device,
