@@ -10,6 +10,7 @@ a point of the space once its inactive columns hold the fill value.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -272,7 +273,11 @@ def boxes_at(problem: Problem, rows: Array) -> tuple[Boxes, Array]:
     ), ok
 
 
-def path_boxes(problem: Problem, seen: Array, rng: np.random.Generator) -> Boxes:
+def path_boxes(
+    problem: Problem,
+    seen: Sequence[Array],
+    rng: np.random.Generator,
+) -> Boxes:
     """The boxes of the paths to be searched; none if all are ruled out.
 
     All declared paths, or ``max_paths`` random ones if there are more. The paths of
@@ -280,16 +285,18 @@ def path_boxes(problem: Problem, seen: Array, rng: np.random.Generator) -> Boxes
 
     Args:
         problem: The space.
-        seen: ``m x d`` points whose paths are to be included.
+        seen: Tables ``m x d`` of points whose paths are to be included.
         rng: Draws the random paths.
     """
     if problem.listed.num_paths <= problem.max_paths:
         rows = problem.listed.path_points.numpy().astype(problem.lower.dtype)
     else:
         rows = random_rows(problem, problem.max_paths, rng)
-        seen = seen[-problem.max_paths :]
-    rows = np.concatenate([rows, seen])
-    boxes, ok = boxes_at(problem, rows[first_of_each(problem.keys(rows))])
+        seen = [np.concatenate(seen)[-problem.max_paths :]]
+    tables = [rows, *seen]
+    # the tree knows most of the tables: their keys are not computed again
+    keys = np.concatenate([problem.keys(table) for table in tables])
+    boxes, ok = boxes_at(problem, np.concatenate(tables)[first_of_each(keys)])
     return boxes.take(ok)
 
 

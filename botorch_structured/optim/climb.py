@@ -12,6 +12,7 @@ import torch
 from botorch.acquisition import AcquisitionFunction
 from botorch.exceptions.errors import OptimizationGradientError
 from botorch.generation import gen_candidates_scipy
+from botorch.models.model import Model
 from torch import Tensor
 
 from botorch_structured.optim.boxes import Boxes
@@ -68,7 +69,8 @@ class Evaluator:
         They are points times training points times Monte Carlo samples.
         """
         modules = self.acq_function.modules()  # with the models inside of others
-        tables = (getattr(m, "train_inputs", None) or () for m in modules)
+        models = (module for module in modules if isinstance(module, Model))
+        tables = (getattr(model, "train_inputs", None) or () for model in models)
         inputs = [t for table in tables for t in table if isinstance(t, Tensor)]
         # training points of all members of an ensemble
         n = max((t.shape[:-1].numel() for t in inputs), default=1)
@@ -110,9 +112,10 @@ class Evaluator:
             values.append(value)
             slopes.append(np.zeros_like(X[part]) if slope is None else slope)
         value = np.concatenate(values)
-        slope = np.concatenate(slopes)
         value[np.isnan(value)] = -np.inf
-        slope[~np.isfinite(slope)] = 0.0
+        slope = np.concatenate(slopes)
+        if gradient:
+            slope[~np.isfinite(slope)] = 0.0
         return value, slope
 
     def _by_autograd(
@@ -532,10 +535,12 @@ def _is_cut(starts: Boxes) -> bool:
 
 def _relaxed(starts: Boxes) -> Array:
     """Booleans of discrete columns with so many values that a gradient helps."""
-    first, last = starts.positions
     # ``feasible`` gets admissible values only
     problem = starts.problem
     steps = starts.free & problem.values.ordered & ~problem.restricting
+    if not steps.any():
+        return steps
+    first, last = starts.positions
     return steps & (last - first >= 8)
 
 
@@ -556,7 +561,6 @@ def slots_of(
         far: Whether ordered discrete columns move by 1, 2, 4, ..., or by 1 alone.
         most: Most other values of a category, in each direction.
     """
-    first, last = boxes.positions
     moves: list[tuple[int, float, float]] = []
     for step, inner in zip(steps, [*steps[1:], 0.0], strict=False):
         for way in (-1, 1):
@@ -566,6 +570,7 @@ def slots_of(
     discrete = boxes.free & values.discrete
     for column in np.flatnonzero(discrete.any(0)).tolist():
         moving = discrete[:, column]
+        first, last = boxes.positions
         widest = int((last - first)[moving, column].max())
         if not values.ordered[column]:
             sizes = list(range(1, int(min(widest, most)) + 1))

@@ -180,12 +180,11 @@ class Problem:
         room = (1e-8 if width.itemsize == 8 else 1e-5) * width
         values = self.values
         # the next value of a discrete column is another point; between the infinities
-        # that fill a table up the difference is NaN
+        # that fill a table up the difference is NaN, which fmin leaves out
         with np.errstate(invalid="ignore"):
-            gap = np.diff(values.table, axis=-1)
-        gap = np.nan_to_num(gap, nan=np.inf, posinf=np.inf).min(-1)
+            gap = np.fmin.reduce(np.diff(values.table), axis=-1)
         gap = np.where(values.whole, 1.0, gap)
-        room = np.where(values.discrete, np.minimum(room, 0.25 * gap), room)
+        room = np.where(values.discrete, np.fmin(room, 0.25 * gap), room)
         if self.min_distance:
             distance = np.where(values.discrete, 0.0, self.min_distance * width)
             room = np.maximum(room, distance)
@@ -497,7 +496,7 @@ def _read_fill(fill: Any, bounds: Tensor) -> Tensor:
     except (TypeError, ValueError, RuntimeError):
         d = bounds.shape[-1]
         raise ValueError(f"fill: expected a number or {d}, got {fill!r}.") from None
-    if not row.isfinite().all():
+    if not np.isfinite(row.cpu().numpy()).all():
         raise ValueError(f"fill: expected finite numbers, got {fill!r}.")
     return row
 
@@ -596,7 +595,7 @@ def make_problem(
         listed,
         region,
         fixed,
-        torch.cat([avoid, good]),
+        [avoid, good],
     )
     return Problem(
         tree=tree,
@@ -698,10 +697,11 @@ def check_points(
     return X
 
 
-def _undeclared(tree: ParameterTree, X: Tensor) -> dict[int, set[float]]:
+def _undeclared(tree: ParameterTree, seen: Sequence[Tensor]) -> dict[int, set[float]]:
     """Column -> outcomes of points that the tree does not declare."""
-    if tree.is_declared(X).all():
+    if all(tree.is_declared(X).all() for X in seen):
         return {}
+    X = torch.cat([*seen])
     codes = tree.decision_codes(X, strict=False)
     outcomes = {}
     for k, column in enumerate(tree.decision_columns):
@@ -711,7 +711,10 @@ def _undeclared(tree: ParameterTree, X: Tensor) -> dict[int, set[float]]:
 
 
 def _columns(
-    tree: ParameterTree, region: Region, fixed: Mapping[int, float], seen: Tensor
+    tree: ParameterTree,
+    region: Region,
+    fixed: Mapping[int, float],
+    seen: Sequence[Tensor],
 ) -> tuple[Values, Array, Array]:
     """Admissible values of the columns, and the least and largest within the bounds.
 
@@ -719,7 +722,7 @@ def _columns(
         tree: The tree, with all outcomes that may be proposed declared.
         region: Bounds and kinds of columns.
         fixed: Column -> its value.
-        seen: Points whose undeclared outcomes may be proposed, too.
+        seen: Tables of points whose undeclared outcomes may be proposed, too.
     """
     tables: dict[int, Sequence[float]] = dict(region.lists)
     undeclared = _undeclared(tree, seen)
@@ -934,9 +937,9 @@ def promising(region: Region, acq_function: AcquisitionFunction) -> Tensor:
 
 def best_of_paths(tree: ParameterTree, X: Tensor, score: Tensor) -> Tensor:
     """The point with the largest score on each path, the best of all first."""
-    X = X[score.argsort(descending=True, stable=True)]
-    first = first_of_each(tree.path_key(X).cpu())
-    return X[torch.from_numpy(first).to(X.device)]
+    order = score.argsort(descending=True, stable=True)
+    first = first_of_each(tree.path_key(X)[order].cpu())
+    return X[order[torch.from_numpy(first).to(X.device)]]
 
 
 def _of_one_sample(model: Any, values: Any, ndim: int) -> Tensor | None:

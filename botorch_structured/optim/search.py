@@ -173,8 +173,7 @@ class Search:
             ValueError: The arguments leave no path.
         """
         problem = self.problem
-        seen = np.concatenate([avoid.X, problem.good])
-        boxes = path_boxes(problem, seen, self.rng)
+        boxes = path_boxes(problem, [avoid.X, problem.good], self.rng)
         if not len(boxes):
             if len(problem.avoid_paths):
                 raise CandidateGenerationError(

@@ -38,6 +38,8 @@ Span = tuple[float, float]
 _UNDECLARED = 1 << 62
 # So many tables of rows are known again: a search asks for the same few.
 _MOST_RECENT = 8
+# Numbers of a table that is too large to be known again.
+_LARGE = 100_000
 
 
 @dataclass(frozen=True)
@@ -166,6 +168,56 @@ def mix(z: Tensor) -> Tensor:
     return z ^ ((z >> 31) & ((1 << 33) - 1))
 
 
+class Located:
+    """Where some points are. `Lookup` returns the same one again: nothing changes it.
+
+    Args:
+        lookup: The tables.
+        values: ``batch_shape x n x D`` float64 numbers of the decision columns.
+        states: Their states, of the same shape.
+    """
+
+    def __init__(self, lookup: Lookup, values: Tensor, states: Tensor) -> None:
+        self._lookup = lookup
+        self.values = values
+        self.states = states
+
+    @cached_property
+    def undeclared(self) -> Tensor:
+        """Which states are of undeclared values, ``batch_shape x n x D`` booleans."""
+        return self.states == self._lookup.undeclared
+
+    @cached_property
+    def refused(self) -> Tensor | None:
+        """Which values are an error, ``batch_shape x n x D`` booleans; None if none."""
+        # NaN is one wherever the decision is active
+        refused = self.undeclared & (self._lookup.strict | self.values.isnan())
+        return refused if refused.any() else None
+
+    @cached_property
+    def active(self) -> Tensor:
+        """Which columns are active, ``batch_shape x n x d`` booleans."""
+        return self._lookup.active(self.states)
+
+    @cached_property
+    def keys(self) -> Tensor:
+        """``batch_shape x n`` integers, equal exactly where the paths are the same.
+
+        With fewer than 2^62 combinations of states the key is a mixed-radix number and
+        exact; beyond, and for values that were not declared, it is a hash of 62 bits
+        (those of undeclared values lie above 2^62).
+        """
+        strides = self._lookup.strides
+        key = (self.states * strides).sum(-1) & (_UNDECLARED - 1)
+        # on a GPU reading the answer would make the host wait
+        if key.is_cpu and not self.undeclared.any():
+            return key
+        pattern = (self.values + 0.0).view(torch.long)  # -0.0 becomes 0.0
+        other = torch.where(self.undeclared, mix(pattern + strides), 0).sum(-1)
+        hashed = (key + other) & (_UNDECLARED - 1)
+        return torch.where(self.undeclared.any(-1), hashed | _UNDECLARED, key)
+
+
 class Lookup:
     """The tables of one tree on one device.
 
@@ -182,6 +234,7 @@ class Lookup:
     Attributes:
         undeclared: The state of each decision at values that were not declared.
         strict: Whether these are errors.
+        strides: What the states are multiplied with in the key of a path.
     """
 
     def __init__(
@@ -197,7 +250,7 @@ class Lookup:
         width = max([1, *sizes])
         index = partial(torch.tensor, dtype=torch.long, device=device)
         self._columns = index([o.col for o in decisions])
-        self._recent: dict[tuple[torch.Size, bytes], Tensor] = {}
+        self._recent: dict[tuple[torch.Size, bytes], Located] = {}
         self.undeclared = index([size + 1 for size in sizes])
         strict = [o.strict for o in decisions]
         self.strict = torch.tensor(strict, dtype=torch.bool, device=device)
@@ -231,22 +284,31 @@ class Lookup:
         # The states are the digits of a key; with too many of them it is a hash.
         digits = [size + 2 for size in sizes]
         if math.prod(digits) <= _UNDECLARED:
-            self._strides = index([math.prod(digits[k + 1 :]) for k in range(D)])
+            self.strides = index([math.prod(digits[k + 1 :]) for k in range(D)])
         else:
             generator = torch.Generator().manual_seed(0)
             strides = torch.randint(_UNDECLARED, (D,), generator=generator)
-            self._strides = strides.to(device)
+            self.strides = strides.to(device)
 
-    def find(self, X: Tensor) -> tuple[Tensor, Tensor]:
-        """The values and states of all decisions at ``batch_shape x n x d`` points."""
+    def find(self, X: Tensor) -> Located:
+        """Where ``batch_shape x n x d`` points are."""
         values = X.detach().index_select(-1, self._columns).double()
+        is_plain = values.is_cpu and not functorch_is_active()
+        if not is_plain or torch.jit.is_tracing() or values.numel() > _LARGE:
+            return Located(self, values, self._states(values))
+        name = values.shape, values.numpy().tobytes()
+        located = self._recent.get(name)
+        if located is None:
+            located = Located(self, values, self._states(values))
+            if len(self._recent) >= _MOST_RECENT:
+                self._recent = {}
+            self._recent[name] = located
+        return located
+
+    def _states(self, values: Tensor) -> Tensor:
+        """The states of all decisions, from the top of the tree down."""
         if not len(self._columns):
-            return values, values.long()
-        name = values.shape, b""
-        if values.device.type == "cpu" and not functorch_is_active():
-            name = values.shape, values.numpy().tobytes()
-            if name in self._recent:
-                return values, self._recent[name]
+            return values.long()
         flat = values.unsqueeze(0).flatten(0, -2).t().contiguous()
         states = torch.searchsorted(self._low, flat, right=True)
         # a comparison that is False for NaN, which is no outcome
@@ -263,12 +325,7 @@ class Lookup:
                 states[k] *= condition.evaluate(
                     lambda part: self._truth[self._row[part], states[part.k]]
                 )
-        states = states.t().reshape(values.shape)
-        if name[1]:
-            if len(self._recent) >= _MOST_RECENT:
-                self._recent = {}
-            self._recent[name] = states
-        return values, states
+        return states.t().reshape(values.shape)
 
     def active(self, states: Tensor) -> Tensor:
         """Which columns are active, ``batch_shape x n x d`` booleans."""
@@ -283,22 +340,3 @@ class Lookup:
             verdict = torch.as_tensor(verdict, device=truth.device)
             rows.append(verdict.expand(1, truth.shape[1]))
         return torch.cat(rows)[self._place].t().contiguous().reshape(shape)
-
-    def keys(self, values: Tensor, states: Tensor) -> Tensor:
-        """``batch_shape x n`` integers, equal exactly where the paths are the same.
-
-        With fewer than 2^62 combinations of states the key is a mixed-radix number and
-        exact; beyond, and for values that were not declared, it is a hash of 62 bits
-        (those of undeclared values lie above 2^62).
-        """
-        if not len(self._columns):
-            return states.new_zeros(states.shape[:-1])
-        key = (states * self._strides).sum(-1) & (_UNDECLARED - 1)
-        undeclared = states == self.undeclared
-        # on a GPU reading the answer would make the host wait
-        if key.is_cpu and not undeclared.any():
-            return key
-        pattern = (values + 0.0).view(torch.long)  # -0.0 becomes 0.0
-        other = torch.where(undeclared, mix(pattern + self._strides), 0).sum(-1)
-        hashed = (key + other) & (_UNDECLARED - 1)
-        return torch.where(undeclared.any(-1), hashed | _UNDECLARED, key)

@@ -38,6 +38,7 @@ from botorch_structured.spaces.conditions import (
 )
 from botorch_structured.spaces.lookup import (
     Decision,
+    Located,
     Lookup,
     Span,
     State,
@@ -417,9 +418,8 @@ class ParameterTree:
 
     def _paths_of(self, X: Tensor) -> Iterator[Path]:
         """The path of each of ``n x d`` points."""
-        _, values, states = self._locate(X)
-        active = self.active_mask(X)
-        rows = (values.tolist(), states.tolist(), active)
+        located = self._locate(X)
+        rows = (located.values.tolist(), located.states.tolist(), located.active)
         for numbers, path, on in zip(*rows, strict=True):
             decisions = {}
             for o, x, state in zip(self._decisions, numbers, path, strict=True):
@@ -481,8 +481,7 @@ class ParameterTree:
             `decision_columns`: the number of the outcome in `decision_values`; -1 where
             the decision is inactive; the number of outcomes for an undeclared value.
         """
-        _, _, states = self._locate(X, strict)
-        return states - 1
+        return self._locate(X, strict).states - 1
 
     def locate(self, X: Tensor, strict: bool = True) -> tuple[Tensor, Tensor, Tensor]:
         """`decision_codes`, `active_mask` and `path_key` in one pass.
@@ -497,11 +496,11 @@ class ParameterTree:
             ``batch_shape x n x num_decisions`` integers, ``batch_shape x n x d``
             booleans and ``batch_shape x n`` integers.
         """
-        lookup, values, states = self._locate(X, strict)
+        located = self._locate(X, strict)
         return (
-            states - 1,
-            lookup.active(states),
-            lookup.keys(values, states),
+            located.states - 1,
+            located.active.clone(),
+            located.keys.clone(),
         )
 
     def is_declared(self, X: Tensor) -> Tensor:
@@ -513,8 +512,7 @@ class ParameterTree:
         Returns:
             ``batch_shape x n`` booleans.
         """
-        lookup, _, states = self._locate(X, strict=False)
-        return (states != lookup.undeclared).all(-1)
+        return ~self._locate(X, strict=False).undeclared.any(-1)
 
     def active_mask(self, X: Tensor, strict: bool = True) -> Tensor:
         """Which columns are active.
@@ -527,8 +525,7 @@ class ParameterTree:
         Returns:
             ``batch_shape x n x d`` booleans.
         """
-        lookup, _, states = self._locate(X, strict)
-        return lookup.active(states)
+        return self._locate(X, strict).active.clone()
 
     def impute(self, X: Tensor, fill: float | Tensor = 0.5) -> Tensor:
         """Set the inactive columns to a constant.
@@ -559,8 +556,7 @@ class ParameterTree:
             ``batch_shape x n`` integers (exact below 2^62 combinations of outcomes;
             beyond that, and for undeclared values, hashes of 62 bits).
         """
-        lookup, values, states = self._locate(X, strict=False)
-        return lookup.keys(values, states)
+        return self._locate(X, strict=False).keys.clone()
 
     def path_index(self, X: Tensor) -> Tensor:
         """The number of every row's path in `paths`.
@@ -576,8 +572,7 @@ class ParameterTree:
             ValueError: A strictly declared decision has another value, or there are
                 more than 4,096 paths.
         """
-        lookup, values, states = self._locate(X)
-        key = lookup.keys(values, states)
+        key = self._locate(X).keys
         listed, number = self.sorted_keys.to(X.device)
         if not len(listed):
             return key
@@ -632,8 +627,8 @@ class ParameterTree:
             f"{got}."
         )
 
-    def _locate(self, X: Tensor, strict: bool = True) -> tuple[Lookup, Tensor, Tensor]:
-        """The tables for a device, and the values and states of all decisions."""
+    def _locate(self, X: Tensor, strict: bool = True) -> Located:
+        """Where points are, by the tables for their device."""
         self.check_rows(X)
         lookup = self._lookups.get(X.device)
         if lookup is None:
@@ -645,13 +640,10 @@ class ParameterTree:
                 X.device,
             )
             self._lookups[X.device] = lookup
-        values, states = lookup.find(X)
-        if strict:
-            # NaN is an error wherever the decision is active
-            refused = (states == lookup.undeclared) & (lookup.strict | values.isnan())
-            if refused.any():
-                self._refuse(values, refused)
-        return lookup, values, states
+        located = lookup.find(X)
+        if strict and located.refused is not None:
+            self._refuse(located.values, located.refused)
+        return located
 
     def _refuse(self, values: Tensor, refused: Tensor) -> NoReturn:
         k = int(refused.flatten(0, -2).any(0).nonzero()[0])

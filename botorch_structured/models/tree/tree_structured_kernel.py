@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from gpytorch import Module
 from gpytorch.means import Mean
@@ -342,7 +343,7 @@ class WeightFeatures(Module):
 
 def _expanded(*parts: Tensor) -> list[Tensor]:
     """Parts with the same dimensions before the last one."""
-    batch = torch.broadcast_shapes(*(part.shape[:-1] for part in parts))
+    batch = np.broadcast_shapes(*(part.shape[:-1] for part in parts))
     return [part.expand(*batch, part.shape[-1]) for part in parts]
 
 
@@ -783,7 +784,7 @@ class TreeStructuredKernel(LeafKernel):
             variance = variance * ratio.squeeze(-1).exp()
         inverse = inverse.index_select(-1, leaf.encoded_index)
         scaled = torch.where(seen, encoded, 0.0) * inverse
-        shape = torch.broadcast_shapes(variance.shape, key.shape)
+        shape = np.broadcast_shapes(variance.shape, key.shape)
         undeclared = (codes >= self.weights.num_outcomes).sum(-1)
         constant = (undeclared * values.offset_variance).to(X)
         features = self.weights(
