@@ -174,7 +174,7 @@ def test_results_have_the_columns_of_scikit_learn() -> None:
 
 def test_candidates_are_those_of_a_study() -> None:
     fitted = search(n_iter=5, random_state=5, starts="random").fit(X, y)
-    study = Study(PEAKS, "maximize", seed=fitted.study_.seed)
+    study = Study(PEAKS, "maximize", seed=fitted.study_.seed, starts="random")
     results = fitted.cv_results_
     for params, score in zip(
         results["params"], results["mean_test_score"], strict=True
