@@ -441,6 +441,7 @@ class _History:
         #: Of each, the rows of its folds as scikit-learn has them, or why it failed.
         self.rows: list[list[Row] | str] = []
         self.num_folds = 1
+        self._num_formatted = 0  # candidates of calls that did not raise an error
         self._results: Results = {}
         self._example: Row = {}  # a row of a candidate that did not fail
         self._error: Exception | None = None  # the last one
@@ -508,20 +509,13 @@ class _History:
         """
         self.num_folds = n_splits
         self._example = out[0]
-        # those of earlier calls are there, but for what failed and what a log had
-        chunks = [
-            out[i : i + n_splits]
-            for i in range(
-                0,
-                len(out),
-                n_splits,
-            )
-        ]
-        logged = {id(rows[0]) for rows in self.rows if not isinstance(rows, str)}
-        for config, rows in zip(params, chunks, strict=True):
-            if id(rows[0]) not in logged:
-                self.params.append(config)
-                self.rows.append(rows)
+        new = params[self._num_formatted :]
+        self._num_formatted = len(params)
+        # the last rows: before them joblib may have made fits of a call that failed
+        first = len(out) - len(new) * n_splits
+        for i in range(first, len(out), n_splits):
+            self.rows.append(out[i : i + n_splits])
+        self.params += new
         return self.results(more)
 
     def results(self, more: Any = None) -> Results:

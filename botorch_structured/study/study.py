@@ -530,6 +530,7 @@ class Study:
             disable=not progress,
             unit="eval",
         ) as bar:
+            bar.set_postfix_str(self._incumbent())  # that of a log
             for _ in range(total):
                 if self._stops or time.monotonic() - started >= limit:
                     why = "stop() was called" if self._stops else "its time is over"

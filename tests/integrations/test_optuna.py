@@ -230,9 +230,9 @@ def test_reseeding_gives_other_suggestions() -> None:
 
 
 @pytest.mark.parametrize("declared", [False, True])
-@pytest.mark.parametrize("stop", [MemoryError, optuna.TrialPruned])
+@pytest.mark.parametrize(("stop", "seed"), [(MemoryError, 0), (optuna.TrialPruned, 1)])
 def test_trials_that_stop_early_are_bad_outcomes(
-    declared: bool, stop: type[Exception]
+    declared: bool, stop: type[Exception], seed: int
 ) -> None:
     """Before they have asked for everything: what is missing did not matter."""
 
@@ -243,10 +243,15 @@ def test_trials_that_stop_early_are_bad_outcomes(
         return 1.0 - x + trial.suggest_float("y", 0.0, 1.0)
 
     space = {"x": (0.0, 1.0), "y": (0.0, 1.0)} if declared else None
-    study = make_study(StructuredSampler(space, seed=0))
+    study = make_study(StructuredSampler(space, seed=seed))
     study.optimize(objective, n_trials=20, catch=(MemoryError,))
     early = [t for t in study.trials if t.state != TrialState.COMPLETE]
-    assert 0 < len(early) < 12
+    assert early
+    # The best value, 0.5, is at the very edge: a search that left these out would end
+    # beyond it, and one that knows them tries both sides, none of them far away.
+    late = study.trials[8:]
+    assert sum(t.state == TrialState.COMPLETE for t in late) >= 2
+    assert sum(t.params["x"] > 0.75 for t in late) <= 2
     trials = told(study)
     assert len(trials) == 20
     known = {(trial.config["x"], trial.value) for trial in trials}
@@ -428,7 +433,7 @@ def test_declared_values_are_some_of_those_of_the_objective(
     column = sampler.space_of(study).columns[0]  # type: ignore[union-attr]
     for trial in study.trials:
         column.encode(trial.params["x"])
-    assert {number for number, _ in sampler.independent} == {0}
+    assert not sampler.independent
 
 
 @pytest.mark.parametrize(

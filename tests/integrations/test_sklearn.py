@@ -27,6 +27,7 @@ from sklearn.model_selection import (
     KFold,
     RandomizedSearchCV,
     ShuffleSplit,
+    _search,
     cross_val_score,
 )
 from sklearn.neighbors import KNeighborsClassifier
@@ -174,7 +175,7 @@ def test_results_have_the_columns_of_scikit_learn() -> None:
 
 def test_candidates_are_those_of_a_study() -> None:
     fitted = search(n_iter=5, random_state=5, starts="random").fit(X, y)
-    study = Study(PEAKS, "maximize", seed=fitted.study_.seed)
+    study = Study(PEAKS, "maximize", seed=fitted.study_.seed, starts="random")
     results = fitted.cv_results_
     for params, score in zip(
         results["params"], results["mean_test_score"], strict=True
@@ -468,6 +469,30 @@ def test_neither_dead_processes_nor_bad_scores_end_a_search(n_jobs: int) -> None
     scores = fitted.cv_results_["mean_test_score"]
     failed = [c["kind"] == "right" for c in fitted.cv_results_["params"]]
     assert 2 <= sum(failed) < 6 and np.isnan(scores).tolist() == failed
+
+
+@pytest.mark.usefixtures("random_points")
+def test_fits_that_a_failed_call_left_are_of_no_candidate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With several processes joblib makes them before those of the next call."""
+    left: list[Any] = []
+
+    class Leaving(_search.Parallel):
+        def __call__(self, iterable: Any) -> Any:
+            tasks = [*left, *iterable]
+            left.clear()
+            if len(tasks) > 3:  # several candidates
+                left.append(tasks[-1])
+                raise ValueError("scoring must return a number")
+            return super().__call__(tasks)
+
+    space = {"kind": ["left", "right"], "x": [0.1, 0.2]}
+    expected = search(space=space, n_iter=4, cv=2, starts="random").fit(X, y)
+    monkeypatch.setattr(_search, "Parallel", Leaving)
+    fitted = search(space=space, n_iter=4, cv=2, starts="random").fit(X, y)
+    for key in ("params", "mean_test_score"):
+        assert [*fitted.cv_results_[key]] == [*expected.cv_results_[key]]
 
 
 @pytest.mark.usefixtures("random_points")
