@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from itertools import pairwise
@@ -243,7 +244,8 @@ class Lookup:
             return values, values.long()
         name = values.shape, b""
         if values.device.type == "cpu":
-            name = values.shape, values.numpy().tobytes()
+            with suppress(RuntimeError):  # tensors of functorch have no data
+                name = values.shape, values.numpy().tobytes()
             if name in self._recent:
                 return values, self._recent[name]
         flat = values.unsqueeze(0).flatten(0, -2).t().contiguous()
