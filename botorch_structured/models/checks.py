@@ -349,9 +349,9 @@ def columns_of(model: GPyTorchModel) -> int | None:
         points = [transform.preprocess_transform(raw)]
         try:
             with torch.no_grad():
-                points.append(transform(raw))
-                with fantasize_flag():
-                    points.append(transform(raw))
+                for is_fantasy in (False, True):
+                    with fantasize_flag(is_fantasy):
+                        points.append(transform(raw))
         except (BotorchError, IndexError, RuntimeError, ValueError):
             return None
         if len({X.shape[-1] for X in points}) > 1:

@@ -545,7 +545,7 @@ def _with_means(mixture: Mixture, X: Tensor) -> Mixture:
         if isinstance(model.likelihood, FixedNoiseGaussianLikelihood):
             guess["noise"] = model.likelihood.noise.detach().mean().expand(len(X))
         models.append(model.get_fantasy_model(inputs, means, **guess))
-    return mixture._replace(models=models)
+    return Mixture(models, mixture.weights)
 
 
 def _as_predicted(model: FastSingleTaskGP, value: Tensor) -> Tensor:

@@ -898,7 +898,7 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         if batch:
             # as many means as there are models, of tasks that they have in common too
             new._conditioned = [
-                w._replace(mean=w.mean.expand(*batch, w.mean.shape[-1]))
+                WeightPosterior(w.mean.expand(*batch, w.mean.shape[-1]), w.root)
                 for w in weights
             ]
             return new
