@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from itertools import pairwise
@@ -23,7 +24,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from botorch_structured._botorch_names import functorch_is_active
 from botorch_structured.spaces.conditions import (
     ALWAYS,
     And,
@@ -243,8 +243,9 @@ class Lookup:
         if not len(self._columns):
             return values, values.long()
         name = values.shape, b""
-        if values.device.type == "cpu" and not functorch_is_active():
-            name = values.shape, values.numpy().tobytes()
+        if values.device.type == "cpu":
+            with suppress(RuntimeError):  # under a transform of functorch
+                name = values.shape, values.numpy().tobytes()
             if name in self._recent:
                 return values, self._recent[name]
         flat = values.unsqueeze(0).flatten(0, -2).t().contiguous()
