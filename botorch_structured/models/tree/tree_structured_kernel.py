@@ -744,9 +744,10 @@ class TreeStructuredKernel(LeafKernel):
         smooth = None
         if weights.smooth_columns:
             smooth = weights.smooth_lengthscale.value
-        offset = leaf.dimension_scale.new_zeros(1)
         if weights.num_offsets:
             offset = weights.offset_variance.value.mean(-1)
+        else:
+            offset = leaf.dimension_scale.new_zeros(1)
         return Values(
             leaf.inverse_lengthscale(),
             *leaf.outputscale_and_log_ratio(),
