@@ -1,9 +1,10 @@
 """The base of every exact GP here: BoTorch's model, with faster inference.
 
 The default is the dense evidence and posterior of BoTorch and GPyTorch. A subclass
-that computes one of them faster overrides one of two methods,
+that computes one of them faster overrides one of three methods,
 
     _fast_evidence(mll, kwargs)   the log evidence, or None for the dense one,
+    _make_solver()                an object that has the posterior, or None,
     _fast_posterior(X)            the posterior at transformed inputs, or None,
 
 A shorter way than through a public method is taken only while no class outside of this
@@ -34,6 +35,7 @@ from botorch.models import SingleTaskGP
 from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.models.utils import fantasize as fantasize_flag
 from botorch.posteriors import GPyTorchPosterior, TransformedPosterior
+from botorch.settings import propagate_grads
 from botorch.utils.transforms import normalize_indices
 from botorch.utils.types import DEFAULT
 from gpytorch import settings
@@ -86,7 +88,9 @@ class FastInference(ExactGP):
     prediction_strategy: Any
 
     _data_caches: ClassVar[tuple[str, ...]] = ()
-    _fit_caches: ClassVar[tuple[str, ...]] = ()
+    _fit_caches: ClassVar[tuple[str, ...]] = ("_solver_cache",)
+    # the solver, or that there is none; None before it was chosen
+    _solver_cache: tuple[Any] | None = None
     #: Methods that a class outside of this package defines anew.
     redefined: ClassVar[frozenset[str]] = frozenset()
 
@@ -182,13 +186,35 @@ class FastInference(ExactGP):
 
     # -- posterior ----------------------------------------------------------------
 
+    @property
+    def solver(self) -> Any:
+        """The object that has posteriors; None where GPyTorch's dense algebra has.
+
+        It is chosen once, when it is first asked for in evaluation mode, and dropped
+        where data, hyperparameters or modules change.
+        """
+        # BoTorch propagates gradients to inputs, others to hyperparameters too
+        attached = settings.detach_test_caches.off() and propagate_grads.off()
+        if self.training or attached:
+            return None
+        cache = self._solver_cache
+        if cache is None:
+            cache = (self._make_solver(),)
+            self.__dict__["_solver_cache"] = cache
+        return cache[0]
+
+    def _make_solver(self) -> Any:
+        """The solver, with a method ``posterior(mean_module, X)``, or None."""
+        return None
+
     def _fast_posterior(self, X: Tensor) -> MultivariateNormal | None:
         """Posterior at transformed inputs; None to have GPyTorch compute it.
 
         Args:
             X: ``batch_shape x q x d``.
         """
-        return None
+        solver = self.solver
+        return None if solver is None else solver.posterior(self.mean_module, X)
 
     def __call__(self, *args: Tensor, **kwargs: Any) -> MultivariateNormal:
         """Prior in training mode, posterior in evaluation mode."""

@@ -18,10 +18,8 @@ from botorch.exceptions.errors import ModelFittingError
 from botorch.models.transforms.input import InputTransform
 from botorch.models.utils import check_min_max_scaling
 from botorch.posteriors import GPyTorchPosterior
-from botorch.settings import propagate_grads, validate_input_scaling
+from botorch.settings import validate_input_scaling
 from botorch.utils.datasets import SupervisedDataset
-from gpytorch import settings
-from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
 from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
@@ -170,12 +168,9 @@ class LeafModel(FastSingleTaskGP):
     tree: ParameterTree
 
     _data_caches = ("_structure_cache",)
-    _fit_caches = ("_solver_cache",)
     # state of a fit, not a hyperparameter: copied and pickled, not in ``state_dict``
     _fit_record: _FitRecord | None = None
     _structure_cache: Structure | None = None
-    # what was chosen; None before
-    _solver_cache: tuple[SolverBatch | None] | None = None
 
     def _warn_of_scales(
         self,
@@ -260,24 +255,8 @@ class LeafModel(FastSingleTaskGP):
 
     # -- posterior ----------------------------------------------------------------
 
-    @property
-    def solver(self) -> SolverBatch | None:
-        """The posterior through the leaves; None where it is GPyTorch's dense one.
-
-        It is chosen once, when it is first asked for in evaluation mode, and dropped
-        where data, hyperparameters or modules change.
-        """
-        # BoTorch propagates gradients to inputs, others to hyperparameters too
-        attached = settings.detach_test_caches.off() and propagate_grads.off()
-        if self.training or attached:
-            return None
-        cache = self._solver_cache
-        if cache is None:
-            cache = (self._make_solver(),)
-            self.__dict__["_solver_cache"] = cache
-        return cache[0]
-
     def _make_solver(self) -> SolverBatch | None:
+        """See ``FastInference``."""
         if not self._is_by_leaf():
             return None
         tensors = (*self.train_inputs, self.train_targets)
@@ -293,11 +272,6 @@ class LeafModel(FastSingleTaskGP):
         # of a SingleTaskGP, points one by one; GPyTorch makes its other predictions
         solver = make_solver(self, kernel)
         return None if solver.moments is None else solver
-
-    def _fast_posterior(self, X: Tensor) -> MultivariateNormal | None:
-        """Posterior through the leaves at ``batch_shape x q x d`` points."""
-        solver = self.solver if isinstance(self.covar_module, LeafKernel) else None
-        return None if solver is None else solver.posterior(self.mean_module, X)
 
     def get_fantasy_model(
         self,
@@ -320,8 +294,8 @@ class LeafModel(FastSingleTaskGP):
             X.shape[:-2],
             targets.shape[:-1],
         )
-        solver = self.solver if isinstance(self.covar_module, LeafKernel) else None
-        if shapes is None or solver is None:
+        solver = self.solver
+        if shapes is None or solver is None or not solver.is_joint:
             return super().get_fantasy_model(inputs, targets, **kwargs)
         kept = [old_X, old_y, self.likelihood, self.prediction_strategy]
         kept.append(self._original_train_inputs)

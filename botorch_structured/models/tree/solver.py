@@ -322,10 +322,12 @@ class SolverBatch:
     Attributes:
         solvers: One for each element, in the order of the batch.
         batch_shape: Of the batch.
+        is_joint: Whether points are predicted jointly, too; else one by one alone.
     """
 
     solvers: Sequence[LeafSolver | ConditionedSolver]
     batch_shape: torch.Size
+    is_joint: bool = True
 
     @property
     def moments(self) -> LeafMoments | None:
@@ -366,14 +368,16 @@ class SolverBatch:
         self,
         mean_module: Any,
         X: Tensor,
-    ) -> MultivariateNormal:
-        """The joint posterior of points.
+    ) -> MultivariateNormal | None:
+        """The joint posterior of points; None where GPyTorch has it.
 
         Args:
             mean_module: The prior mean.
             X: Transformed inputs, ``lead x batch_shape x q x d``; batch shapes
                 broadcast.
         """
+        if not self.is_joint:
+            return None
         if not self.batch_shape:
             mean, covariance = self.solvers[0].joint(X)
         else:
@@ -468,4 +472,8 @@ def make_solver(model: Any, kernel: LeafKernel) -> SolverBatch:
         else:
             structure = model.structure(kernel)
         solvers.append(LeafSolver(part, rows, structure, *data))
-    return SolverBatch(solvers, batch_shape)
+    return SolverBatch(
+        solvers,
+        batch_shape,
+        is_joint=kernel is model.covar_module,
+    )
