@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from botorch_structured._botorch_names import functorch_is_active
 from botorch_structured.spaces.conditions import (
     ALWAYS,
     And,
