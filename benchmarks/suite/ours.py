@@ -39,7 +39,7 @@ class _FromPaths:
         """``k x d`` points."""
         space: SearchSpace = problem.space
         if self.cover:
-            return space.starts(seed=seed, at_most=self.n)
+            return space.starts(kind="inner", seed=seed, at_most=self.n)
         n = space.tree.num_paths
         return space.starts(n if self.n is None else min(n, self.n), seed=seed)
 
