@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import gc
 import os
 
 import torch
@@ -79,6 +80,9 @@ def main() -> None:
     shared, predicted = model.log_evidence().item(), prediction(model)
     print(f"process {rank} of {size}: log evidence {shared:.12e}", flush=True)
     print(f"process {rank} of {size}: prediction {predicted:.12e}", flush=True)
+    # the model has the group, whose threads have to end before the process does
+    del model
+    gc.collect()
     dist.barrier()
     dist.destroy_process_group()
     if rank == 0:

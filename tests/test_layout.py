@@ -52,27 +52,27 @@ _MOST_TOKENS_A_FILE = 5_500
 _MOST_TOKENS = {
     ".": 4_634,
     "acquisition": 4_124,
-    "integrations": 6_458,
+    "integrations": 6_432,
     "integrations/optuna": 11_110,
     "kernels": 2_939,
     "linalg": 6_486,
-    "models": 12_528,
-    "models/ablr": 13_992,
+    "models": 12_624,
+    "models/ablr": 13_996,
     "models/monotone": 12_521,
     "models/sampled": 9_962,
-    "models/tree": 36_524,
+    "models/tree": 36_339,
     "models/treed": 19_842,
-    "optim": 21_690,
+    "optim": 21_764,
     "plots": 8_228,
-    "spaces": 24_286,
-    "study": 15_443,
+    "spaces": 24_359,
+    "study": 15_453,
     "suggest": 5_643,
     "test_functions": 5_919,
 }
 _MOST_TOKENS_A_LINE = 8.48
 # Assignments such as ``a, b = x, y``, in a thousand lines.
 _MOST_PAIRS = 0.1
-_MOST_PRIVATE_CONSTANTS = 110
+_MOST_PRIVATE_CONSTANTS = 111
 # Names that say nothing of the thing that they stand for.
 _RIDDLES = {"found", "known", "own", "held", "given", "mine", "every", "here"}
 _MOST_RIDDLES = 1

@@ -51,15 +51,15 @@ class Walk(NamedTuple):
 
 # What each trip may take at most.
 MOST = {
-    "space": Walk(7, 95, 349),
-    "construct": Walk(13, 80, 130),
-    "fit": Walk(16, 117, 1_018),
-    "first posterior": Walk(13, 88, 155),
-    "second posterior": Walk(12, 41, 52),
-    "suggest": Walk(43, 539, 4_900),
-    "ask": Walk(44, 532, 5_500),
-    "tell": Walk(8, 60, 98),
-    "Optuna": Walk(51, 728, 7_300),
+    "space": Walk(7, 97, 375),
+    "construct": Walk(11, 65, 104),
+    "fit": Walk(16, 112, 1_000),
+    "first posterior": Walk(13, 80, 134),
+    "second posterior": Walk(8, 28, 31),
+    "suggest": Walk(43, 525, 3_200),
+    "ask": Walk(44, 530, 3_900),
+    "tell": Walk(8, 56, 88),
+    "Optuna": Walk(51, 712, 4_200),
 }
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from itertools import pairwise
@@ -23,7 +24,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from botorch_structured._botorch_names import functorch_is_active
 from botorch_structured.spaces.conditions import (
     ALWAYS,
     And,
@@ -293,10 +293,12 @@ class Lookup:
     def find(self, X: Tensor) -> Located:
         """Where ``batch_shape x n x d`` points are."""
         values = X.detach().index_select(-1, self._columns).double()
-        is_plain = values.is_cpu and not functorch_is_active()
-        if not is_plain or torch.jit.is_tracing() or values.numel() > _LARGE:
+        name = None
+        if values.is_cpu and values.numel() <= _LARGE and not torch.jit.is_tracing():
+            with suppress(RuntimeError):  # tensors of functorch have no data
+                name = values.shape, values.numpy().tobytes()
+        if name is None:
             return Located(self, values, self._states(values))
-        name = values.shape, values.numpy().tobytes()
         located = self._recent.get(name)
         if located is None:
             located = Located(self, values, self._states(values))
