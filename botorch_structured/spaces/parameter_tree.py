@@ -261,6 +261,12 @@ class ParameterTree:
         return {o.col: list(o.values) for o in self._decisions}
 
     @cached_property
+    def top_decision(self) -> int | None:
+        """The decision column that is always active; None if none or several are."""
+        top = [c for c in self.decision_columns if self.over_states[c] == ALWAYS]
+        return top[0] if len(top) == 1 else None
+
+    @cached_property
     def edge_offsets(self) -> list[int]:
         """Where the edges of every decision start; see `num_edges`."""
         return list(accumulate(map(len, self._decisions), initial=0))[:-1]

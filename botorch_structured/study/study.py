@@ -881,6 +881,13 @@ class Study:
         """A number for the path of each point, the same for the same path."""
         return self.space.tree.path_key(self._tensor(points)).tolist()
 
+    def _branches(self, points: Sequence[Point]) -> list[float]:
+        """The value of the top decision of each point, or else its path."""
+        top = self.space.tree.top_decision
+        if top not in self.space.tree.decisions_by_value:
+            return self._paths(points)
+        return [point[top] for point in points]
+
     def _next(
         self,
         q: int,
@@ -991,9 +998,7 @@ class Study:
         old = self.earlier
         if old is not None and not any(trial.values for trial in self._trials):
             return self._all_starts()
-        paths = set(self._paths(points))
-        if len(paths) >= min(self.space.tree.num_paths, MOST_STARTS):
-            return []
+        branches = set(self._branches(points))
         starts = self._own_starts()
         most = MOST_STARTS if callable(self._starts) else len(starts)
         if old is not None:
@@ -1003,10 +1008,10 @@ class Study:
             elif old_studies_predict(old, X, Y, C, Yvar):
                 return []
         new: dict[int, Point] = {}
-        for start, path in zip(starts, self._paths(starts), strict=True):
-            if path not in paths:
-                new.setdefault(path, start)
-        return [*new.values()][: max(most - len(paths), 0)]
+        for start, branch in zip(starts, self._branches(starts), strict=True):
+            if branch not in branches:
+                new.setdefault(branch, start)
+        return [*new.values()][: max(most - len(branches), 0)]
 
     def _choose(
         self, q: int, busy: Sequence[Point], fixed_features: Mapping[int, float]

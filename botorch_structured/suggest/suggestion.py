@@ -343,10 +343,10 @@ def _other_branches(
         values: Their values, larger is better.
 
     Returns:
-        The other branches of the decision that all points have, those with the fewest
-        points first, if the last five evaluations were on one branch and none was the
-        best. Nothing otherwise, while nothing has worked, where a point elsewhere is
-        pending, or where all points have several decisions: with these it was worse.
+        The other branches of the top decision, those with the fewest points first, if
+        the last five evaluations were on one branch and none was the best. Nothing
+        otherwise, while nothing has worked, where a point elsewhere is pending, or
+        where several decisions are always active: with these it was worse.
         Branches on which three tries failed are left out.
     """
     tree = space.tree
@@ -354,20 +354,18 @@ def _other_branches(
     recent = values[-_STANDSTILL:]
     if n <= _STANDSTILL or not values[:-_STANDSTILL].max() >= recent.max():
         return []
-    codes, _, _ = tree.locate(points, strict=False)
-    top = (codes >= 0).all(0).nonzero().flatten().tolist()
-    column = tree.decision_columns[top[0]] if len(top) == 1 else -1
+    column = tree.top_decision
     if column not in tree.decisions_by_value or values.max() == -math.inf:
         return []
-    branch = codes[:, top[0]]
+    branch = points[:, column]
     last = branch[n - 1]
     if (branch[n - _STANDSTILL :] != last).any():
         return []
     others = []
-    for code, value in enumerate(tree.decision_values[column]):
-        outcomes = values[branch[:n] == code].tolist()
+    for value in tree.decision_values[column]:
+        outcomes = values[branch[:n] == value].tolist()
         best = max(outcomes, default=0.0)
-        if code != last and (len(outcomes) < _TRIES or best > -math.inf):
+        if value != last and (len(outcomes) < _TRIES or best > -math.inf):
             others.append((len(outcomes), -best, value))
     return [{column: value} for _, _, value in sorted(others)]
 
