@@ -97,9 +97,10 @@ class Study:
     several at a time, fail, or have been made before; with a log, a study survives the
     end of its process.
 
-    The first configurations are starts: one for each path of the space; of more than
-    ten paths, five to sixteen that show every value of every decision, if sixteen can.
-    Paths that something is known of count as started. Then come those of `suggest`, at
+    The first configurations are starts: one for each value of the decision that is
+    always active, if it is the only one. Otherwise one for each path; of more than ten
+    paths, five to sixteen that show every value of every decision, if sixteen can.
+    Values (or paths) that something is known of count as started. Then come those of `suggest`, at
     first random ones where fewer than two evaluations have worked. Configurations that
     were asked for and not told yet are pending: they are taken into account. In an
     equal loop starts are ``space.starts(kind="inner", seed=seed, at_most=16)``, and the
@@ -132,7 +133,7 @@ class Study:
             over all paths for one point at a time; ``X_pending`` is None or ``k x d``.
             Default: that of `suggest`; for a model of your own the logarithm of the
             expected improvement. With several outcomes give both functions or none.
-        starts: Which start each path has: ``"inner"`` (the default), ``"random"``,
+        starts: What the starts hold: ``"inner"`` (the default), ``"random"``,
             ``"spread"``, ``"middle"`` or ``"default"``, see `SearchSpace.starts`. Or
             instead configurations to begin with, or a function of space and seed that
             returns ``n x d`` points: each is asked for, unless it is known itself.
