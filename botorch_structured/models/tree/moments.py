@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from copy import copy
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -55,6 +54,8 @@ SMOOTH = {"matern32", "matern52", "rbf"}
 _MAX_NUMBERS = 1 << 22
 # With more weights their covariance is computed path by path.
 _MANY_WEIGHTS = 1024
+# Tables that moments on any path need.
+_ALWAYS = ("variance", "level", "weights", "inverse_chol", "half")
 
 
 class PointMoments(NamedTuple):
@@ -63,14 +64,13 @@ class PointMoments(NamedTuple):
     Attributes:
         mean: ``t``.
         variance: ``t``.
-        mean_gradient: ``t x d``, or None.
-        variance_gradient: ``t x d``, or None.
+        pull: Derivatives of a function by means and variances, ``t`` each, to its
+            gradients by the points, ``t x d``. None where no gradients are wanted.
     """
 
     mean: Any
     variance: Any
-    mean_gradient: Any = None
-    variance_gradient: Any = None
+    pull: Any = None
 
 
 class ColumnScales:
@@ -126,32 +126,41 @@ class PathMoments:
         names: Sequence[str],
         tables: dict[str, Array],
     ) -> None:
-        t = dict(tables)
-        dtype = t["inverse_chol"].dtype
-        used = [t["columns"], *(t[f"inputs{i}"] for i in range(len(names)))]
+        used = [tables["columns"]]
+        used += [tables[f"inputs{i}"] for i in range(len(names))]
         columns = np.sort(np.concatenate(used, axis=-1)[:, 0])
         columns[:, 1:][columns[:, 1:] == columns[:, :-1]] = -1
         #: The columns, ``U x k``, each once; -1 for none.
         self.columns = columns
 
+        half = tables["half"]
+        t = {name: tables[name] for name in _ALWAYS}
+        t["alpha"] = half[..., :1].swapaxes(1, 2) @ t["inverse_chol"]
+        t["total"] = (t["variance"] + tables["constant"])[..., 0]
+        self._offset = bool(tables["constant"].any())
+        if self._offset:
+            t["constant"] = tables["constant"]
         # Weights of nodes come first, and are constant on a path.
-        moving = ((t["slope"] != 0.0) | (t["wave"] != 0.0)).any((0, 1)).nonzero()[0]
+        is_moving = (tables["slope"] != 0.0) | (tables["wave"] != 0.0)
+        moving = is_moving.any((0, 1)).nonzero()[0]
         self._moving = len(moving) > 0
-        self._first = int(moving[0]) if self._moving else t["level"].shape[-1]
-        for name in ("columns", "slope", "wave", "frequency", "phase"):
-            t[name] = t[name][..., self._first :]
-        t["rate"] = t["wave"] * t["frequency"]
+        self._first = int(moving[0]) if self._moving else half.shape[-1] - 1
         # Columns are read by a product with a matrix of their places.
-        t["columns"] = (columns[:, :, None] == t["columns"]).astype(dtype)
+        of_column = columns[:, :, None]
+        if self._moving:
+            for name in ("columns", "slope", "wave", "frequency", "phase"):
+                t[name] = tables[name][..., self._first :]
+            t["rate"] = t["wave"] * t["frequency"]
+            t["columns"] = (of_column == t["columns"]).astype(half.dtype)
         self._factors: list[tuple[str, str]] = []
         for i, name in enumerate(names):
-            places = (columns[:, :, None] == t[f"inputs{i}"]) * t[f"inverse{i}"]
-            t[f"inputs{i}"] = places.astype(dtype)
+            places = (of_column == tables[f"inputs{i}"]) * tables[f"inverse{i}"]
             if places.any():
                 self._factors.append((name, str(i)))
-        self._offset = bool(t["constant"].any())
-        t["total"] = (t["variance"] + t["constant"])[..., 0]
-        t["variance"] = t["variance"] * np.ones_like(t["alpha"])
+                data = tables[f"data{i}"]
+                t[f"inputs{i}"] = places.astype(half.dtype)
+                t[f"squares{i}"] = np.add.reduce(np.square(data), -1)[:, None]
+                t[f"data{i}"] = -2.0 * data
         self._tables = t
 
     def take(
@@ -169,7 +178,8 @@ class PathMoments:
             root: The columns of J, likewise.
             covariance: M^-1, if it has been computed.
         """
-        new = copy(self)
+        new = PathMoments.__new__(PathMoments)
+        new.__dict__.update(self.__dict__)
         new.columns = self.columns[rows]
         t = {name: table[rows] for name, table in self._tables.items()}
         weights = t.pop("weights")[:, 0]
@@ -187,38 +197,39 @@ class PathMoments:
         self,
         x: Array,
         gradient: bool,
-    ) -> tuple[Array, ...]:
-        """Moments.
+    ) -> PointMoments:
+        """Moments, ``U x w``.
 
         Args:
             x: Transformed values of the columns, ``U x w x k``.
-            gradient: Whether gradients are wanted.
-
-        Returns:
-            Means, variances, ``U x w``, and their gradients, ``U x w x k``, if wanted.
+            gradient: Whether gradients are wanted, ``U x w x k``.
         """
         t = self._tables
         first = self._first
-        w = x.shape[1]
-        k = np.repeat(t["variance"], w, axis=1)
+        k = t["variance"]
         points: list[Array] = []
         slopes: list[Array] = []
         for name, i in self._factors:
             point = x @ t[f"inputs{i}"]
             distance: Array = point @ t[f"data{i}"].swapaxes(1, 2)
-            distance *= -2.0
             distance += t[f"squares{i}"]
             distance += np.add.reduce(np.square(point), -1, keepdims=True)
             np.maximum(distance, 0.0, out=distance)
             if gradient:
                 value, slope = ARRAY_SLOPES[name](distance)
-                slopes = [other * value for other in slopes] + [slope * k]
+                for other in slopes:
+                    other *= value
+                slope *= k
+                slopes.append(slope)
             else:
                 value = ARRAY_VALUES[name](distance, distance)
-            k = k * value
+            value *= k
+            k = value
             points.append(point)
+        if not points:
+            k = k * np.ones((1, x.shape[1], t["alpha"].shape[-1]), k.dtype)
         if self._offset:
-            k += t["constant"]
+            k = k + t["constant"]
         weight = k @ t["inverse_chol"].swapaxes(1, 2)
         both = weight @ t["half"]
         mean = both[..., :1] + t["still"]
@@ -238,30 +249,33 @@ class PathMoments:
         variance -= np.add.reduce(np.square(weight), -1)
         variance += t["total"]
         if not gradient:
-            return mean[..., 0], variance
-        back = of_weights @ t["half"][..., 1:].swapaxes(1, 2)
-        back += weight
-        back = back @ t["inverse_chol"]
-        back *= -2.0
-        # Gradients of the mean, then of the variance.
-        pull = np.zeros((len(x), 2 * w, x.shape[-1]), dtype=k.dtype)
-        for (_, i), point, slope in zip(self._factors, points, slopes, strict=True):
-            slope *= 2.0
-            g = np.concatenate([slope * t["alpha"], slope * back], axis=1)
-            by_point = g @ t[f"data{i}"]
-            total = np.add.reduce(g, -1, keepdims=True)
-            each = by_point.reshape(len(x), 2, w, point.shape[-1])
-            each -= point[:, None] * total.reshape(len(x), 2, w, 1)
-            pull += by_point @ t[f"inputs{i}"].swapaxes(1, 2)
-        if self._moving:
-            rate = np.cos(angle)
-            rate *= t["rate"]
-            rate += t["slope"]
-            of_variance = of_weights[..., first:] * rate
-            of_variance *= 2.0
-            g = np.concatenate([rate * t["mu"].swapaxes(1, 2), of_variance], axis=1)
-            pull += g @ t["columns"].swapaxes(1, 2)
-        return mean[..., 0], variance, pull[:, :w], pull[:, w:]
+            return PointMoments(mean[..., 0], variance)
+
+        def pull(of_mean: Array, of_variance: Array) -> Array:
+            of_mean = of_mean[..., None]
+            of_variance = 2.0 * of_variance[..., None]
+            back = of_weights @ t["half"][..., 1:].swapaxes(1, 2)
+            back += weight
+            of_k = back @ t["inverse_chol"]
+            of_k *= of_variance
+            of_k -= of_mean * t["alpha"]
+            out = np.zeros_like(x)
+            for (_, i), point, slope in zip(self._factors, points, slopes, strict=True):
+                g = slope * of_k
+                by_point = g @ t[f"data{i}"]
+                by_point += point * (2.0 * np.add.reduce(g, -1, keepdims=True))
+                out += by_point @ t[f"inputs{i}"].swapaxes(1, 2)
+            if self._moving:
+                rate = np.cos(angle)
+                rate *= t["rate"]
+                rate += t["slope"]
+                g = of_variance * of_weights[..., first:]
+                g += of_mean * t["mu"].swapaxes(1, 2)
+                g *= rate
+                out += g @ t["columns"].swapaxes(1, 2)
+            return out
+
+        return PointMoments(mean[..., 0], variance, pull)
 
 
 class PathTables:
@@ -348,19 +362,23 @@ class PathTables:
             **{name: table[weights] for name, table in self._features().items()},
         }
         for i, factor in enumerate(form.factors):
-            columns: list[int] = []
-            owner: list[int] = []
-            share: list[float] = []
-            for j, column in enumerate(factor.columns[:-1].tolist()):
-                places = self._behind[column] if factor.unordered[j] else [column]
-                columns += places
-                owner += [j] * len(places)
-                share += [0.5 if factor.unordered[j] else 1.0] * len(places)
+            # a column without an order has a place for each of its values
+            start = factor.columns[:-1].copy()
+            sizes = np.ones_like(start)
+            for j in factor.unordered[:-1].nonzero()[0]:
+                places = self._behind[start[j]]
+                start[j] = places.start
+                sizes[j] = len(places)
+            owner = np.arange(len(start)).repeat(sizes)
+            start -= sizes.cumsum() - sizes
+            columns = start[owner] + np.arange(len(owner))
+            share = np.where(factor.unordered[owner], 0.5, 1.0)
             used = positions(factor.seen[which][:, owner]).numpy()
-            of_column = np.array([*owner, -1])[used]
-            W = np.take_along_axis(q[factor.lengths[which]], of_column, 1)
-            tables[f"inputs{i}"] = np.array([*columns, 0])[used]
-            tables[f"inverse{i}"] = np.sqrt(W * np.array([*share, 0.0])[used])
+            W = np.take_along_axis(
+                q[factor.lengths[which]], np.append(owner, -1)[used], 1
+            )
+            tables[f"inputs{i}"] = np.append(columns, 0)[used]
+            tables[f"inverse{i}"] = np.sqrt(W * np.append(share, 0.0)[used])
         return {name: table[:, None] for name, table in tables.items()}
 
     def _features(self) -> dict[str, Array]:
@@ -445,7 +463,7 @@ class LeafMoments:
 
         Args:
             X: ``t x d``, not empty.
-            gradient: Whether gradients are wanted, by ``X``.
+            gradient: Whether gradients are wanted, by ``X``; those are arrays.
         """
         x = X.detach().numpy()
         decisions = len(x), x[:, self.kernel.tree.decision_columns].tobytes()
@@ -453,8 +471,8 @@ class LeafMoments:
         if decisions != before:
             paths = MomentsOnPaths(self, X.detach())
             self._last = decisions, paths
-        moments = paths(x, np.arange(len(x)), gradient)
-        return PointMoments(*(p if p is None else torch.from_numpy(p) for p in moments))
+        mean, variance, pull = paths(x, np.arange(len(x)), gradient)
+        return PointMoments(torch.from_numpy(mean), torch.from_numpy(variance), pull)
 
     def graph(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """Moments of ``t x d`` inputs by operations that autograd knows."""
@@ -547,12 +565,9 @@ class LeafMoments:
                 tables[name] = table.astype(data.dtype, copy=False)
         for i in range(len(paths.names)):
             scaled = np.take_along_axis(data, tables[f"inputs{i}"], -1)
-            scaled = scaled * tables[f"inverse{i}"]
-            tables[f"data{i}"] = scaled
-            tables[f"squares{i}"] = np.add.reduce(np.square(scaled), -1)[:, None]
+            tables[f"data{i}"] = scaled * tables[f"inverse{i}"]
         tables["inverse_chol"] = inverse_chol
         tables["half"] = half
-        tables["alpha"] = half[..., :1].swapaxes(1, 2) @ inverse_chol
         return PathMoments(paths.names, tables)
 
 
@@ -662,30 +677,28 @@ class MomentsOnPaths:
         # one more row and column, for padding
         mean = np.empty(n + 1, dtype)
         variance = np.empty(n + 1, dtype)
-        if gradient:
-            shape = n + 1, extended.shape[1] + 1
-            mean_gradient = np.zeros(shape, dtype)
-            variance_gradient = np.zeros(shape, dtype)
+        pulls = []
         for _, index, (moments, columns, scales) in groups:
-            x = extended[np.minimum(index, n - 1)[:, :, None], columns]
+            point = np.minimum(index, n - 1)
+            x = extended[point[:, :, None], columns]
             rate: Any = 1.0
             if scales is not None:
                 x, rate = scales(x)
-            parts = moments(x.astype(dtype, copy=False), gradient)
-            mean[index] = parts[0]
-            variance[index] = parts[1]
-            if gradient:
-                places = index[:, :, None], columns
-                mean_gradient[places] = parts[2] * rate
-                variance_gradient[places] = parts[3] * rate
+            mean[index], variance[index], back = moments(
+                x.astype(dtype, copy=False), gradient
+            )
+            pulls.append((index, point, columns, rate, back))
         if not gradient:
             return PointMoments(mean[:n], variance[:n])
-        return PointMoments(
-            mean[:n],
-            variance[:n],
-            mean_gradient[:n, :d],
-            variance_gradient[:n, :d],
-        )
+
+        def pull(of_mean: Array, of_variance: Array) -> Array:
+            out = np.zeros((n + 1, extended.shape[1] + 1), dtype)
+            for index, point, columns, rate, back in pulls:
+                slope = back(of_mean[point], of_variance[point])
+                out[index[:, :, None], columns] = slope * rate
+            return out[:n, :d]
+
+        return PointMoments(mean[:n], variance[:n], pull)
 
     def _graph_is_smaller(self, path: Array) -> bool:
         """Whether tables would be larger than the features of all points."""
@@ -773,9 +786,8 @@ class _OfPoints(torch.autograd.Function):
                 create_graph=True,
             )
             return grad_X, None
-        of_mean, of_variance = (g.unsqueeze(-1) for g in grad_outputs)
-        grad_X = of_mean * ctx.at_points.mean_gradient
-        return grad_X.addcmul_(of_variance, ctx.at_points.variance_gradient), None
+        slope = ctx.at_points.pull(*(g.numpy() for g in grad_outputs))
+        return torch.from_numpy(slope), None
 
 
 def differentiable_moments(X: Tensor, moments: LeafMoments) -> tuple[Tensor, Tensor]:
