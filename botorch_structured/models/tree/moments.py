@@ -54,8 +54,6 @@ SMOOTH = {"matern32", "matern52", "rbf"}
 _MAX_NUMBERS = 1 << 22
 # With more weights their covariance is computed path by path.
 _MANY_WEIGHTS = 1024
-# Tables that moments on any path need.
-_ALWAYS = ("variance", "level", "weights", "inverse_chol", "half")
 
 
 class PointMoments(NamedTuple):
@@ -117,14 +115,17 @@ class PathMoments:
 
     Args:
         names: The correlations k_f.
-        tables: Factors and data of each of the ``U`` paths, see ``LeafMoments``; ``U x
-            a x b`` each. Unused places have zero factors.
+        tables: Those of ``U`` paths, with their rows, see ``PathTables``.
+        inverse_chol: L^-1, zero where padded, ``U x N x N``.
+        half: [e, H], ``U x N x (1 + D)``.
     """
 
     def __init__(
         self,
         names: Sequence[str],
         tables: dict[str, Array],
+        inverse_chol: Array,
+        half: Array,
     ) -> None:
         used = [tables["columns"]]
         used += [tables[f"inputs{i}"] for i in range(len(names))]
@@ -133,9 +134,10 @@ class PathMoments:
         #: The columns, ``U x k``, each once; -1 for none.
         self.columns = columns
 
-        half = tables["half"]
-        t = {name: tables[name] for name in _ALWAYS}
-        t["alpha"] = half[..., :1].swapaxes(1, 2) @ t["inverse_chol"]
+        t = {name: tables[name] for name in ("variance", "level", "weights")}
+        t["inverse_chol"] = inverse_chol
+        t["half"] = half
+        t["alpha"] = half[..., :1].swapaxes(1, 2) @ inverse_chol
         t["total"] = (t["variance"] + tables["constant"])[..., 0]
         self._offset = bool(tables["constant"].any())
         if self._offset:
@@ -381,6 +383,83 @@ class PathTables:
             tables[f"inverse{i}"] = np.sqrt(W * np.append(share, 0.0)[used])
         return {name: table[:, None] for name, table in tables.items()}
 
+    def with_rows(
+        self,
+        which: Any,
+        data: Array,
+        weights: Array | None = None,
+    ) -> dict[str, Array]:
+        """Tables of some of the paths with rows on them, scaled: "data0", ...
+
+        Args:
+            which: Index of these paths.
+            data: Rows of each, extended, ``m x N x d``. Tables have its precision.
+            weights: The weights of each path in the order wanted, ``m x D``.
+        """
+        tables = self(which, weights)
+        for name, table in tables.items():
+            if table.dtype == np.float64:
+                tables[name] = table.astype(data.dtype, copy=False)
+        for i in range(len(self.names)):
+            scaled = np.take_along_axis(data, tables[f"inputs{i}"], -1)
+            tables[f"data{i}"] = scaled * tables[f"inverse{i}"]
+        return tables
+
+    def covariance(
+        self,
+        tables: dict[str, Array],
+        data: Array,
+    ) -> tuple[Array, Array]:
+        """K_p and the features of the weights, ``m x N x N`` and ``m x N x D``.
+
+        Args:
+            tables: Of ``with_rows``.
+            data: The rows.
+        """
+        N = data.shape[1]
+        k = np.repeat(np.repeat(tables["variance"], N, axis=1), N, axis=2)
+        for i, name in enumerate(self.names):
+            x = tables[f"data{i}"]
+            squares = np.add.reduce(np.square(x), -1, keepdims=True)
+            distance: Array = x @ (-2.0 * x.swapaxes(1, 2))
+            distance += squares
+            distance += squares.swapaxes(1, 2)
+            np.maximum(distance, 0.0, out=distance)
+            distance.reshape(len(x), -1)[:, :: N + 1] = 0.0  # in spite of rounding
+            k *= ARRAY_VALUES[name](distance, distance)
+        k += tables["constant"]
+        features = np.repeat(tables["level"], N, axis=1)
+        if tables["slope"].any() or tables["wave"].any():
+            at = np.take_along_axis(data, tables["columns"], -1)
+            features += tables["slope"] * at
+            angle = at * tables["frequency"] + tables["phase"]
+            features += tables["wave"] * np.sin(angle)
+        return k, features
+
+    @cached_property
+    def _places(self) -> tuple[Array, Array, Array]:
+        """Column and value (NaN: unknown) of the places of codes, where each begins."""
+        codes = [[*values.tolist(), math.nan] for values in self.codes.values()]
+        sizes = [len(code) for code in codes]
+        return (
+            np.repeat([*self.codes], sizes),
+            np.array([v for code in codes for v in code]),
+            np.cumsum([0, *sizes])[:-1],
+        )
+
+    def extend(self, x: Array) -> Array:
+        """``n x d`` with more columns, the one-hot codes of categorical ones.
+
+        The last place of each code is that of unknown values.
+        """
+        if not self.codes:
+            return x
+        columns, values, start = self._places
+        code = x[:, columns] == values  # nothing equals NaN
+        last = np.append(start[1:], len(columns)) - 1
+        code[:, last] = ~np.logical_or.reduceat(code, start, axis=1)
+        return np.concatenate([x, code.astype(x.dtype)], axis=1)
+
     def _features(self) -> dict[str, Array]:
         """j, a, b, u, w and t of all weights and of none, ``V + 1``."""
         form = self._form
@@ -417,42 +496,24 @@ class LeafMoments:
     threads may call it.
 
     Args:
-        solver: The ``LeafSolver`` of the data.
-
-    Raises:
-        UnknownFormError: Where there are no ``PathTables`` of the kernel.
+        solver: The ``LeafSolver`` of the data, which has ``PathTables``.
     """
 
     def __init__(self, solver: Any) -> None:
         self.solver = solver
         self.kernel: LeafKernel = solver.kernel
-        self._X: Tensor = solver.X
-        places = solver.structure.leaf_places
-        self._paths = PathTables(self.kernel, places, self._X)
-        # Column and value (NaN: unknown) of each place of a code, and the first place
-        # of each code.
-        codes = [[*values.tolist(), math.nan] for values in self._paths.codes.values()]
-        sizes = [len(code) for code in codes]
-        self._code_columns = np.repeat([*self._paths.codes], sizes)
-        self._code_values = np.array([v for code in codes for v in code])
-        self._code_starts = np.cumsum([0, *sizes])[:-1]
-        self._data = self.extend(self._X.numpy())
+        self.paths: PathTables = solver.paths
+        # bucket, and place in it, of each leaf; one more of points on other paths
+        layout = solver.structure.layout
+        self.bucket_of_leaf = np.full(layout.num_leaves + 1, -1)
+        self.place_of_leaf = np.zeros_like(self.bucket_of_leaf)
+        for i, bucket in enumerate(layout.buckets):
+            leaves = bucket.leaves.numpy()
+            self.bucket_of_leaf[leaves] = i
+            self.place_of_leaf[leaves] = np.arange(len(leaves))
         self._of_bucket: dict[int, PathMoments] = {}
         # decisions of the rows of the last call, and the moments on their paths
         self._last: tuple[tuple[int, bytes] | None, Any] = None, None
-
-    def extend(self, x: Array) -> Array:
-        """``n x d`` with more columns, the one-hot codes of categorical ones.
-
-        The last place of each code is that of unknown values.
-        """
-        start = self._code_starts
-        if not len(start):
-            return x
-        code = x[:, self._code_columns] == self._code_values  # nothing equals NaN
-        last = np.append(start[1:], len(self._code_columns)) - 1
-        code[:, last] = ~np.logical_or.reduceat(code, start, axis=1)
-        return np.concatenate([x, code.astype(x.dtype)], axis=1)
 
     def __call__(
         self,
@@ -514,17 +575,13 @@ class LeafMoments:
 
     def _with_data(self, number: int) -> PathMoments:
         """All leaves of a bucket."""
-        block = self.solver.blocks[number]
-        bucket = block.bucket
-        tables = self._paths(bucket.leaves.numpy(), block.weights.numpy())
-        # padding repeats the last row: L^-1 and H are zero there, except for the
-        # identity in L^-1, whose part of the covariance is to be zero
-        data = self._data[bucket.index.clamp_max(len(self._data) - 1).numpy()]
+        bucket = self.solver.structure.layout.buckets[number]
         inverse, half = self.solver.factors[number]
         if bucket.real is not None:
+            # it is the identity where padded, of which nothing is to be explained
             inverse = inverse * bucket.real.unsqueeze(-1)
-        arrays = data, inverse.numpy(), half.numpy()
-        return self._with_rows(self._paths, tables, *arrays)
+        tables = self.solver.tables[number]
+        return PathMoments(self.paths.names, tables, inverse.numpy(), half.numpy())
 
     def _without_data(
         self,
@@ -532,43 +589,18 @@ class LeafMoments:
         path: bool,
     ) -> PathMoments:
         """The paths of some rows: prior covariances, of weights alone if wanted."""
-        paths = PathTables(self.kernel, self.kernel.locate(rows), self._X)
-        tables = paths(slice(None))
+        X = self.solver.X
+        paths = PathTables(self.kernel, self.kernel.locate(rows), X)
+        m = len(rows)
+        width = paths.extend(X[:1].numpy()).shape[1]
+        data = np.zeros((m, 0, width), X.numpy().dtype)
+        tables = paths.with_rows(slice(None), data)
         if path:
             tables["variance"] = np.zeros_like(tables["variance"])
             tables["constant"] = np.zeros_like(tables["constant"])
-        m = len(rows)
-        inverse = np.zeros((m, 0, 0), self._data.dtype)
-        half = np.zeros((m, 0, 1 + tables["weights"].shape[-1]), self._data.dtype)
-        data = np.zeros((m, 0, self._data.shape[-1]), self._data.dtype)
-        return self._with_rows(paths, tables, data, inverse, half)
-
-    def _with_rows(
-        self,
-        paths: PathTables,
-        tables: dict[str, Array],
-        data: Array,
-        inverse_chol: Array,
-        half: Array,
-    ) -> PathMoments:
-        """Tables of leaves with those of their data.
-
-        Args:
-            paths: Where the tables are from.
-            tables: The tables.
-            data: The rows of each leaf, extended, ``U x N x d``.
-            inverse_chol: L^-1, zero where padded, ``U x N x N``.
-            half: [e, H], ``U x N x (1 + D)``.
-        """
-        for name, table in tables.items():
-            if table.dtype == np.float64:
-                tables[name] = table.astype(data.dtype, copy=False)
-        for i in range(len(paths.names)):
-            scaled = np.take_along_axis(data, tables[f"inputs{i}"], -1)
-            tables[f"data{i}"] = scaled * tables[f"inverse{i}"]
-        tables["inverse_chol"] = inverse_chol
-        tables["half"] = half
-        return PathMoments(paths.names, tables)
+        inverse = np.zeros((m, 0, 0), data.dtype)
+        half = np.zeros((m, 0, 1 + tables["weights"].shape[-1]), data.dtype)
+        return PathMoments(paths.names, tables, inverse, half)
 
 
 class _Tables(NamedTuple):
@@ -622,8 +654,8 @@ class MomentsOnPaths:
         self._scales = scales
         solver = moments.solver
         keys = moments.kernel.tree.locate(rows)[2]
-        leaf = solver.structure.layout.find(keys)
-        bucket = solver.bucket_of_leaf[leaf].numpy()
+        leaf = solver.structure.layout.find(keys).numpy()
+        bucket = moments.bucket_of_leaf[leaf]
         if path:  # no data are looked at
             bucket = np.full_like(bucket, -1)
         key = keys.numpy()
@@ -638,10 +670,11 @@ class MomentsOnPaths:
         )
         self._rows = rows[torch.from_numpy(first)]
         self._bucket = bucket[first]
-        self._place = solver.place_of_leaf[leaf].numpy()[first]
+        self._place = moments.place_of_leaf[leaf][first]
         # How many numbers the tables of each path have.
-        widest = max(block.weights.shape[-1] for block in solver.blocks)
-        sizes = [block.bucket.index.shape[-1] for block in solver.blocks]
+        widest = max(weights.shape[-1] for weights in solver.structure.weights)
+        buckets = solver.structure.layout.buckets
+        sizes = [bucket.index.shape[-1] for bucket in buckets]
         self._sizes = 1 + widest**2 + np.square([*sizes, 0])[self._bucket]
         self._last: tuple[bytes | None, list[_Group]] = None, []
         self._tables: dict[bytes, _Tables] = {}
@@ -672,7 +705,7 @@ class MomentsOnPaths:
             self._tables = {}
             for group in groups:
                 self._tables[group.paths.tobytes()] = group.tables
-        extended = self._moments.extend(X)
+        extended = self._moments.paths.extend(X)
         dtype = extended.dtype
         # one more row and column, for padding
         mean = np.empty(n + 1, dtype)

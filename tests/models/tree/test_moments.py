@@ -89,7 +89,7 @@ def test_derivatives_of_a_posterior(seed: int) -> None:
     """In the points, and again in the points."""
     model = random_model(seed, n=12)
     # GPyTorch's Matern kernel, a factor of theirs, has no second derivative
-    assume(type(model) is not ConditionalGP or not model._moments()._paths.codes)
+    assume(type(model) is not ConditionalGP or not model._moments().paths.codes)
     X = some_points(model, 6, seed).requires_grad_()
 
     def derivatives(mean: Tensor, variance: Tensor) -> list[Tensor]:
