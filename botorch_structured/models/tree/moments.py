@@ -375,7 +375,8 @@ class PathTables:
             start -= sizes.cumsum() - sizes
             columns = start[owner] + np.arange(len(owner))
             share = np.where(factor.unordered[owner], 0.5, 1.0)
-            used = positions(factor.seen[which][:, owner]).numpy()
+            seen = factor.seen.numpy()[which][:, owner]
+            used = positions(torch.from_numpy(seen)).numpy()
             W = np.take_along_axis(
                 q[factor.lengths[which]], np.append(owner, -1)[used], 1
             )
