@@ -15,7 +15,7 @@ from collections.abc import (
     Sequence,
 )
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from graphlib import CycleError, TopologicalSorter
 from itertools import accumulate
 from typing import Any, NoReturn
@@ -217,7 +217,7 @@ class ParameterTree:
                 )
             return x
         if isinstance(x, Mapping):
-            return cls(dim, x)
+            return _first_equal(cls(dim, x))
         raise ValueError(
             "hierarchical_dependencies: expected a ParameterTree, such as space.tree, "
             "or {column: {value: [columns]}}, with {} for a space without decisions, "
@@ -659,6 +659,15 @@ class ParameterTree:
         if decision.strict:
             expected = f"one of its declared values {list(decision.values)}"
         raise ValueError(f"X: column {decision.col}: expected {expected}, got {got}.")
+
+
+@lru_cache(maxsize=16)
+def _first_equal(tree: ParameterTree) -> ParameterTree:
+    """The first of equal trees, which has its tables already.
+
+    A loop that names dependencies makes a tree of them in each iteration.
+    """
+    return tree
 
 
 def _overlapping(decision: Decision, spans: Sequence[Span]) -> int:

@@ -294,10 +294,18 @@ class TransferGP(FastSingleTaskGP):
             with torch.set_grad_enabled(gradient):
                 mean, variance = self._moments(self.transform_inputs(points))
             parts = [mean * scale + shift, variance * scale**2]
-            if gradient:
-                for part in parts[:2]:
-                    parts += torch.autograd.grad(part.sum(), points, retain_graph=True)
-            return PointMoments(*[part.detach().numpy() for part in parts])
+
+            def pull(*by_parts: Array) -> Array:
+                (slope,) = torch.autograd.grad(
+                    parts,
+                    points,
+                    [*map(torch.from_numpy, by_parts)],
+                    retain_graph=True,
+                )
+                return slope.numpy()
+
+            arrays = [part.detach().numpy() for part in parts]
+            return PointMoments(arrays[0], arrays[1], pull if gradient else None)
 
         return moments
 
