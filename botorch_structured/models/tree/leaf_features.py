@@ -153,6 +153,14 @@ class _LeafFeatureMap(FeatureMap):
         return (block * features.unsqueeze(-2)).flatten(-2)
 
 
+def _unsupported(expected: str, kernel: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"model: expected {expected}, to draw whole paths from, got {kernel}. Draw at "
+        "a finite set of points instead: posterior(X).rsample(), or "
+        "MaxPosteriorSampling."
+    )
+
+
 @GenKernelFeatures.register(TreeStructuredKernel)
 def tree_structured_features(
     kernel: TreeStructuredKernel,
@@ -166,7 +174,12 @@ def tree_structured_features(
         kernel: The covariance of a ``TreeStructuredGP``.
         num_inputs: Columns.
         num_outputs: How many features the leaves have.
+
+    Raises:
+        UnsupportedError: For a ``leaf_kernel`` of the caller's own.
     """
+    if kernel.leaf_kernels is not None:
+        raise _unsupported('leaf_kernel "matern" or "rbf"', "another one")
     matern = kernel.correlation.name == "matern"
     return _LeafFeatureMap(
         kernel,
@@ -195,11 +208,9 @@ def conditional_features(
     """
     form = stationary_form(kernel.base_kernel)
     if form is None:
-        raise UnsupportedError(
-            "model: expected a base kernel that is RBF or Matern-5/2, scaled or not, "
-            "to draw whole paths from, got a ConditionalKernel of "
-            f"{type(kernel.base_kernel).__name__}. Draw at a finite set of points "
-            "instead: posterior(X).rsample(), or MaxPosteriorSampling."
+        raise _unsupported(
+            "a base kernel that is RBF or Matern-5/2, scaled or not",
+            f"a ConditionalKernel of {type(kernel.base_kernel).__name__}",
         )
     seen = kernel.base_kernel.active_dims
     columns = kernel.tree.dim if seen is None else len(seen)

@@ -70,6 +70,11 @@ class _EarlierKernel(Kernel):
         self.old = old
         self.register_buffer("scale", old.points.new_ones(()))
 
+    @property
+    def lengthscale(self) -> Tensor:
+        """That of the old studies' functions by column, ``1 x d``."""
+        return self.old.inverse_lengthscale.reciprocal().unsqueeze(0)
+
     def forward(
         self,
         x1: Tensor,

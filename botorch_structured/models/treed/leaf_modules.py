@@ -33,6 +33,7 @@ from botorch_structured.linalg.batch_kernel import BatchKernel, take_batch
 from botorch_structured.linalg.correlations import (
     CORRELATIONS,
     Correlation,
+    mean_lengthscale,
     squared_distance,
 )
 from botorch_structured.linalg.hyperparameter import (
@@ -197,6 +198,18 @@ class TreedStationary(TreedKernel):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_kinds": None}
+
+    @property
+    def lengthscale(self) -> Tensor | None:
+        """Geometric means over leaves, ``batch_shape x 1 x d``.
+
+        By leaf they are ``lengthscale_of_leaf.value``, ``batch_shape x leaves x d``.
+        """
+        splits = (self._partition[0].column >= 0).sum(-1, keepdim=True)
+        table = self.lengthscale_of_leaf.value
+        leaves = torch.arange(table.shape[-2], device=table.device)
+        unused = (leaves > splits).unsqueeze(-1)
+        return mean_lengthscale(table.masked_fill(unused, torch.nan))
 
     def correlation(self, element: int) -> Correlation:
         """The correlation function of an element of the batch."""
