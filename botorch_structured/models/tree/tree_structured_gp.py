@@ -19,7 +19,7 @@ import io
 import pickle
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from botorch.models.transforms.input import InputTransform
@@ -144,6 +144,16 @@ class TreeStructuredGP(LeafModel):
         >>> # a SearchSpace brings its input transform and its categorical columns
         >>> model = TreeStructuredGP(space.sample(20), train_Y, space)
     """
+
+    #: What ``as_published`` gives to the constructor, for whom a class is wanted, such as
+    #: ``batch_cross_validation(TreeStructuredGP, ..., model_init_kwargs={...})``.
+    published_arguments: ClassVar[dict[str, Any]] = {
+        "shared_features": "linear",
+        "leaf_inputs": "own",
+        "leaf_hyperparameters": "independent",
+        "leaf_offset": "fixed",
+        "leaf_kernel": "matern",
+    }
 
     def __init__(
         self,
@@ -321,11 +331,7 @@ class TreeStructuredGP(LeafModel):
             train_Y,
             hierarchical_dependencies,
             train_Yvar,
-            shared_features="linear",
-            leaf_inputs="own",
-            leaf_hyperparameters="independent",
-            leaf_offset="fixed",
-            leaf_kernel="matern",
+            **cls.published_arguments,
             **kwargs,
         )
 
