@@ -8,11 +8,10 @@ import copy
 import importlib
 import inspect
 import pkgutil
-import re
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import botorch.acquisition
 import botorch.sampling
@@ -216,79 +215,78 @@ def use(name: str, points: Tensor = POINTS[:4], **modules: Any) -> None:
     assert fantasy.posterior(points.detach()[:1]).rsample().isfinite().all()
 
 
-ARGUMENTS: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(
+def each(names: str, **arguments: Any) -> dict[str, dict[str, Any]]:
+    return dict.fromkeys(names.split(), arguments)
+
+
+SAMPLER = {"sampler": sampler()}
+ENTROPY = {"candidate_set": X, "num_mv_samples": 2}
+OPTIMA = {"optimal_inputs": X[:3], "optimal_outputs": Y[:3]}
+#: One point at a time.
+SINGLE = {
+    **each(
         """LogProbabilityOfImprovement ProbabilityOfImprovement ExpectedImprovement
-        LogExpectedImprovement qAnalyticProbabilityOfImprovement""".split(),
-        {"best_f": BEST},
+        LogExpectedImprovement""",
+        best_f=BEST,
     ),
-    **dict.fromkeys(["PosteriorMean", "PosteriorStandardDeviation"], {}),
-    **dict.fromkeys(
-        [
-            "qExpectedImprovement",
-            "qLogExpectedImprovement",
-            "qProbabilityOfImprovement",
-        ],
-        {"best_f": BEST, "sampler": sampler()},
+    **each("PosteriorMean PosteriorStandardDeviation"),
+    **each("UpperConfidenceBound", beta=1.0),
+    **each("LogProbabilityOfFeasibility", constraints={0: (None, 1.0)}),
+    **each("qMultiStepLookahead", batch_sizes=[1], num_fantasies=[2]),
+    **each("qMaxValueEntropy qLowerBoundMaxValueEntropy", **ENTROPY, train_inputs=X),
+    **each(
+        "qMultiFidelityMaxValueEntropy qMultiFidelityLowerBoundMaxValueEntropy",
+        **ENTROPY,
+        num_fantasies=2,
     ),
-    **dict.fromkeys(
-        ["qNoisyExpectedImprovement", "qLogNoisyExpectedImprovement"],
-        {"X_baseline": X[:4], "sampler": sampler()},
-    ),
-    **dict.fromkeys(
-        """qSimpleRegret qPosteriorStandardDeviation qExpectedUtilityOfBestOption
-        qBayesianActiveLearningByDisagreement""".split(),
-        {"sampler": sampler()},
-    ),
-    **dict.fromkeys(
-        ["qUpperConfidenceBound", "qLowerConfidenceBound"],
-        {"beta": 1.0, "sampler": sampler()},
-    ),
-    "UpperConfidenceBound": {"beta": 1.0},
-    "ScalarizedPosteriorMean": {"weights": double([1.0, 1.0])},
-    "LogProbabilityOfFeasibility": {"constraints": {0: (None, 1.0)}},
-    "qLogProbabilityOfFeasibility": {
-        "constraints": [lambda Z: Z[..., 0] - 2.0],
-        "sampler": sampler(),
-    },
-    "qNegIntegratedPosteriorVariance": {"mc_points": X[:3]},
-    "PairwiseMCPosteriorVariance": {
-        "objective": LinearMCObjective(double([1.0])),
-        "sampler": sampler(),
-    },
-    "PairwiseBayesianActiveLearningByDisagreement": {"num_samples": 4},
-    "qKnowledgeGradient": {"num_fantasies": 2},
-    "qMultiFidelityKnowledgeGradient": {"num_fantasies": 2},
-    "qMultiStepLookahead": {"batch_sizes": [1], "num_fantasies": [2]},
-    **dict.fromkeys(
-        ["qMaxValueEntropy", "qLowerBoundMaxValueEntropy"],
-        {"candidate_set": X, "num_mv_samples": 2, "train_inputs": X},
-    ),
-    **dict.fromkeys(
-        ["qMultiFidelityMaxValueEntropy", "qMultiFidelityLowerBoundMaxValueEntropy"],
-        {"candidate_set": X, "num_mv_samples": 2, "num_fantasies": 2},
-    ),
-    "qJointEntropySearch": {"optimal_inputs": X[:3], "optimal_outputs": Y[:3]},
-    "qPredictiveEntropySearch": {"optimal_inputs": POINTS[:2], "max_ep_iterations": 9},
-    "PathwiseThompsonSampling": {},
 }
-#: With noise that is known.
-NOISY = dict.fromkeys(
-    ["NoisyExpectedImprovement", "LogNoisyExpectedImprovement"],
-    {"X_observed": X[:4], "num_fantasies": 2},
+SEVERAL = {
+    **each("qAnalyticProbabilityOfImprovement", best_f=BEST),
+    **each(
+        "qExpectedImprovement qLogExpectedImprovement qProbabilityOfImprovement",
+        best_f=BEST,
+        **SAMPLER,
+    ),
+    **each(
+        "qNoisyExpectedImprovement qLogNoisyExpectedImprovement",
+        X_baseline=X[:4],
+        **SAMPLER,
+    ),
+    **each(
+        """qSimpleRegret qPosteriorStandardDeviation qExpectedUtilityOfBestOption
+        qBayesianActiveLearningByDisagreement""",
+        **SAMPLER,
+    ),
+    **each("qUpperConfidenceBound qLowerConfidenceBound", beta=1.0, **SAMPLER),
+    **each("ScalarizedPosteriorMean", weights=double([1.0, 1.0])),
+    **each(
+        "qLogProbabilityOfFeasibility",
+        constraints=[lambda Z: Z[..., 0] - 2.0],
+        **SAMPLER,
+    ),
+    **each("qNegIntegratedPosteriorVariance", mc_points=X[:3]),
+    **each(
+        "PairwiseMCPosteriorVariance",
+        objective=LinearMCObjective(double([1.0])),
+        **SAMPLER,
+    ),
+    **each("PairwiseBayesianActiveLearningByDisagreement", num_samples=4),
+    **each("qKnowledgeGradient qMultiFidelityKnowledgeGradient", num_fantasies=2),
+    **each("qJointEntropySearch", **OPTIMA),
+    **each("qPredictiveEntropySearch", optimal_inputs=POINTS[:2], max_ep_iterations=9),
+    **each("PathwiseThompsonSampling"),
+}
+NOISE_IS_KNOWN = each(
+    "NoisyExpectedImprovement LogNoisyExpectedImprovement",
+    X_observed=X[:4],
+    num_fantasies=2,
 )
-ONE_POINT = """LogProbabilityOfImprovement ProbabilityOfImprovement ExpectedImprovement
-    LogExpectedImprovement NoisyExpectedImprovement LogNoisyExpectedImprovement
-    UpperConfidenceBound PosteriorMean PosteriorStandardDeviation qMaxValueEntropy
-    LogProbabilityOfFeasibility qLowerBoundMaxValueEntropy qMultiStepLookahead
-    qMultiFidelityMaxValueEntropy qMultiFidelityLowerBoundMaxValueEntropy
-    ProximalAcquisitionFunction ExpectedHypervolumeImprovement
-    ConstrainedExpectedImprovement LogConstrainedExpectedImprovement""".split()
 #: Around another acquisition function.
 AROUND: dict[str, Callable[[Any], dict[str, Any]]] = {
     "ProximalAcquisitionFunction": lambda model: {
         "acq_function": ExpectedImprovement(model, BEST),
         "proximal_weights": BOUNDS[1],
+        "q": 1,
     },
     "PriorGuidedAcquisitionFunction": lambda model: {
         "acq_function": improvement(model),
@@ -308,46 +306,54 @@ AROUND: dict[str, Callable[[Any], dict[str, Any]]] = {
     },
 }
 REFERENCE = {"ref_point": double([-1.0, -1.0])}
-PARTITION = FastNondominatedPartitioning(REFERENCE["ref_point"], BOTH)
-CELLS = compute_sample_box_decomposition(BOTH[None, :3].repeat(2, 1, 1))
-TWO_OUTPUTS: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(
-        ["ConstrainedExpectedImprovement", "LogConstrainedExpectedImprovement"],
-        {"best_f": BEST, "objective_index": 0, "constraints": {1: (None, 1.0)}},
+PARTITION = {"partitioning": FastNondominatedPartitioning(double([-1.0, -1.0]), BOTH)}
+SETS = {"pareto_sets": X[None, :3].repeat(2, 1, 1)}
+FRONTS = BOTH[None, :3].repeat(2, 1, 1)
+CELLS = {"hypercell_bounds": compute_sample_box_decomposition(FRONTS)}
+FANTASIES = {"num_fantasies": 2, "num_pareto": 2}
+TWO_SINGLE = {
+    **each(
+        "ConstrainedExpectedImprovement LogConstrainedExpectedImprovement",
+        best_f=BEST,
+        objective_index=0,
+        constraints={1: (None, 1.0)},
     ),
-    "ExpectedHypervolumeImprovement": {**REFERENCE, "partitioning": PARTITION},
-    **dict.fromkeys(
-        """qExpectedHypervolumeImprovement qLogExpectedHypervolumeImprovement
-        MOMF""".split(),
-        {**REFERENCE, "partitioning": PARTITION, "sampler": sampler()},
+    **each("ExpectedHypervolumeImprovement", **REFERENCE, **PARTITION),
+}
+TWO_OUTPUTS = {
+    **each(
+        "qExpectedHypervolumeImprovement qLogExpectedHypervolumeImprovement MOMF",
+        **REFERENCE,
+        **PARTITION,
+        **SAMPLER,
     ),
-    **dict.fromkeys(
+    **each(
         """qNoisyExpectedHypervolumeImprovement
-        qLogNoisyExpectedHypervolumeImprovement""".split(),
-        {**REFERENCE, "X_baseline": X[:4], "sampler": sampler()},
+        qLogNoisyExpectedHypervolumeImprovement""",
+        X_baseline=X[:4],
+        **REFERENCE,
+        **SAMPLER,
     ),
-    "qLogNParEGO": {"X_baseline": X[:4], "sampler": sampler()},
-    "qHypervolumeKnowledgeGradient": {
+    **each("qLogNParEGO", X_baseline=X[:4], **SAMPLER),
+    **each("qHypervolumeKnowledgeGradient", **REFERENCE, **FANTASIES),
+    **each(
+        "qMultiFidelityHypervolumeKnowledgeGradient",
+        target_fidelities={3: 1.0},
         **REFERENCE,
-        "num_fantasies": 2,
-        "num_pareto": 2,
-    },
-    "qMultiFidelityHypervolumeKnowledgeGradient": {
-        **REFERENCE,
-        "target_fidelities": {3: 1.0},
-        "num_fantasies": 2,
-        "num_pareto": 2,
-    },
-    "qLowerBoundMultiObjectiveJointEntropySearch": {
-        "pareto_sets": X[None, :3].repeat(2, 1, 1),
-        "pareto_fronts": BOTH[None, :3].repeat(2, 1, 1),
-        "hypercell_bounds": CELLS,
-    },
-    "qLowerBoundMultiObjectiveMaxValueEntropySearch": {"hypercell_bounds": CELLS},
-    "qMultiObjectivePredictiveEntropySearch": {
-        "pareto_sets": POINTS[None, :2],
-        "max_ep_iterations": 9,
-    },
+        **FANTASIES,
+    ),
+    **each(
+        "qLowerBoundMultiObjectiveJointEntropySearch",
+        pareto_fronts=FRONTS,
+        **SETS,
+        **CELLS,
+    ),
+    **each("qLowerBoundMultiObjectiveMaxValueEntropySearch", **CELLS),
+    **each(
+        "qMultiObjectivePredictiveEntropySearch",
+        pareto_sets=POINTS[None, :2],
+        max_ep_iterations=9,
+    ),
 }
 PERTURBATION = inputs.InputPerturbation(double([[0.0] * 4, [0.0, 0.0, 0.01, 0.01]]))
 INPUTS: dict[str, Any] = {
@@ -424,22 +430,19 @@ def risk(measure: Any, name: str) -> None:
 def _rows() -> dict[str, Callable[[str], Any]]:
     """What is run for the name of a model, by BoTorch's name."""
     rows: dict[str, Callable[[str], Any]] = {}
-
-    def acquisition(name: str, arguments: Any, model: Any) -> None:
-        q = 1 if name in ONE_POINT else 2
-        if callable(arguments):
-            rows[name] = lambda k: evaluate(name, q=q, **arguments(model(k)))
-        else:
-            rows[name] = lambda k: evaluate(name, model(k), q=q, **arguments)
-
-    for group, model in (
-        (ARGUMENTS, made),
-        (NOISY, with_noise),
-        (AROUND, made),
-        (TWO_OUTPUTS, pair),
+    for group, model, q in (
+        (SINGLE, made, 1),
+        (SEVERAL, made, 2),
+        (NOISE_IS_KNOWN, with_noise, 1),
+        (TWO_SINGLE, pair, 1),
+        (TWO_OUTPUTS, pair, 2),
     ):
-        for name, arguments in group.items():
-            acquisition(name, arguments, model)
+        for name, kw in group.items():
+            rows[name] = lambda k, n=name, m=model, q=q, kw=kw: evaluate(
+                n, m(k), q=q, **kw
+            )
+    for name, around in AROUND.items():
+        rows[name] = lambda k, n=name, f=around: evaluate(n, **f(made(k)))
     for name, transform in INPUTS.items():
         points = POINTS[:4, :3] if name == "AppendFeatures" else POINTS[:4]
         batch = (1,) if name.startswith("Batch") else ()
@@ -458,157 +461,160 @@ def _rows() -> dict[str, Callable[[str], Any]]:
 ROWS = _rows()
 # -- what is refused ------------------------------------------------------------------
 
-ALL = tuple(MODELS)
-SUM, ENSEMBLE = "DecomposedGP", "SampledGP"
-PATHS = ("PathwiseThompsonSampling", "draw_matheron_paths", "get_optimal_samples")
-#: Why, what the error says, which models, which rows.
-REFUSED: list[tuple[str, str, tuple[str, ...], tuple[str, ...]]] = [
-    (
-        "the transform is that of the space",
-        "'input_transform'",
-        ("TransferGP",),
-        (*INPUTS, "CVaR", "VaR", "WorstCase", "Expectation"),
-    ),
-    (
-        "it would learn from inactive entries (`TreedGP`: `warp=True` instead)",
-        "learn from inactive|warp=True",
-        (*TREES, ENSEMBLE),
-        ("InputStandardize", "Warp"),
-    ),
-    ("`warp=True` instead", "warp=True", TREED, ("Warp",)),
-    (
-        "it changes decisions",
-        "leaves the decision",
-        (*TREES, ENSEMBLE),
-        ("InteractionFeatures", "FilterFeatures", "NumericToCategoricalEncoding"),
-    ),
-    (
-        "a sign would be one of several columns",
-        "moves one column",
-        ("MonotoneGP", SUM),
-        ("InteractionFeatures",),
-    ),
-    (
-        "one data set",
-        "one data set",
-        ("MultiTaskABLR",),
-        ("BatchBroadcastedInputTransform",),
-    ),
-    (
-        "a sum, or a mixture, of outcomes on a linear scale",
-        "linear outcome|Gaussian Gaussian",
-        (SUM, ENSEMBLE),
-        ("Log", "Power", "Bilog", "ChainedOutcomeTransform"),
-    ),
-    (
-        "there are no functions to draw: `posterior(X).rsample()`",
-        "whole functions",
-        ("TransferGP", *TREED, ENSEMBLE),
-        (*PATHS, "draw_kernel_feature_paths"),
-    ),
-    (
-        "`draw_matheron_paths` draws exactly",
-        "draw_matheron_paths draws",
-        ("MultiTaskABLR",),
-        ("draw_kernel_feature_paths",),
-    ),
-    (
-        "points off the space: `optimize_acqf_paths(PathwiseThompsonSampling(model))`",
-        "decision",
-        TREES,
-        ("get_optimal_samples",),
-    ),
-    (
-        "BoTorch takes its components for outputs",
-        "multi-output models",
-        (SUM,),
-        ("PathwiseThompsonSampling", "get_optimal_samples"),
-    ),
-    (
-        "BoTorch asks for the training data of one GP",
-        "2 columns|ndim|train_inputs",
-        (SUM,),
-        (
-            *("qMultiFidelityMaxValueEntropy", "loo_cv", "qJointEntropySearch"),
-            "qMultiFidelityLowerBoundMaxValueEntropy",
-            *(name for name in TWO_OUTPUTS if name.endswith("EntropySearch")),
-        ),
-    ),
-    (
-        "BoTorch: for a `SingleTaskGP` with known noise",
-        "Only single-output `SingleTaskGP`",
-        (SUM, "MultiTaskABLR", ENSEMBLE),
-        tuple(NOISY),
-    ),
-    (
-        "BoTorch: for samples of hyperparameters",
-        "Fully Bayesian",
-        tuple(name for name in MODELS if name != ENSEMBLE),
-        ("qBayesianActiveLearningByDisagreement",),
-    ),
-    (
-        "BoTorch's own samples of hyperparameters raise, too",
-        "",
-        (ENSEMBLE,),
-        (
-            *("PosteriorStandardDeviation", "qKnowledgeGradient", "qMaxValueEntropy"),
-            *("qMultiFidelityKnowledgeGradient", "qMultiFidelityMaxValueEntropy"),
-            *("qMultiStepLookahead", "qMultiFidelityLowerBoundMaxValueEntropy"),
-            *("qJointEntropySearch", "qPredictiveEntropySearch"),
-            *("ProximalAcquisitionFunction", "PriorGuidedAcquisitionFunction"),
-            "qMultiObjectivePredictiveEntropySearch",
-            "qLowerBoundMultiObjectiveJointEntropySearch",
-        ),
-    ),
-]
+_REFUSED = """
+the transform is that of the space
+'input_transform'
+TransferGP
+Normalize InputStandardize Round Log10 Warp AppendFeatures InteractionFeatures
+FilterFeatures InputPerturbation NumericToCategoricalEncoding OneHotToNumeric
+ChainedInputTransform BatchBroadcastedInputTransform CVaR VaR WorstCase Expectation
+
+it would learn from inactive entries
+learn from inactive
+TreeStructuredGP TreeStructuredGP.as_published ConditionalGP SampledGP
+InputStandardize Warp
+
+give `warp=True`
+warp=True
+TreedGP TreedGP.as_published
+Warp
+
+it changes decisions
+leaves the decision
+TreeStructuredGP TreeStructuredGP.as_published ConditionalGP SampledGP
+InteractionFeatures FilterFeatures NumericToCategoricalEncoding
+
+a sign would be one of several columns
+moves one column
+MonotoneGP DecomposedGP
+InteractionFeatures
+
+it has one data set
+one data set
+MultiTaskABLR
+BatchBroadcastedInputTransform
+
+a sum, or a mixture, needs a linear scale
+linear outcome|Gaussian Gaussian
+DecomposedGP SampledGP
+Log Power Bilog ChainedOutcomeTransform
+
+no functions to draw: use `posterior(X).rsample()`
+whole functions
+TransferGP TreedGP TreedGP.as_published SampledGP
+PathwiseThompsonSampling draw_matheron_paths draw_kernel_feature_paths
+get_optimal_samples
+
+`draw_matheron_paths` draws exactly
+draw_matheron_paths draws
+MultiTaskABLR
+draw_kernel_feature_paths
+
+its box has points off the space: `optimize_acqf_paths(PathwiseThompsonSampling(model))`
+decision
+TreeStructuredGP TreeStructuredGP.as_published ConditionalGP
+get_optimal_samples
+
+BoTorch takes components for outputs
+multi-output models
+DecomposedGP
+PathwiseThompsonSampling get_optimal_samples
+
+BoTorch asks for the training data of one GP
+2 columns|ndim|train_inputs
+DecomposedGP
+qMultiFidelityMaxValueEntropy qMultiFidelityLowerBoundMaxValueEntropy loo_cv
+qJointEntropySearch qLowerBoundMultiObjectiveJointEntropySearch
+qLowerBoundMultiObjectiveMaxValueEntropySearch qMultiObjectivePredictiveEntropySearch
+
+BoTorch has it for a `SingleTaskGP` with known noise
+Only single-output `SingleTaskGP`
+DecomposedGP MultiTaskABLR SampledGP
+NoisyExpectedImprovement LogNoisyExpectedImprovement
+
+it is for samples of hyperparameters
+Fully Bayesian
+TreeStructuredGP TreeStructuredGP.as_published ConditionalGP TransferGP TreedGP
+TreedGP.as_published MonotoneGP DecomposedGP MultiTaskABLR
+qBayesianActiveLearningByDisagreement
+
+so does BoTorch's own `SaasFullyBayesianSingleTaskGP`
+shape|must match|supported|requires a single|samples in dimension|get_fantasy_model
+SampledGP
+PosteriorStandardDeviation qKnowledgeGradient qMultiFidelityKnowledgeGradient
+qMultiStepLookahead qMaxValueEntropy qMultiFidelityMaxValueEntropy qJointEntropySearch
+qMultiFidelityLowerBoundMaxValueEntropy qPredictiveEntropySearch
+ProximalAcquisitionFunction PriorGuidedAcquisitionFunction
+qMultiObjectivePredictiveEntropySearch qLowerBoundMultiObjectiveJointEntropySearch
+"""
 
 
-def reason(row: str, name: str) -> int | None:
-    """The number of the reason for which a cell is refused."""
-    for i, (_, _, models, rows) in enumerate(REFUSED):
-        if name in models and row in rows:
-            return i
-    return None
+class Refusal(NamedTuple):
+    """Why; what the error says; which models; which rows."""
+
+    why: str
+    words: str
+    models: list[str]
+    rows: list[str]
+
+    @classmethod
+    def read(cls, text: str) -> "Refusal":
+        why, words, *names = text.strip().split("\n")
+        names = " ".join(names).split()
+        models = [name for name in names if name in MODELS]
+        rows = [name for name in names if name in ROWS]
+        assert len(models) + len(rows) == len(names)
+        return cls(why, words, models, rows)
 
 
-@pytest.mark.filterwarnings("ignore")
+REFUSED = [Refusal.read(text) for text in _REFUSED.split("\n\n")]
+
+
+def refusal(row: str, name: str) -> Refusal | None:
+    return next((r for r in REFUSED if name in r.models and row in r.rows), None)
+
+
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("row", ROWS)
 def test_cell(row: str, name: str) -> None:
-    i = reason(row, name)
+    refused = refusal(row, name)
     torch.manual_seed(0)
-    if i is None:
+    if refused is None:
         ROWS[row](name)
         return
-    with pytest.raises(Exception) as raised:
+    with pytest.raises(Exception, match=refused.words):
         ROWS[row](name)
-    assert re.search(REFUSED[i][1], str(raised.value))
 
 
 def test_all_are_here() -> None:
-    found = {
+    kinds = {
         *ACQUISITION,
+        *SAMPLERS,
         *public(inputs.InputTransform, inputs),
         *public(outcomes.OutcomeTransform, outcomes),
-        *SAMPLERS,
     }
-    others = {*OTHERS, "CVaR", "VaR", "WorstCase", "Expectation"}
-    assert found == {*ROWS, *LEFT_OUT} - others
+    assert kinds <= {*ROWS, *LEFT_OUT}
+    assert not {*LEFT_OUT} - kinds
 
 
 def page() -> str:
-    """What is refused, and by whom, and what all models do."""
-    lines = ["| of BoTorch | not with | because |", "|---|---|---|"]
-    for why, _, models, rows in REFUSED:
-        columns = ", ".join(f"`{row}`" for row in rows)
-        kinds = ", ".join(f"`{name}`" for name in models)
-        if len(models) > 6:
-            (only,) = set(MODELS) - {*models}
-            kinds = f"all but `{only}`"
-        lines.append(f"| {columns} | {kinds} | {why} |")
-    every = [f"`{row}`" for row in ROWS if all(reason(row, m) is None for m in MODELS)]
-    return "\n".join([*lines, "", f"Every model: {', '.join(every)}."])
+    """What is refused."""
+    lines = ["| of BoTorch | raises with | why |", "|---|---|---|"]
+    for refused in REFUSED:
+        columns = ", ".join(f"`{row}`" for row in refused.rows)
+        if {*INPUTS} <= {*refused.rows}:
+            columns = "input transforms, risk measures of perturbed points"
+        names = [m for m in refused.models if m.removesuffix(".as_published") == m]
+        models = ", ".join(f"`{name}`" for name in names)
+        if len(refused.models) == len(MODELS) - 1:
+            (only,) = MODELS.keys() - refused.models
+            models = f"all but `{only}`"
+        lines.append(f"| {columns} | {models} | {refused.why} |")
+    return "\n".join(lines)
 
 
 def test_page() -> None:
-    assert page() in PAGE.read_text()
+    others = sum(not any(refusal(row, name) for name in MODELS) for row in ROWS)
+    text = PAGE.read_text()
+    assert page() in text, "docs/differences.md: expected what page() returns"
+    assert f"The other {others} " in text
