@@ -107,7 +107,8 @@ class _LeafFeatureMap(FeatureMap):
         places = kernel.locate(x)
         rows = kernel.rows(x, places)
         if self.data_keys is not None:
-            _check_in_space(kernel.tree, x, self.data_keys)
+            apart = ~torch.isin(rows.key, self.data_keys.to(x.device))
+            _check_declared(kernel.tree, x[apart])
         masks: list[Any] = [1.0]
         if isinstance(kernel, ConditionalKernel):
             seen = kernel.select(places.active).to(rows.points)
@@ -160,13 +161,12 @@ class _LeafFeatureMap(FeatureMap):
         return (block * features.unsqueeze(-2)).flatten(-2)
 
 
-def _check_in_space(tree: ParameterTree, x: Tensor, data_keys: Tensor) -> None:
-    """Raise a ``ValueError`` for a path that is neither declared nor one of data.
+def _check_declared(tree: ParameterTree, x: Tensor) -> None:
+    """Raise a ``ValueError`` for points on paths without data that are not declared.
 
     Each undeclared value is a path of its own: of many, some function is large on one.
     """
-    in_data = torch.isin(tree.path_key(x), data_keys.to(x.device))
-    if not (tree.is_declared(x) | in_data).all():
+    if len(x) and not tree.is_declared(x).all():
         raise ValueError(
             "X: expected values of decisions that are declared or in the data, got "
             "others. Functions on spaces with decisions have optima path by path: "
