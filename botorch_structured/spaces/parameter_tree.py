@@ -14,7 +14,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from graphlib import CycleError, TopologicalSorter
 from itertools import accumulate
@@ -192,10 +192,16 @@ class ParameterTree:
 
         ``space.tree`` is such a tree: it is equal to this one, and optimisers that are
         given it ask ``tree.space`` which columns hold integers, which hold categories
-        and what is forbidden. Pickles of it hold the space, too.
+        and what is forbidden. Pickles of it hold the space, too. Other values than
+        those of its categories are an error.
         """
         tree = copy.copy(self)
         tree.space = space
+        tree._lookups = {}
+        tree._decisions = [
+            replace(o, strict=o.strict or hasattr(space.columns[o.col], "codes"))
+            for o in self._decisions
+        ]
         return tree
 
     @classmethod

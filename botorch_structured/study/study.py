@@ -100,10 +100,10 @@ class Study:
     The first configurations are starts: one for each value of the decision that is
     always active, if it is the only one. Otherwise one for each path; of more than ten
     paths, five to sixteen that show every value of every decision, if sixteen can.
-    Values (or paths) that something is known of count as started. Then come those of `suggest`, at
-    first random ones where fewer than two evaluations have worked. Configurations that
-    were asked for and not told yet are pending: they are taken into account. In an
-    equal loop starts are ``space.starts(kind="inner", seed=seed, at_most=16)``, and the
+    Values (or paths) that something is known of count as started. Then come those of
+    `suggest`, at first random ones where fewer than two evaluations have worked.
+    Configurations that were asked for and not told yet are pending: they are taken into
+    account. In an equal loop starts are ``space.starts(kind="inner", seed=seed, at_most=16)``, and the
     suggestion after ``n`` evaluations has the seed ``seed + n``, and up to 20 of them
     no ``start_from``. Above that it is ``fit_surrogates`` of the first ``m``
     evaluations with the seed ``m``, unless these are all: ``n`` rounded down to a

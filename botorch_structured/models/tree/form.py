@@ -52,7 +52,10 @@ from botorch_structured.linalg.correlations import computes_as
 from botorch_structured.models.parameters import UnknownFormError
 from botorch_structured.models.tree.conditional_kernel import ConditionalKernel
 from botorch_structured.models.tree.leaf_inference import COVARIANCE, LeafKernel
-from botorch_structured.models.tree.tree_structured_kernel import TreeStructuredKernel
+from botorch_structured.models.tree.tree_structured_kernel import (
+    TreeStructuredKernel,
+    check_declared,
+)
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -306,9 +309,8 @@ class Form(_Quantities):
         count = len(self.variance)
         width = hyper.num_columns
         if hyper.sharing == "independent":
+            check_declared(places.path, len(hyper.pair))
             path = places.path.numpy()
-            if path.max(initial=0) >= len(hyper.pair):
-                raise UnknownFormError  # the kernel raises an error that says why
             outputscale = read(hyper.outputscale, "raw_value")
             self.depend(self.variance, outputscale[path], 1.0)
             table = np.pad(hyper.pair.numpy()[path], ((0, 0), (0, 1)))

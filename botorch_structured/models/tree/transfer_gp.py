@@ -52,6 +52,7 @@ from torch import Tensor
 from botorch_structured._botorch_names import DefaultType
 from botorch_structured.models.checks import check_training_data
 from botorch_structured.models.fast_inference import FastSingleTaskGP
+from botorch_structured.models.paths import refuse_paths
 from botorch_structured.models.tree.moments import Array, PointMoments
 from botorch_structured.models.tree.old_studies import OldStudiesMean
 from botorch_structured.models.tree.point_moments import outcome_scale
@@ -84,6 +85,12 @@ class _EarlierKernel(Kernel):
     ) -> Tensor:
         k = self.scale.square() * (self.old.covariance(x1, x2) + _LEVEL_VARIANCE)
         return k.diagonal(dim1=-2, dim2=-1) if diag else k
+
+
+refuse_paths(
+    _EarlierKernel,
+    "a TransferGP, whose covariance has no features",
+)
 
 
 def _evidence(

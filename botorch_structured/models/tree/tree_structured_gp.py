@@ -19,7 +19,7 @@ import io
 import pickle
 from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from botorch.models.transforms.input import InputTransform
@@ -157,6 +157,16 @@ class TreeStructuredGP(LeafModel):
         >>> # a SearchSpace brings its input transform and its categorical columns
         >>> model = TreeStructuredGP(space.sample(20), train_Y, space)
     """
+
+    #: What ``as_published`` gives to the constructor. ``batch_cross_validation`` wants
+    #: a class, and takes these as ``model_init_kwargs``.
+    published_arguments: ClassVar[dict[str, Any]] = {
+        "shared_features": "linear",
+        "leaf_inputs": "own",
+        "leaf_hyperparameters": "independent",
+        "leaf_offset": "fixed",
+        "leaf_kernel": "matern",
+    }
 
     def __init__(
         self,
@@ -348,11 +358,8 @@ class TreeStructuredGP(LeafModel):
             train_Y,
             hierarchical_dependencies,
             train_Yvar,
-            shared_features="linear",
-            leaf_inputs="own",
-            leaf_hyperparameters="independent",
-            leaf_offset="fixed",
             leaf_kernel=leaf_kernel,
+            **cls.published_arguments,
             **kwargs,
         )
 

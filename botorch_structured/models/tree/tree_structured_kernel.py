@@ -499,30 +499,35 @@ def _path_of_key(path_keys: Tensor, key: Tensor) -> Tensor:
     return torch.where(keys[place] == key, number[place], len(keys))
 
 
-def take_of_path(
-    table: Tensor,
-    path: Tensor,
-    option: str,
-) -> Tensor:
+def check_declared(path: Tensor, count: int) -> None:
+    """Raise a ``ValueError`` for a path with an undeclared value.
+
+    Args:
+        path: Numbers of paths.
+        count: That of the declared ones.
+    """
+    if path.numel() and int(path.max()) >= count:
+        raise ValueError(
+            'X: expected declared decision values only, as leaf_offset="fixed" and '
+            'leaf_hyperparameters="independent" have parameters for each declared '
+            "path, got an undeclared one. Declare it in `values` of the ParameterTree."
+        )
+
+
+def take_of_path(table: Tensor, path: Tensor) -> Tensor:
     """Rows of a table per path, with the batch dimensions of both broadcast.
 
     Args:
         table: ``batch_shape x num_paths x k``.
         path: ``other_batch x n``.
-        option: The option with parameters for each path, for the message.
 
     Returns:
         ``broadcast(batch_shape, other_batch) x n x k``.
 
     Raises:
-        ValueError: For a path with an undeclared value, which is not in the table.
+        ValueError: See ``check_declared``.
     """
-    if path.numel() and int(path.max()) >= table.shape[-2]:
-        raise ValueError(
-            f"X: expected declared decision values only, as {option} has parameters "
-            "for each declared path, got an undeclared one. Declare it in `values` of "
-            "the ParameterTree."
-        )
+    check_declared(path, table.shape[-2])
     if table.ndim == 2:
         return table[path]
     return one_hot(path, table.shape[-2]).to(table) @ table
@@ -576,7 +581,7 @@ class PathMean(Mean):
         table = self.raw_offset.unsqueeze(-1)
         key = self.tree.locate(x, strict=x.device.type == "cpu")[2]
         path = _path_of_key(self.path_keys, key)
-        return take_of_path(table, path, 'leaf_offset="fixed"').squeeze(-1)
+        return take_of_path(table, path).squeeze(-1)
 
 
 class TreeStructuredKernel(LeafKernel):
@@ -837,10 +842,9 @@ class TreeStructuredKernel(LeafKernel):
         inverse = values.inverse_lengthscale
         variance = values.outputscale
         if path is not None:
-            option = 'leaf_hyperparameters="independent"'
-            variance = take_of_path(variance.unsqueeze(-1), path, option).squeeze(-1)
+            variance = take_of_path(variance.unsqueeze(-1), path).squeeze(-1)
             if inverse.shape[-2] > 1:
-                inverse = take_of_path(inverse, path, option)
+                inverse = take_of_path(inverse, path)
         elif values.log_ratio is not None:
             # a product over the decisions on the path
             ratio = nodes[..., 1:].to(X) @ values.log_ratio.mT

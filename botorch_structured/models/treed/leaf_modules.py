@@ -16,9 +16,7 @@ from copy import deepcopy
 from typing import Any
 
 import torch
-from botorch.exceptions.errors import UnsupportedError
 from botorch.models.transforms.utils import kumaraswamy_warp
-from botorch.sampling.pathwise.features.generators import GenKernelFeatures
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.likelihoods.noise_models import Noise
@@ -42,6 +40,7 @@ from botorch_structured.linalg.hyperparameter import (
     log_gaussian_prior,
     reads,
 )
+from botorch_structured.models.paths import refuse_paths
 from botorch_structured.models.treed.tree_partition import TreePartition
 
 # The prior of noise variances: its mode and deviation, and the largest.
@@ -303,18 +302,11 @@ class TreedCopies(TreedKernel):
         return torch.stack(parts)
 
 
-@GenKernelFeatures.register(TreedKernel)
-def _no_features(kernel: TreedKernel, **kwargs: Any) -> Any:
-    """BoTorch's hook for whole paths: leaves predict, not a prior and a correction.
-
-    Raises:
-        UnsupportedError: Always.
-    """
-    raise UnsupportedError(
-        "model: expected one with the prior that it predicts from, to draw whole paths "
-        "of, got a TreedGP with more than one leaf, warp or categorical_features: draw "
-        "at a finite set of points, posterior(X).rsample() or MaxPosteriorSampling."
-    )
+refuse_paths(
+    TreedKernel,
+    "a TreedGP with more than one leaf, warp or categorical_features: leaves predict, "
+    "not a prior and a correction",
+)
 
 
 # -- means and noise ----------------------------------------------------------------
