@@ -32,6 +32,7 @@ from botorch_structured.models.contexts import quiet
 from botorch_structured.models.fast_inference import FastSingleTaskGP
 from botorch_structured.models.tree.leaf_model import LeafModel
 from botorch_structured.models.tree.noise import has_steps
+from botorch_structured.models.tree.point_moments import point_means
 from botorch_structured.optim import optimize_acqf_paths
 from botorch_structured.optim.problem import best_of_paths, read_fixed
 from botorch_structured.spaces import SearchSpace
@@ -52,6 +53,8 @@ from botorch_structured.transforms import ClipTail
 _TRIES = 3
 # After so many points on a branch that brought nothing, one is for another branch.
 _STANDSTILL = 5
+# Means of more points are computed without their variances, equal up to rounding.
+_MANY_POINTS = 500
 
 
 class Suggestion(NamedTuple):
@@ -470,10 +473,12 @@ def make_criterion(
         X_start = best_of_paths(space.tree, compared, log_probability)
     else:
         if len(objectives) == 1:
+            means = _means(surrogates.objectives[0], compared[feasible])
             criterion, X_start = _improvement(
                 space,
                 objectives[0],
                 compared[feasible],
+                means,
             )
         else:
             criterion, X_start = _hypervolume(
@@ -574,13 +579,15 @@ def _limit(outcomes: Tensor) -> Tensor:
 
 
 def _improvement(
-    space: SearchSpace, objective: Mixture, X: Tensor
+    space: SearchSpace,
+    objective: Mixture,
+    X: Tensor,
+    means: Tensor,
 ) -> tuple[AcquisitionFunction, Tensor]:
     """The criterion of one objective, over its best mean at feasible points.
 
     Also the best of these points on each path.
     """
-    means = torch.stack([_means(model, X) for model in objective.models])
     # With noise the best outcome is not the best point; without, both are the same.
     best_f = means.amax(-1)
     return (
@@ -593,10 +600,18 @@ def _improvement(
     )
 
 
-def _means(model: FastSingleTaskGP, X: Tensor) -> Tensor:
-    """``n`` posterior means at ``n x d`` points."""
-    with torch.no_grad():
-        return model.posterior(X.unsqueeze(-2)).mean.flatten()
+@torch.no_grad()
+def _means(mixture: Mixture, X: Tensor) -> Tensor:
+    """Posterior means of each model at ``n x d`` points, ``k x n``."""
+    means = []
+    for model in mixture.models:
+        mean = None
+        if len(X) > _MANY_POINTS and isinstance(model, LeafModel):
+            mean = point_means(model, X)
+        if mean is None:
+            mean = model.posterior(X.unsqueeze(-2)).mean.flatten()
+        means.append(mean)
+    return torch.stack(means)
 
 
 def _hypervolume(

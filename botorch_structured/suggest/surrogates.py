@@ -11,9 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from botorch.exceptions import InputDataWarning
-from botorch.fit import fit_gpytorch_mll
 from botorch.models.transforms.outcome import ChainedOutcomeTransform
-from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
 from botorch_structured.models import (
@@ -27,6 +25,7 @@ from botorch_structured.models.fast_inference import FastSingleTaskGP
 from botorch_structured.models.leave_one_out import leave_one_out_weights
 from botorch_structured.models.outcome_scale import AnyScaleStandardize
 from botorch_structured.models.tree.leaf_model import LeafModel, take_values
+from botorch_structured.models.tree.row_subsets import fit_to_some
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.spaces.arguments import check_seed
 from botorch_structured.transforms import ClipTail
@@ -35,8 +34,6 @@ from botorch_structured.transforms import ClipTail
 # and it begins with so many times the weight of each other one.
 _ALONE = 5
 _ODDS = 20.0
-# A first fit of twice as many rows or more starts from one of about so many of them.
-_SUBSET = 800
 
 
 class TrainingData(NamedTuple):
@@ -157,20 +154,6 @@ def _fit_model(
     **kwargs: Any,
 ) -> LeafModel:
     """One model; if it need not be fitted, with the hyperparameters of the start."""
-    step = len(train_X) // _SUBSET
-    if start_from is None and step > 1 and bool(train_Y[::step].isfinite().any()):
-        options = {name: deepcopy(value) for name, value in kwargs.items()}
-        if train_Yvar is not None:
-            options["train_Yvar"] = train_Yvar[::step]
-        X = train_X[::step]
-        start_from = _fit_model(
-            kind,
-            space,
-            X,
-            train_Y[::step],
-            None,
-            **options,
-        )
     model: LeafModel = kind(
         train_X,
         train_Y,
@@ -178,15 +161,14 @@ def _fit_model(
         train_Yvar=train_Yvar,
         **kwargs,
     )
-    mll = ExactMarginalLogLikelihood(model.likelihood, model)
     # variances of the noise may be told now that were not, or the other way round
     if start_from is None or type(start_from.likelihood) is not type(model.likelihood):
-        fit_gpytorch_mll(mll)
+        fit_to_some(model)
     elif refits:
-        fit_gpytorch_mll(mll, start_from=start_from)
+        fit_to_some(model, start_from)
     else:
         take_values(model, start_from)
-        mll.eval()
+        model.eval()
     return model
 
 
