@@ -494,7 +494,7 @@ def make_criterion(
                 space.tree, compared[~feasible], log_probability[~feasible]
             )
             X_start = torch.cat([X_start, others])
-        elif len(objectives) == 1:
+        elif len(objectives) == 1 and len(points) <= _MANY_POINTS:
             X_start = None
     if surrogates.cost is not None:
         cost = CostPrior(surrogates.cost)
