@@ -56,6 +56,7 @@ from botorch_structured.study.trials import (
 from botorch_structured.suggest import Surrogates
 from botorch_structured.suggest.suggestion import hold, make_criterion, propose
 from botorch_structured.suggest.surrogates import (
+    MAX_ROWS,
     TrainingData,
     fit_checked,
     old_studies_predict,
@@ -119,8 +120,8 @@ class Study:
         log: A file to write everything to, one JSON object a line, each on the disk
             before the study goes on; missing folders are made. If it exists, the study
             goes on where it was: configurations that were asked for and not told come
-            first. What is given as ``model``, ``acquisition``, ``starts`` or
-            ``earlier`` is not in it: give it again.
+            first. What is given as ``model``, ``acquisition``, ``starts``, ``earlier``
+            or ``max_rows`` is not in it: give it again.
         seed: The same seed and the same calls give the same configurations. Default:
             drawn once, see ``.seed``; that of the log, if it exists.
         model: ``(space, X, Y) -> model``: a function that returns a fitted model of
@@ -151,6 +152,7 @@ class Study:
             Parameters are matched by name; a warning says what does not match. Of the
             outcomes ranks count: scales may differ. Or what
             `OldStudiesMean.from_studies` has learnt. For one objective.
+        max_rows: How many evaluations of a path models see, see `suggest`; None: all.
 
     Raises:
         ValueError: An argument is not what it should be, another process works with the
@@ -176,8 +178,12 @@ class Study:
         starts: Starts | None = None,
         costs: bool = False,
         earlier: Any = None,
+        max_rows: int | None = MAX_ROWS,
     ) -> None:
         self.space = read_space(space)
+        if max_rows is not None:
+            check_count("max_rows", max_rows)
+        self._max_rows = max_rows
         self._goals = Goals(objectives, constraints)
         self._functions = (model, acquisition)
         for name, made in (("model", model), ("acquisition", acquisition)):
@@ -1094,6 +1100,7 @@ class Study:
                 data,
                 start_from,
                 self.earlier,
+                self._max_rows,
             )
 
 

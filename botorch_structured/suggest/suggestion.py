@@ -38,6 +38,7 @@ from botorch_structured.optim.problem import best_of_paths, read_fixed
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.spaces.arguments import check_count
 from botorch_structured.suggest.surrogates import (
+    MAX_ROWS,
     Mixture,
     Surrogates,
     TrainingData,
@@ -92,6 +93,7 @@ def suggest(
     ref_point: Tensor | Sequence[float] | None = None,
     fixed_features: Mapping[int, float] | None = None,
     earlier: OldStudiesMean | Sequence[tuple[Tensor, Tensor]] | None = None,
+    max_rows: int | None = MAX_ROWS,
     **kwargs: Any,
 ) -> Suggestion:
     r"""Points of a space to evaluate next.
@@ -142,6 +144,10 @@ def suggest(
             ``earlier.starts()`` and the next of these on another path, and where they
             mislead (`TransferGP.log_odds` below 0) with those of ``space.starts()`` on
             paths without a point; `Study` does this by itself. For one objective.
+        max_rows: How many evaluations of a path models see: a quarter are the best
+            ones, the others are spread by value. None: all, in time cubic in them.
+            Hyperparameters are fitted to at most 240 of a path, or 800 in all, in any
+            case. Beside ``earlier`` models see all.
         kwargs: Further arguments of the models of objectives, such as
             ``outcome_transform``, or ``train_Yvar`` (``n x m``).
 
@@ -184,7 +190,7 @@ def suggest(
     # Nobody can do anything about a jitter of 1e-8 where pending points are close to
     # each other, or in single precision, of which BoTorch warns by itself.
     with seeded_if(seed, data.X.device), quiet():
-        surrogates = fit_checked(space, data, start, old, **kwargs)
+        surrogates = fit_checked(space, data, start, old, max_rows, **kwargs)
         X = propose(
             space,
             data,

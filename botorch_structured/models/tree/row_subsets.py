@@ -49,6 +49,13 @@ def some_rows(keys: Tensor, values: Tensor, most: int) -> Tensor:
     return order[kept].sort().values
 
 
+def with_most_rows(model: LeafModel, most: int) -> LeafModel:
+    """The model, or a copy with at most so many rows of each path, see `some_rows`."""
+    keys = model.tree.path_key(model.train_inputs[0])
+    rows = some_rows(keys, model.train_targets, most)
+    return model if len(rows) == len(keys) else _with_rows(model, rows)
+
+
 def fit_to_some(model: LeafModel, start_from: LeafModel | None = None) -> None:
     """Fit a model of one outcome, to some of its rows where there are many.
 
@@ -57,13 +64,12 @@ def fit_to_some(model: LeafModel, start_from: LeafModel | None = None) -> None:
         start_from: See ``LeafModel.custom_fit``. Without it a first fit is to a quarter
             of the rows, if that is less than half of the data.
     """
-    targets = model.train_targets
-    n = len(targets)
+    n = len(model.train_targets)
     keys = model.tree.path_key(model.train_inputs[0])
     most = max(_ROWS_OF_PATH, _ROWS // len(keys.unique()))
     sizes = [most // 4, most] if start_from is None else [most]
     for size in sizes:
-        rows = some_rows(keys, targets, size)
+        rows = some_rows(keys, model.train_targets, size)
         if size < most and 2 * len(rows) > n:
             continue
         part = model if len(rows) == n else _with_rows(model, rows)
