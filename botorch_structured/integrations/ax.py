@@ -85,9 +85,9 @@ def structured_generation_strategy(
     (``dependent_parameters``). It begins with the centre of the space, as Ax's own
     strategies do, then takes the starts of a `Study`, without those of which something
     is known. Then it goes on with `suggest`; one trial is enough for a loop. Range
-    parameters (floats, integers, logarithmic ones), choices (ordered or not, also with three or more strings and with dependents), fixed
-    parameters and parameter constraints are understood, and so are several objectives
-    and outcome constraints.
+    parameters (floats, integers, logarithmic ones), choices (ordered or not, also with
+    three or more strings and with dependents), fixed parameters and parameter
+    constraints are understood, and so are several objectives and outcome constraints.
 
     A suggestion depends on the trials and on ``seed`` only. A client that was saved and
     loaded, in another process, goes on exactly as it would have.

@@ -56,6 +56,7 @@ from botorch_structured.study.trials import (
 from botorch_structured.suggest import Surrogates
 from botorch_structured.suggest.suggestion import hold, make_criterion, propose
 from botorch_structured.suggest.surrogates import (
+    MAX_ROWS,
     TrainingData,
     fit_checked,
     old_studies_predict,
@@ -103,11 +104,12 @@ class Study:
     Values (or paths) that something is known of count as started. Then come those of
     `suggest`, at first random ones where fewer than two evaluations have worked.
     Configurations that were asked for and not told yet are pending: they are taken into
-    account. In an equal loop starts are ``space.starts(kind="inner", seed=seed, at_most=16)``, and the
-    suggestion after ``n`` evaluations has the seed ``seed + n``, and up to 20 of them
-    no ``start_from``. Above that it is ``fit_surrogates`` of the first ``m``
-    evaluations with the seed ``m``, unless these are all: ``n`` rounded down to a
-    multiple of 10, from 400 evaluations on of 20, from 800 on of 40, and so on.
+    account. In an equal loop starts are ``space.starts(kind="inner", seed=seed,
+    at_most=16)``, and the suggestion after ``n`` evaluations has the seed ``seed + n``,
+    and up to 20 of them no ``start_from``. Above that it is ``fit_surrogates`` of the
+    first ``m`` evaluations with the seed ``m``, unless these are all: ``n`` rounded
+    down to a multiple of 10, from 400 evaluations on of 20, from 800 on of 40, and so
+    on.
 
     Args:
         space: What to search: a `SearchSpace`, a ConfigSpace ``ConfigurationSpace``, or
@@ -120,8 +122,8 @@ class Study:
         log: A file to write everything to, one JSON object a line, each on the disk
             before the study goes on; missing folders are made. If it exists, the study
             goes on where it was: configurations that were asked for and not told come
-            first. What is given as ``model``, ``acquisition``, ``starts`` or
-            ``earlier`` is not in it: give it again.
+            first. What is given as ``model``, ``acquisition``, ``starts``, ``earlier``
+            or ``max_rows`` is not in it: give it again.
         seed: The same seed and the same calls give the same configurations. Default:
             drawn once, see ``.seed``; that of the log, if it exists.
         model: ``(space, X, Y) -> model``: a function that returns a fitted model of
@@ -152,6 +154,7 @@ class Study:
             Parameters are matched by name; a warning says what does not match. Of the
             outcomes ranks count: scales may differ. Or what
             `OldStudiesMean.from_studies` has learnt. For one objective.
+        max_rows: How many evaluations of a path models see, see `suggest`; None: all.
 
     Raises:
         ValueError: An argument is not what it should be, another process works with the
@@ -177,8 +180,12 @@ class Study:
         starts: Starts | None = None,
         costs: bool = False,
         earlier: Any = None,
+        max_rows: int | None = MAX_ROWS,
     ) -> None:
         self.space = read_space(space)
+        if max_rows is not None:
+            check_count("max_rows", max_rows)
+        self._max_rows = max_rows
         self._goals = Goals(objectives, constraints)
         self._functions = (model, acquisition)
         for name, made in (("model", model), ("acquisition", acquisition)):
@@ -1100,6 +1107,7 @@ class Study:
                 data,
                 start_from,
                 self.earlier,
+                self._max_rows,
             )
 
 

@@ -229,3 +229,21 @@ def point_posterior(model: Any, X: Tensor) -> GPyTorchPosterior | None:
     normal = ScaledNormal(mean.view(shape), covariance)
     normal.least = settings.min_variance.value(X.dtype) * square
     return GPyTorchPosterior(normal)
+
+
+def point_means(model: Any, X: Tensor) -> Tensor | None:
+    """Posterior means of ``n x d`` points, without variances; None for `posterior`'s.
+
+    Args:
+        model: A ``LeafModel`` of one outcome.
+        X: The points, not transformed.
+    """
+    outcome = outcome_scale(model, X)
+    solver = None if outcome is None else model.solver
+    if outcome is None or solver is None or solver.moments is None:
+        return None
+    scale, shift = outcome
+    x = model.transform_inputs(X)
+    (leaves,) = solver.solvers
+    mean = leaves.means(leaves.kernel.rows(x)) + model.mean_module(x)
+    return mean * scale + shift
