@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.stats import binomtest, wilcoxon
@@ -26,21 +26,29 @@ from scipy.stats import binomtest, wilcoxon
 from benchmarks.command import parser_of, runs_of
 from benchmarks.methods import TREED
 from benchmarks.papers.pictures import finished, lines, panels, save
-from benchmarks.problems.tables import (
-    clark_copper,
-    online_lda,
-    structured_svm,
-    walker_lake,
-)
 from benchmarks.summary import Run, holm, markdown_table
-from botorch_structured.test_functions import RKHS1D, GramacyExponential2D
+from botorch_structured.test_functions import RKHS1D, GramacyExponential2D, TableProblem
 
-_TABLES: dict[str, tuple[str, Callable[..., Any]]] = {
-    "lda": ("lda_on_grid.csv", online_lda),
-    "svm": ("svm_on_grid.csv", structured_svm),
-    "copper": ("clark_copper_3d.csv", clark_copper),
-    "walker": ("walker_lake_470.csv", walker_lake),
+
+class _Table(NamedTuple):
+    """A comma-separated file with a header."""
+
+    file: str
+    inputs: list[str]
+    value: str
+    log: tuple[int, ...] = ()
+    maximize: bool = False
+
+
+_TABLES = {
+    # HPOlib's grids by Snoek, Larochelle and Adams (2012)
+    "lda": _Table("lda_on_grid.csv", ["kappa", "tau", "s"], "perplexity", (1, 2)),
+    "svm": _Table("svm_on_grid.csv", ["c", "alpha", "epsilon"], "error", (0, 1, 2)),
+    # in place of the paper's mines: KRIG's data by Clark, Isaaks and Srivastava (1989)
+    "copper": _Table("clark_copper_3d.csv", ["x1", "x2", "x3"], "Z", maximize=True),
+    "walker": _Table("walker_lake_470.csv", ["X", "Y"], "V", maximize=True),
 }
+_NO_GRADE = (-995.0, -99.0)
 _FUNCTIONS: dict[str, Callable[[], Any]] = {
     "rkhs": RKHS1D,
     "exp2d": GramacyExponential2D,
@@ -60,11 +68,15 @@ def make(seed: int, name: str, data: Path | None = None) -> Any:
     """The same problem for every seed; the seed decides the starts."""
     if name in _FUNCTIONS:
         return _FUNCTIONS[name]()
-    file, build = _TABLES[name]
-    paths = [] if data is None else sorted(data.rglob(file))
+    table = _TABLES[name]
+    paths = [] if data is None else sorted(data.rglob(table.file))
     if not paths:
-        raise FileNotFoundError(f"no {file} in --data {data}")
-    return build(paths[0])
+        raise FileNotFoundError(f"no {table.file} in --data {data}")
+    rows = np.genfromtxt(paths[0], delimiter=",", names=True, encoding="utf-8")
+    rows = rows[~np.isin(rows[table.value], _NO_GRADE)]
+    X = np.stack([rows[name] for name in table.inputs], -1).tolist()
+    y = rows[table.value].tolist()
+    return TableProblem(X, y, table.inputs, table.log, maximize=table.maximize)
 
 
 def regrets(runs: Sequence[Run], at_least: int) -> Regrets:

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from benchmarks import methods
-from benchmarks.suite.peers import evolution, gaussian_processes, optuna_samplers, smac
+from benchmarks.suite.peers import gaussian_processes, optuna_samplers, smac
 
 _BY_LIBRARY: dict[str, dict[str, Any]] = {
     "botorch": {
@@ -29,7 +29,6 @@ _BY_LIBRARY: dict[str, dict[str, Any]] = {
         "gpsampler": optuna_samplers.GPSampler(),
     },
     "smac": {"smac": smac.SMAC(), "smac_starts": smac.SMACWithStarts()},
-    "cmaes": {"cmaes": evolution.CMAES()},
 }
 
 PEERS: dict[str, Any] = {
