@@ -291,7 +291,7 @@ _WORTH = 1e-3
 
 
 def _standard(
-    X: Tensor, Y: Tensor, transform: Any, warp: bool = False, exact: bool = False
+    X: Tensor, Y: Tensor, input_transform: Any, warp: bool = False, exact: bool = False
 ) -> SingleTaskGP:
     """One GP for all of the space; with ``exact``, a tiny ``train_Yvar``."""
     if warp:
@@ -303,16 +303,9 @@ def _standard(
             concentration0_prior=prior,
             concentration1_prior=prior,
         )
-        transform = ChainedInputTransform(normalize=transform, warp=warping)
+        input_transform = ChainedInputTransform(normalize=input_transform, warp=warping)
     noise = torch.full_like(Y, 1e-6 * max(float(Y.var()), 1e-12)) if exact else None
-    return SingleTaskGP(X, Y, noise, input_transform=transform)
-
-
-def _treed(
-    X: Tensor, Y: Tensor, transform: Any, make: Any = TreedGP, **options: Any
-) -> TreedGP:
-    """A tree of GPs, grown anew at each step."""
-    return make(X, Y, input_transform=transform, **options)
+    return SingleTaskGP(X, Y, noise, input_transform=input_transform)
 
 
 def treed(
@@ -330,7 +323,8 @@ def treed(
             ``"botorch"`` is ``optimize_acqf``.
     """
     bounds = problem.bounds.to(X)
-    fit = fitted(model(X, Y, Normalize(X.shape[-1], bounds=bounds)))
+    transform = Normalize(X.shape[-1], bounds=bounds)
+    fit = fitted(model(X, Y, input_transform=transform))
     acqf = LogExpectedImprovement(fit, best_f=Y.max())
     if isinstance(problem, TableProblem):
         return _best_row(problem, acqf, problem.candidates.to(X), X)
@@ -350,14 +344,14 @@ def treed(
     )[0]
 
 
-_htbo = partial(_treed, make=TreedGP.as_published)
-_by_variance = partial(_treed, split_criterion="variance")
+_htbo = TreedGP.as_published
+_by_variance = partial(TreedGP, split_criterion="variance")
 _far = partial(treed, search="far")
 TREED: dict[str, Method] = {
     "htbo": partial(_far, model=_htbo),
     "htbo_warp": partial(_far, model=partial(_htbo, warp=True)),
     "htbo_variance": partial(_far, model=_by_variance),
-    "htbo_default": partial(_far, model=_treed),
+    "htbo_default": partial(_far, model=TreedGP),
     "bo": partial(treed, model=_standard, search="near"),
     "bo_acqf": partial(treed, model=_standard, search="botorch"),
     "bo_refine": partial(_far, model=_standard),

@@ -24,10 +24,9 @@ from typing import Any, NamedTuple
 
 from benchmarks import methods
 from benchmarks.harness import run
-from benchmarks.problems import jenatton, public_tables
+from benchmarks.problems import public_tables
 from benchmarks.problems.held_out import NetworkLayers, TestedCASH
-from benchmarks.suite import ours
-from benchmarks.suite.peers.gaussian_processes import arc
+from benchmarks.suite import jenatton, ours
 from benchmarks.suite.peers.smac import SMAC
 from botorch_structured.test_functions import ScikitLearnCASH
 
@@ -36,11 +35,9 @@ FIGURE_2 = ["4", "4-shared", "8", "8-shared"]
 UNBALANCED = [f"{n}-chain{end}" for n in (4, 8, 16) for end in ("", "-shared")]
 LINEAR = ["4-shared", "8-shared"]
 QUADRATIC = ["4-quadratic", "8-quadratic"]
-_ARC_STEPS = 75  # of L-BFGS-B
 
 TREES: dict[str, Any] = {
     **methods.TREES,
-    "arc": partial(arc, steps=_ARC_STEPS),
     "smac": SMAC(BUDGETS["figure-2"]),
 }
 LEVESQUE: dict[str, Any] = {
@@ -85,7 +82,7 @@ def _networks(names: str, shared: bool) -> Plan:
 _SIMPLE = "tree independent gp-baseline random"
 PLANS: dict[str, list[Plan]] = {
     "figure-2": [
-        _synthetic(f"{_SIMPLE} arc smac", FIGURE_2),
+        _synthetic(f"{_SIMPLE} smac", FIGURE_2),
         # does not apply to shared variables, the paper says
         _synthetic("marginal", ["4", "8"]),
     ],
@@ -95,7 +92,7 @@ PLANS: dict[str, list[Plan]] = {
         _synthetic("tree tree-nonlinear", QUADRATIC),
     ],
     "networks": [
-        _networks(f"{_SIMPLE} tree-nonlinear marginal arc smac", shared=True),
+        _networks(f"{_SIMPLE} tree-nonlinear marginal smac", shared=True),
         _networks("tree independent", shared=False),
     ],
     "levesque": [

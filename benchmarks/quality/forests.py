@@ -1,6 +1,6 @@
 """A new data set's random forest, tuned with 37,000 old runs. Perrone et al. (2017).
 
-    python -m benchmarks.quality.forests --data DIR --out results/forests --figures DIR
+    python -m benchmarks.quality.forests --data DIR --out results/forests
 
 Section 3.2 and Figure 2, left: 94 data sets of OpenML100 with 500 random forests each
 (flow 6969 of [vanRijn2018importance]_, in place of flow 6794, which was never published
@@ -22,7 +22,7 @@ all budgets, with Holm's correction over the other methods.
 data sets as old studies; their runs are kept, their code is not.
 
 DIR holds ``openml_flow6969_random_forest.arff.gz`` (``random_forest.arff`` of the
-repository janvanrijn/openml-pimp). ``--figures DIR`` draws ranks and distances there.
+repository janvanrijn/openml-pimp).
 
 .. [vanRijn2018importance]
     J. N. van Rijn, F. Hutter. Hyperparameter Importance Across Datasets. International
@@ -45,7 +45,6 @@ from torch import Tensor
 from benchmarks import methods
 from benchmarks.command import parser_of, runs_of
 from benchmarks.harness import Method
-from benchmarks.papers.pictures import curves, finished, panels, save
 from benchmarks.problems.quadratics import TaskHistory
 from benchmarks.summary import (
     Paired,
@@ -69,15 +68,6 @@ METHODS: dict[str, Method] = {
 }
 """Those of the figure; the first is the one that knows the other data sets."""
 _NAMES = [*METHODS, "earlier", "without"]
-_LABELS = {
-    "warm": "MultiTaskABLR, warm start",
-    "gp": "SingleTaskGP",
-    "ablr": "MultiTaskABLR without history",
-    "random": "random search",
-    "earlier": "models of suggest, earlier",
-    "without": "models of suggest",
-}
-
 
 _FOREST = "randomforestclassifier__"
 _COLUMNS: dict[str, Any] = {
@@ -110,7 +100,7 @@ def read(data: Path) -> dict[str, tuple[Tensor, Tensor]]:
         ],
         dtype=torch.double,
     ).T
-    y = -torch.from_numpy(rows["predictive_accuracy"])
+    y = -torch.from_numpy(rows["predictive_accuracy"].copy())
     task = rows["task_id"].astype(int)
     return {str(t): (X[task == t], y[task == t]) for t in dict.fromkeys(task.tolist())}
 
@@ -186,20 +176,6 @@ def tables(paired: Paired, gaps: np.ndarray) -> str:
     return f"{title}\n\n" + markdown_table(header, rows)
 
 
-def draw(paired: Paired, gaps: np.ndarray, path: Path) -> None:
-    """Mean ranks and gaps at each budget, with two standard errors over data sets."""
-    figure = panels(["", ""], "evaluations, two starts included", "mean rank", 4.5)
-    labels = [_LABELS[name] for name in paired.methods]
-    for k, values in enumerate((ranks_of(paired.traces), gaps)):
-        means = paired.by_problem(values).swapaxes(0, 1)
-        curves(figure, k, dict(zip(labels, means, strict=True)))
-    right = figure.axes[1]
-    right.set_yscale("log")
-    right.set_ylim(bottom=1e-3)
-    right.set_ylabel("mean distance to the best\n(1 = the range of a data set)")
-    save(finished(figure), path)
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
     names = dict.fromkeys(_NAMES)
@@ -209,7 +185,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.set_defaults(methods=list(METHODS))
     parser.add_argument("--data", type=Path, required=True, help="folder of the table")
     parser.add_argument("--tasks", type=int, help="only the first so many data sets")
-    parser.add_argument("--figures", type=Path, help="a folder to draw in")
     options = parser.parse_args(arguments)
     known = read(options.data)
     tasks = {f"forests-{t}": t for t in held_out(known)[: options.tasks]}
@@ -220,9 +195,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     paired = pair(runs, options.methods, options.budget)
     gaps = _gaps(paired, {name: _range(known[t][1]) for name, t in tasks.items()})
     print(tables(paired, gaps))
-    if options.figures:
-        options.figures.mkdir(parents=True, exist_ok=True)
-        draw(paired, gaps, options.figures / "warm_start.png")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,6 @@ _KINDS = {
     "yahpo": "benchmarks.suite.yahpo",
     "svm": "benchmarks.suite.svm_tables",
     "learners": "benchmarks.suite.yahpo_learners",
-    "cash": "benchmarks.suite.learners",
 }
 # Tables of methods, by name; of two with the same name the first counts.
 _METHODS = [
@@ -41,8 +40,7 @@ def problems(
 
     Args:
         half: ``"develop"`` or ``"report"``.
-        kinds: Some of ``synthetic``, ``jenatton``, ``yahpo``, ``svm``, ``learners``,
-            ``cash``.
+        kinds: Some of ``synthetic``, ``jenatton``, ``yahpo``, ``svm``, ``learners``.
         data: The folder of those that read files. Default: their own.
     """
     found: dict[str, ProblemFactory] = {}

@@ -17,8 +17,6 @@ _BY_LIBRARY: dict[str, dict[str, Any]] = {
     "botorch": {
         "random": methods.random,
         "imputed": gaussian_processes.imputed,
-        "arc": gaussian_processes.arc,
-        "hierarchical": gaussian_processes.hierarchical,
         "independent": methods.independent,
         "marginal": methods.marginal,
         "published": methods.published,
