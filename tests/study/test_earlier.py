@@ -190,6 +190,12 @@ def test_what_is_no_study_is_refused_before_any_work(what: Any) -> None:
 
 
 def test_errors(old: OldStudiesMean, tmp_path: Path) -> None:
+    X = SPACE.sample(3, seed=0)
+    with pytest.raises(ValueError, match="say whether smaller outcomes are better"):
+        read_studies([(X, X[:, :1])], "value", None)
+    for wrong_pair in (X, (X,), (X, X[:, :1], X)):
+        with pytest.raises(ValueError, match="studies: expected"):
+            OldStudiesMean.from_studies([wrong_pair], SPACE)
     (wrong := tmp_path / "other.jsonl").write_text('{"study": 1}\n')
     with pytest.raises(ValueError, match="earlier: expected the log of a Study"):
         read_earlier(SPACE, wrong)
