@@ -616,6 +616,7 @@ def test_trials_cannot_be_changed_and_are_a_table() -> None:
     for trial in study.trials:
         trial.config["x"] = trial.values["error"] = 9.0
     assert [t.config for t in study.trials] == configs and not study.trials[1].values
+    pytest.importorskip("pandas")
     frame = study.trials_frame()
     assert frame["number"].tolist() == [0, 1]
     assert frame["values_error"].isna().tolist() == [False, True]
