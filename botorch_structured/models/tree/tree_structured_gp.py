@@ -244,7 +244,7 @@ class TreeStructuredGP(LeafModel):
         # one leaf: exactly a SingleTaskGP with its defaults
         has_structure = bool(tree.decision_columns or known_values)
         structured = covar_module is None and has_structure
-        own_likelihood = False
+        begins_fits = False
         if structured:
             self._warn_of_scales(
                 train_X,
@@ -283,7 +283,7 @@ class TreeStructuredGP(LeafModel):
             covar_module, default_noise, default_mean = defaults
             if likelihood is None and train_Yvar is None:
                 likelihood = default_noise
-                own_likelihood = True
+                begins_fits = True
             if mean_module is None:
                 mean_module = default_mean
         elif covar_module is None and callable(leaf_kernel):
@@ -303,7 +303,8 @@ class TreeStructuredGP(LeafModel):
         self.tree = tree
         if not structured:
             self._check_kernel()
-        if own_likelihood:
+        self._begins_fits = begins_fits
+        if begins_fits:
             set_noise_prior(self.likelihood, self.train_targets)
         if structured:
             self._subset_batch_dict = output_dimensions(self)
