@@ -18,7 +18,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Mapping, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, ClassVar, Literal, Self
 
 import torch
@@ -260,26 +260,32 @@ class TreeStructuredGP(LeafModel):
                         tree.dim,
                     )
                 )
-            make = partial(
-                _modules if callable(leaf_kernel) else _copied_modules,
+            arguments = (
                 tree,
                 tuple((c, tuple(values)) for c, values in known_values.items()),
                 context_features,
                 aug_batch_shape,
                 train_X.dtype,
                 train_X.device,
-                shared_features=shared_features,
-                leaf_inputs=leaf_inputs,
-                leaf_hyperparameters=leaf_hyperparameters,
-                leaf_offset=leaf_offset == "random",
-                node_weights=bool(node_weights),
-                weight_variances=weight_variances,
             )
+            configuration: dict[str, Any] = {
+                "shared_features": shared_features,
+                "leaf_inputs": leaf_inputs,
+                "leaf_hyperparameters": leaf_hyperparameters,
+                "leaf_offset": leaf_offset == "random",
+                "node_weights": bool(node_weights),
+                "weight_variances": weight_variances,
+            }
             if callable(leaf_kernel):
-                defaults = make(leaf_kernel=leaf_kernel)
+                configuration["leaf_kernel"] = leaf_kernel
+                defaults = _modules(*arguments, **configuration)
             else:
-                name = "matern" if leaf_kernel == "evidence" else leaf_kernel
-                defaults = make(correlation=name)
+                if leaf_kernel != "evidence":
+                    configuration["correlation"] = leaf_kernel
+                # new priors have the default dtype
+                dtype = torch.get_default_dtype()
+                template = _template(dtype, *arguments, **configuration)
+                defaults = template.copy([tree, *CORRELATIONS])
             covar_module, default_noise, default_mean = defaults
             if likelihood is None and train_Yvar is None:
                 likelihood = default_noise
@@ -581,23 +587,12 @@ def _modules(
 
 @lru_cache(maxsize=8)  # for one model after the other of the same tree
 def _template(
-    default_dtype: torch.dtype,  # of new priors
+    default_dtype: torch.dtype,
     tree: ParameterTree,
     *args: Any,
     **options: Any,
 ) -> _Template:
     return _Template(_modules(tree, *args, **options), [tree, *CORRELATIONS])
-
-
-def _copied_modules(
-    tree: ParameterTree,
-    *args: Any,
-    **options: Any,
-) -> nn.ModuleList:
-    """The result of ``_modules``, copied from earlier ones if there are any."""
-    template = _template(torch.get_default_dtype(), tree, *args, **options)
-    copies: nn.ModuleList = template.copy([tree, *CORRELATIONS])
-    return copies
 
 
 def _known_values(
