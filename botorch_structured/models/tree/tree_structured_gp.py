@@ -145,8 +145,8 @@ class TreeStructuredGP(LeafModel):
         >>> model = TreeStructuredGP(space.sample(20), train_Y, space)
     """
 
-    #: What ``as_published`` gives to the constructor. ``batch_cross_validation`` wants a
-    #: class, and takes these as ``model_init_kwargs``.
+    #: What ``as_published`` gives to the constructor, for ``batch_cross_validation``,
+    #: which wants a class and takes these as ``model_init_kwargs``.
     published_arguments: ClassVar[dict[str, Any]] = {
         "shared_features": "linear",
         "leaf_inputs": "own",
