@@ -95,6 +95,14 @@ def test_a_line_cut_by_a_kill_is_dropped(
     assert path.read_bytes() == b"".join(lines)
 
 
+def test_blank_lines_are_skipped(lines: list[bytes], tmp_path: Path) -> None:
+    path = tmp_path / "study.jsonl"
+    path.write_bytes(b"\n" + b"\n \r\n".join([*lines, b"  "]))
+    assert len(Study(SPACE, log=path).trials) == sum(
+        b'"told"' in line for line in lines
+    )
+
+
 def test_killed_at_random_moments(lines: list[bytes], tmp_path: Path) -> None:
     path, rng, size, kills = tmp_path / "log.jsonl", random.Random(0), 0, 0
     while True:

@@ -16,9 +16,7 @@ from copy import deepcopy
 from typing import Any
 
 import torch
-from botorch.exceptions.errors import UnsupportedError
 from botorch.models.transforms.utils import kumaraswamy_warp
-from botorch.sampling.pathwise.features.generators import GenKernelFeatures
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.likelihoods.noise_models import Noise
@@ -33,6 +31,7 @@ from botorch_structured.linalg.batch_kernel import BatchKernel, take_batch
 from botorch_structured.linalg.correlations import (
     CORRELATIONS,
     Correlation,
+    mean_lengthscale,
     squared_distance,
 )
 from botorch_structured.linalg.hyperparameter import (
@@ -41,6 +40,7 @@ from botorch_structured.linalg.hyperparameter import (
     log_gaussian_prior,
     reads,
 )
+from botorch_structured.models.paths import refuse_paths
 from botorch_structured.models.treed.tree_partition import TreePartition
 
 # The prior of noise variances: its mode and deviation, and the largest.
@@ -190,6 +190,18 @@ class TreedStationary(TreedKernel):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_kinds": None}
 
+    @property
+    def lengthscale(self) -> Tensor | None:
+        """Geometric means over leaves, ``batch_shape x 1 x d``.
+
+        By leaf they are ``lengthscale_of_leaf.value``, ``batch_shape x leaves x d``.
+        """
+        splits = (self._partition[0].column >= 0).sum(-1, keepdim=True)
+        table = self.lengthscale_of_leaf.value
+        leaves = torch.arange(table.shape[-2], device=table.device)
+        unused = (leaves > splits).unsqueeze(-1)
+        return mean_lengthscale(table.masked_fill(unused, torch.nan))
+
     def correlation(self, element: int) -> Correlation:
         """The correlation function of an element of the batch."""
         # on a GPU the host waits for values: read again only where they may differ
@@ -282,18 +294,11 @@ class TreedCopies(TreedKernel):
         return torch.stack(parts)
 
 
-@GenKernelFeatures.register(TreedKernel)
-def _no_features(kernel: TreedKernel, **kwargs: Any) -> Any:
-    """BoTorch's hook for whole paths: leaves predict, not a prior and a correction.
-
-    Raises:
-        UnsupportedError: Always.
-    """
-    raise UnsupportedError(
-        "model: expected one with the prior that it predicts from, to draw whole paths "
-        "of, got a TreedGP with more than one leaf, warp or categorical_features: draw "
-        "at a finite set of points, posterior(X).rsample() or MaxPosteriorSampling."
-    )
+refuse_paths(
+    TreedKernel,
+    "a TreedGP with more than one leaf, warp or categorical_features: leaves predict, "
+    "not a prior and a correction",
+)
 
 
 # -- means and noise ----------------------------------------------------------------

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from itertools import chain
 from operator import attrgetter
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -171,6 +171,13 @@ class TreedGP(fast_inference.FastSingleTaskGP):
     # batch dimensions that the rows before them have in front of the batch of trees.
     _num_fantasies = 0
     _real_dims = 0
+    #: What ``as_published`` gives to the constructor, see ``TreeStructuredGP``.
+    published_arguments: ClassVar[dict[str, Any]] = {
+        "split_criterion": "variance",
+        "path_sharing": "all",
+        "condition_on": "all",
+        "leaf_noise": False,
+    }
 
     def __init__(
         self,
@@ -348,10 +355,7 @@ class TreedGP(fast_inference.FastSingleTaskGP):
             train_X,
             train_Y,
             train_Yvar,
-            split_criterion="variance",
-            path_sharing="all",
-            condition_on="all",
-            leaf_noise=False,
+            **cls.published_arguments,
             **kwargs,
         )
 
