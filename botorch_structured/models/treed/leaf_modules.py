@@ -113,35 +113,27 @@ class TreedKernel(BatchKernel):
     def _covariance(self, x1: Tensor, x2: Tensor, diag: bool, **params: Any) -> Tensor:
         """The dense definition."""
         (partition,) = self._partition
-        shape = torch.broadcast_shapes(
-            x1.shape[:-2], x2.shape[:-2], partition.tree_shape
-        )
-        x1 = x1.expand(*shape, *x1.shape[-2:])
-        x2 = x2.expand(*shape, *x2.shape[-2:])
-        # the batch of trees is the end of the batch: one column for each tree
-        count = partition.tree_shape.numel()
-        x1, x2, leaf1, leaf2 = (
-            t.reshape(-1, count, *t.shape[len(shape) :])
-            for t in (x1, x2, partition.leaf_index(x1), partition.leaf_index(x2))
-        )
-        totals = []
-        for e in range(count):
-            a = x1[:, e]
-            b = x2[:, e]
-            total = a.new_zeros(a.shape[:-1] if diag else (*a.shape[:-1], b.shape[-2]))
-            for leaf in range(partition.num_leaves):
-                leaves = torch.full((len(a),), leaf, device=a.device)
-                inside = leaf1[:, e] == leaf
+        n = x1.shape[-2]
+        batch_shape = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2])
+        points = [x.expand(*batch_shape, *x.shape[-2:]) for x in (x1, x2)]
+
+        def within_leaves(element: int, tree: TreePartition, x: Tensor) -> Tensor:
+            a = x[:, :n]
+            b = x[:, n:]
+            leaf = tree.leaf_index(x)
+            total: Any = 0.0
+            for j in range(partition.num_leaves):
+                leaves = torch.full((len(x),), j, device=x.device)
+                inside = leaf[:, :n] == j
                 if diag:
-                    part = self.leaf_variance(e, leaves, a)
+                    part = self.leaf_variance(element, leaves, a)
                 else:
-                    part = self.leaf_covariance(e, leaves, a, b)
-                    other = leaf2[:, e] == leaf
-                    inside = inside.unsqueeze(-1) & other.unsqueeze(-2)
-                total = torch.where(inside, part, total)
-            totals.append(total)
-        stacked = torch.stack(totals, dim=1)
-        return stacked.reshape(*shape, *stacked.shape[2:])
+                    part = self.leaf_covariance(element, leaves, a, b)
+                    inside = inside.unsqueeze(-1) & (leaf[:, n:] == j).unsqueeze(-2)
+                total = total + torch.where(inside, part, 0.0)
+            return total
+
+        return partition.by_tree(torch.cat(points, dim=-2), within_leaves)
 
 
 class TreedStationary(TreedKernel):
@@ -327,15 +319,19 @@ class LeafMean(Mean):
     def leaf_mean(self, element: int, leaves: Tensor, X: Tensor) -> Tensor:
         """Means ``B x m`` under given leaves ``B`` of points ``B x m x d``."""
 
-    @abstractmethod
-    def in_all_leaves(self, X: Tensor) -> Tensor:
-        """Means ``batch_shape x n x L`` of points ``batch_shape x n x d``."""
-
     def forward(self, X: Tensor) -> Tensor:
         """Means of points ``batch_shape x n x d`` in their own leaves."""
-        leaf = self._partition[0].leaf_index(X)
-        values = self.in_all_leaves(X.expand(*leaf.shape, X.shape[-1]))
-        return values.gather(-1, leaf.unsqueeze(-1)).squeeze(-1)
+        (partition,) = self._partition
+
+        def of_own_leaf(element: int, tree: TreePartition, x: Tensor) -> Tensor:
+            leaf = tree.leaf_index(x)
+            mean = x.new_zeros(leaf.shape)
+            for j in range(partition.num_leaves):
+                leaves = torch.full((len(x),), j, device=x.device)
+                mean = torch.where(leaf == j, self.leaf_mean(element, leaves, x), mean)
+            return mean
+
+        return partition.by_tree(X, of_own_leaf)
 
 
 class TreedMean(LeafMean):
@@ -359,10 +355,6 @@ class TreedMean(LeafMean):
         """See ``LeafMean``."""
         constant = element_of(self.constant, element, 1)[leaves]
         return constant.unsqueeze(-1).expand(X.shape[:-1])
-
-    def in_all_leaves(self, X: Tensor) -> Tensor:
-        """See ``LeafMean``."""
-        return self.constant.unsqueeze(-2).expand(*X.shape[:-1], -1)
 
 
 @reads("constant")
@@ -398,10 +390,6 @@ class TreedMeanCopies(LeafMean):
             for leaf, x in zip(leaves, X, strict=True)
         ]
         return torch.stack(parts)
-
-    def in_all_leaves(self, X: Tensor) -> Tensor:
-        """See ``LeafMean``."""
-        return torch.stack([mean(X) for mean in self.copies], dim=-1)
 
 
 class LeafNoise(Noise):
