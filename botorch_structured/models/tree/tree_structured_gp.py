@@ -365,8 +365,7 @@ class TreeStructuredGP(LeafModel):
             train_Y,
             hierarchical_dependencies,
             train_Yvar,
-            leaf_kernel=leaf_kernel,
-            **cls.published_arguments,
+            **(cls.published_arguments | {"leaf_kernel": leaf_kernel}),
             **kwargs,
         )
 
