@@ -426,11 +426,12 @@ class LeafModel(FastSingleTaskGP):
         Raises:
             ValueError: If ``start_from`` has another class or other options.
         """
-        check_count("num_restarts", num_restarts)
         if mll.training and self.training and self.likelihood.training:
             self._clear_cache()
         else:
             mll.train()  # in evaluation mode inputs are transformed already
+        if num_restarts != 1:
+            check_count("num_restarts", num_restarts)
         arguments = {"start_from": start_from, "num_restarts": num_restarts}
         if self._fit_on_host(mll, {**arguments, **kwargs}):
             return mll.eval()
