@@ -145,7 +145,7 @@ def _named(app, env, node, text) -> nodes.reference | None:
 def _equations(app, doctree, docname: str) -> None:
     """The function of an equation, in the table of a family: its code on GitHub."""
     package = docname.removeprefix("api/generated/")
-    if not package.startswith("botorch_structured.models."):
+    if not re.fullmatch(r"botorch_structured\.models\.[a-z]+", package):
         return
     for node in list(doctree.findall(nodes.literal)):
         place = references.line_of(node.astext(), package)

@@ -51,6 +51,8 @@ def line_of(name: str, package: str) -> tuple[str, int] | None:
         package: As ``botorch_structured.models.tree``.
     """
     parts = re.sub(r"\(.*\)$", "", name).split(".")
+    if not all(map(str.isidentifier, parts)):
+        return None
     above = [package.rsplit(".", i)[0] for i in range(1, package.count(".") + 1)]
     faces = [f"{above[-1]}.{face}" for face in ("kernels", "test_functions")]
     for start in ("", package, *above, *faces):
@@ -63,7 +65,7 @@ def line_of(name: str, package: str) -> tuple[str, int] | None:
                 thing = getattr(thing, "fget", inspect.unwrap(thing))
                 file = Path(inspect.getsourcefile(thing) or "")
                 line = inspect.getsourcelines(thing)[1]
-            except (AttributeError, ImportError, TypeError, ValueError):
+            except (AttributeError, ImportError, OSError, TypeError):
                 continue
             if ROOT in file.parents:
                 return file.relative_to(ROOT).as_posix(), max(line, 1)

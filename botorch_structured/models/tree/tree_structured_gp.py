@@ -214,9 +214,8 @@ class TreeStructuredGP(LeafModel):
             leaf_hyperparameters=leaf_hyperparameters,
             leaf_offset=leaf_offset,
             weight_variances=weight_variances,
+            leaf_kernel="evidence" if callable(leaf_kernel) else leaf_kernel,
         )
-        if not callable(leaf_kernel):
-            check_choices(leaf_kernel=leaf_kernel)
         options = {
             "categorical_features": categorical_features is not None,
             "shared_features": shared_features != "additive",

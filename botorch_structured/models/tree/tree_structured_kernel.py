@@ -883,7 +883,7 @@ class TreeStructuredKernel(LeafKernel):
             value = scale * self._leaf_value(a.points, b.points)
             points = [(x[..., :-2] * context, y[..., :-2] * context) for x, y in points]
             points = points if self.context_columns else []
-        elif self.is_product:
+        elif self.context_columns and self.is_product:
             masks = ~context, context
             points = [(a.points * mask, b.points * mask) for mask in masks]
         for x, y in points:

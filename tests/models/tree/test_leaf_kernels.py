@@ -310,7 +310,7 @@ def test_lengthscales_of_regions_and_old_studies() -> None:
     expected = kernel.lengthscale_of_leaf.value.log().mean(-2, keepdim=True).exp()
     assert treed.partition.num_leaves > 1
     torch.testing.assert_close(kernel.lengthscale, expected)
-    space = SearchSpace({"a": (0.0, 1.0), "b": (0.0, 1.0)})
+    space = SearchSpace(["a", "b"], torch.tensor([[0.0, 0.0], [1.0, 1.0]]))
     studies = [(X, X.sum(-1, keepdim=True).sin()), (X, X[:, :1].square())]
     old = OldStudiesMean.from_studies(studies, space)
     transfer: Any = TransferGP(X[:5], X[:5, :1], old)
