@@ -167,8 +167,7 @@ def suggestion(kind: str, n: int, constrained: bool = False, **size: int) -> Con
         return suggest(space, X, Y, seed=seed, train_C=C).X
 
     def theirs(peer: Any, seed: int) -> object:
-        state = [None] if getattr(peer, "keeps_state", False) else []
-        return peer(problem, *data(seed), seed, *state)
+        return peer(problem, *data(seed), seed)
 
     calls: dict[str, Callable[[int], object]] = {"ours": ours}
     able = {"tpe"} if space.dim > _MANY_COLUMNS else {*PEERS}

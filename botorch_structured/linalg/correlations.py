@@ -242,25 +242,23 @@ def stationary_form(kernel: Kernel) -> StationaryForm | None:
 def column_lengthscales(kernel: Kernel, dim: int) -> Tensor:
     """Lengthscales by column, ``batch_shape x dim``; NaN where a kernel has none.
 
+    Of several factors or terms the shortest counts.
+
     Args:
         kernel: A GPyTorch kernel, or what is made of some.
         dim: The number of columns of its inputs.
     """
     if hasattr(kernel, "base_kernel"):
         return column_lengthscales(kernel.base_kernel, dim)
-    out = torch.full((*kernel.batch_shape, dim), torch.nan).to(kernel.dtype)
-    out = out.to(kernel.device)
+    out = torch.full((*kernel.batch_shape, dim), torch.nan, device=kernel.device)
+    out = out.to(kernel.dtype)
     dims = kernel.active_dims
     columns = list(range(dim)) if dims is None else dims.tolist()
     if kernel.has_lengthscale:
         out[..., columns] = kernel.lengthscale.squeeze(-2)
     for part in getattr(kernel, "kernels", []):
         inner = column_lengthscales(part, len(columns))
-        out[..., columns] = torch.where(
-            out[..., columns].isnan(),
-            inner,
-            out[..., columns],
-        )
+        out[..., columns] = torch.fmin(out[..., columns], inner)
     return out
 
 

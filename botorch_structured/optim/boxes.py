@@ -382,7 +382,11 @@ def all_candidates(boxes: Boxes) -> Sample:
 
 
 def raw_candidates(
-    boxes: Boxes, per_box: int, good: Array, rng: np.random.Generator
+    boxes: Boxes,
+    per_box: int,
+    good: Array,
+    keys: Array,
+    rng: np.random.Generator,
 ) -> Sample:
     """Candidates in every box, all of them admissible.
 
@@ -395,6 +399,7 @@ def raw_candidates(
         boxes: ``P`` boxes.
         per_box: Sobol points for each box.
         good: ``k x d`` points worth searching around, the best first.
+        keys: The keys of their paths.
         rng: The source of random numbers.
 
     Returns:
@@ -404,15 +409,7 @@ def raw_candidates(
     large = (~is_small).nonzero()[0]
     samples = _listed(boxes, is_small.nonzero()[0])
     if len(large):
-        samples.append(
-            _spread(
-                boxes,
-                large,
-                per_box,
-                good,
-                rng,
-            )
-        )
+        samples.append(_spread(boxes, large, per_box, good, keys, rng))
     sample = _admissible(boxes, Sample.join(samples))
     if boxes.problem.is_restricted:
         sample = _with_replacements(
@@ -435,7 +432,12 @@ def _sobol(slots: Slots, box: Array, rng: np.random.Generator) -> Array:
 
 
 def _spread(
-    boxes: Boxes, chosen: Array, per_box: int, good: Array, rng: np.random.Generator
+    boxes: Boxes,
+    chosen: Array,
+    per_box: int,
+    good: Array,
+    keys: Array,
+    rng: np.random.Generator,
 ) -> Sample:
     """Sobol points, perturbations, transfers and points on the bounds."""
     problem = boxes.problem
@@ -447,12 +449,7 @@ def _spread(
     samples = [(x, box, np.zeros_like(box))]
     place = np.arange(len(box)) % per_box
     if len(good):
-        samples += _perturbed(
-            boxes,
-            max(per_box // 2, 1),
-            good,
-            rng,
-        )
+        samples += _perturbed(boxes, max(per_box // 2, 1), good, keys, rng)
     if len(good) and is_shared.any():
         # The values of the best of all in the shared columns that a path has.
         few = place < max(1, per_box // 4)
@@ -473,14 +470,18 @@ def _spread(
 
 
 def _perturbed(
-    boxes: Boxes, per_box: int, good: Array, rng: np.random.Generator
+    boxes: Boxes,
+    per_box: int,
+    good: Array,
+    keys: Array,
+    rng: np.random.Generator,
 ) -> list[tuple[Array, Array, Array]]:
     """Points around the good points of every box, near and far."""
     slots = boxes.slots
     values = boxes.problem.values
     number = {key: b for b, key in enumerate(boxes.keys.tolist())}
     by_box: dict[int, list[int]] = {}
-    for i, key in enumerate(boxes.problem.keys(good).tolist()):
+    for i, key in enumerate(keys.tolist()):
         if key in number:
             by_box.setdefault(number[key], []).append(i)
     if not by_box:

@@ -146,6 +146,7 @@ class Problem:
         feasible: Any other restriction.
         X_avoid: ``m x d`` points not to be proposed, pending ones included.
         good: ``k x d`` points to look around, the best first.
+        good_keys: The keys of their paths.
         max_paths: The number of paths up to which all of them are searched.
         min_distance: How far from known points to stay, in widths of the bounds.
         avoid_paths: Keys of paths on which nothing is proposed.
@@ -166,6 +167,7 @@ class Problem:
     feasible: Feasible | None
     X_avoid: Array
     good: Array
+    good_keys: Array
     max_paths: int
     min_distance: float
     avoid_paths: Array
@@ -482,11 +484,12 @@ def make_problem(
             tables.append(check_points("X_pending", X, tree, row))
     avoid = torch.cat(tables)
     if X_start is None:
-        good = promising(tree, row, acq_functions[0])
+        start, rows = promising(tree, row, acq_functions[0])
     else:
-        good = check_points("X_start", X_start, tree, row)
+        start = check_points("X_start", X_start, tree, row)
+        rows = torch.arange(len(start), device=start.device)
     listed = _with_outcomes(tree, lists, fixed)
-    undeclared = _undeclared(listed, [avoid, good])
+    undeclared = _undeclared(listed, [avoid, start])
     ends = bounds.cpu().numpy()
     values, lower, upper = _columns(listed, ends, whole, lists, fixed, undeclared)
     restricting: Sequence[int] = ()
@@ -507,7 +510,8 @@ def make_problem(
         constraints=constraints,
         feasible=_both(allowed, feasible),
         X_avoid=avoid.cpu().numpy(),
-        good=good.cpu().numpy(),
+        good=start[rows].cpu().numpy(),
+        good_keys=tree.path_key(start)[rows].cpu().numpy(),
         max_paths=min(check_count("max_paths", max_paths), MAX_LISTED),
         min_distance=distance,
         avoid_paths=keys.cpu().numpy(),
@@ -845,7 +849,7 @@ def promising(
     tree: ParameterTree,
     fill: Tensor,
     acq_function: AcquisitionFunction,
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
     """The best training point of every path, the best of all first.
 
     Args:
@@ -854,10 +858,10 @@ def promising(
         acq_function: Its model, objective and direction say what is best.
 
     Returns:
-        ``k x d`` points; none if the acquisition function has no model with one table
-        of training points.
+        ``n x d`` training points, and the rows that are the best; none if the
+        acquisition function has no model with one table of training points.
     """
-    nothing = fill.new_empty(0, tree.dim)
+    nothing = fill.new_empty(0, tree.dim), torch.arange(0, device=fill.device)
     model: Any = getattr(acq_function, "model", None)
     # As they were given, before any input transform.
     X = getattr(model, "_original_train_inputs", None)
@@ -871,15 +875,20 @@ def promising(
         score = _score(acq_function, model, X)
     if score is None:
         return nothing
-    return best_of_paths(tree, check_points("X_start", X, tree, fill), score)
+    X = check_points("X_start", X, tree, fill)
+    return X, _best_rows(tree, X, score)
 
 
 def best_of_paths(tree: ParameterTree, X: Tensor, score: Tensor) -> Tensor:
     """The point with the largest score on each path, the best of all first."""
+    return X[_best_rows(tree, X, score)]
+
+
+def _best_rows(tree: ParameterTree, X: Tensor, score: Tensor) -> Tensor:
     order = np.argsort(-score.detach().cpu().numpy(), kind="stable")
     keys = tree.path_key(X).cpu().numpy()
     first = order[first_of_each(keys[order])]
-    return X[torch.from_numpy(first).to(X.device)]
+    return torch.from_numpy(first).to(X.device)
 
 
 def _of_one_sample(model: Any, values: Any, ndim: int) -> Tensor | None:

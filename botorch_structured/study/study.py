@@ -889,7 +889,7 @@ class Study:
         """A number for the path of each point, the same for the same path."""
         return self.space.tree.path_key(self._tensor(points)).tolist()
 
-    def _branches(self, points: Sequence[Point]) -> list[float]:
+    def _branches(self, points: Sequence[Point]) -> Sequence[float]:
         """The value of the top decision of each point, or else its path."""
         top = self.space.tree.top_decision
         if top not in self.space.tree.decisions_by_value:
@@ -1015,7 +1015,7 @@ class Study:
                 starts = [*self._all_starts()[:2], *starts]
             elif old_studies_predict(old, X, Y, C, Yvar):
                 return []
-        new: dict[int, Point] = {}
+        new: dict[float, Point] = {}
         for start, branch in zip(starts, self._branches(starts), strict=True):
             if branch not in branches:
                 new.setdefault(branch, start)

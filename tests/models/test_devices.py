@@ -37,6 +37,7 @@ from botorch_structured.models import (
 )
 from botorch_structured.models.ablr.feature_maps import TanhNetwork
 from botorch_structured.models.map_fit import DeviceObjective
+from botorch_structured.models.tree import leaf_model
 
 BEST = 0.3
 
@@ -454,13 +455,17 @@ def test_where_the_host_waits_evaluations_are_plain(
     assert len(caplog.records) == 1
 
 
-@pytest.mark.parametrize("name", ["TreeStructuredGP", "TreedGP"])
+REPLAYED = ["TreeStructuredGP", "ConditionalGP", "TreedGP"]
+
+
+@pytest.mark.parametrize("name", REPLAYED)
 def test_a_fit_by_replays_is_that_of_the_cpu(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make, points, size, n, _ = CASES[name]
     X = points(size, n, 0)
     losses = []
+    monkeypatch.setattr(leaf_model, "HOST_ROWS", 0)
     with RehearsedDevice() as device:
         record = Recorder(device)
         monkeypatch.setattr(map_fit, "_cuda_graph", record)
@@ -471,4 +476,5 @@ def test_a_fit_by_replays_is_that_of_the_cpu(
             with torch.no_grad():
                 losses.append(model.compute_custom_loss(mll).item())
     assert record.made and record.replays > 5 * record.made
-    assert losses[1] == pytest.approx(losses[0], abs=1e-3)
+    exact = 1e-3 if name == "TreedGP" else 1e-7  # others take the same steps
+    assert losses[1] == pytest.approx(losses[0], abs=exact)

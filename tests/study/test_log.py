@@ -441,3 +441,10 @@ def test_choices_that_are_read_as_themselves(tmp_path: Path) -> None:
     )
     again = Study(space, log=path)
     assert [repr(t) for t in again.trials] == [repr(t) for t in study.trials]
+
+
+def test_a_line_that_is_no_text_is_named(lines: list[bytes], tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(b"".join([*lines[:3], b"\xff" + lines[3], *lines[4:]]))
+    with pytest.raises(ValueError, match="log.jsonl line 4: expected"):
+        Study(SPACE, log=path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import pickle
+import time
 from pathlib import Path
 from typing import Any
 
@@ -461,7 +462,13 @@ def test_optimize_is_the_loop(capsys: pytest.CaptureFixture[str]) -> None:
     study.optimize(value, 0, progress=False)
     assert not capsys.readouterr().err
     assert torch.equal(points(study), explicit_loop(0, 9))
-    assert all(t.cost is not None and t.cost > 0.0 for t in study.trials)
+
+
+@pytest.mark.usefixtures("random_points")
+def test_a_cost_is_the_time_of_the_evaluation() -> None:
+    study = Study(SPACE, seed=0)
+    study.optimize(lambda config: time.sleep(0.05) or value(config), 2, progress=False)
+    assert all(t.cost is not None and 0.05 <= t.cost < 5.0 for t in study.trials)
 
 
 @pytest.mark.usefixtures("random_points")
@@ -616,6 +623,7 @@ def test_trials_cannot_be_changed_and_are_a_table() -> None:
     for trial in study.trials:
         trial.config["x"] = trial.values["error"] = 9.0
     assert [t.config for t in study.trials] == configs and not study.trials[1].values
+    pytest.importorskip("pandas")
     frame = study.trials_frame()
     assert frame["number"].tolist() == [0, 1]
     assert frame["values_error"].isna().tolist() == [False, True]

@@ -18,7 +18,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Mapping, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, ClassVar, Literal, Self
 
 import torch
@@ -244,7 +244,7 @@ class TreeStructuredGP(LeafModel):
         # one leaf: exactly a SingleTaskGP with its defaults
         has_structure = bool(tree.decision_columns or known_values)
         structured = covar_module is None and has_structure
-        own_likelihood = False
+        begins_fits = False
         if structured:
             self._warn_of_scales(
                 train_X,
@@ -260,30 +260,36 @@ class TreeStructuredGP(LeafModel):
                         tree.dim,
                     )
                 )
-            make = partial(
-                _modules if callable(leaf_kernel) else _copied_modules,
+            arguments = (
                 tree,
                 tuple((c, tuple(values)) for c, values in known_values.items()),
                 context_features,
                 aug_batch_shape,
                 train_X.dtype,
                 train_X.device,
-                shared_features=shared_features,
-                leaf_inputs=leaf_inputs,
-                leaf_hyperparameters=leaf_hyperparameters,
-                leaf_offset=leaf_offset == "random",
-                node_weights=bool(node_weights),
-                weight_variances=weight_variances,
             )
+            configuration: dict[str, Any] = {
+                "shared_features": shared_features,
+                "leaf_inputs": leaf_inputs,
+                "leaf_hyperparameters": leaf_hyperparameters,
+                "leaf_offset": leaf_offset == "random",
+                "node_weights": bool(node_weights),
+                "weight_variances": weight_variances,
+            }
             if callable(leaf_kernel):
-                defaults = make(leaf_kernel=leaf_kernel)
+                configuration["leaf_kernel"] = leaf_kernel
+                defaults = _modules(*arguments, **configuration)
             else:
-                name = "matern" if leaf_kernel == "evidence" else leaf_kernel
-                defaults = make(correlation=name)
+                if leaf_kernel != "evidence":
+                    configuration["correlation"] = leaf_kernel
+                # new priors have the default dtype
+                dtype = torch.get_default_dtype()
+                template = _template(dtype, *arguments, **configuration)
+                defaults = template.copy([tree, *CORRELATIONS])
             covar_module, default_noise, default_mean = defaults
             if likelihood is None and train_Yvar is None:
                 likelihood = default_noise
-                own_likelihood = True
+                begins_fits = True
             if mean_module is None:
                 mean_module = default_mean
         elif covar_module is None and callable(leaf_kernel):
@@ -303,7 +309,8 @@ class TreeStructuredGP(LeafModel):
         self.tree = tree
         if not structured:
             self._check_kernel()
-        if own_likelihood:
+        self._begins_fits = begins_fits
+        if begins_fits:
             set_noise_prior(self.likelihood, self.train_targets)
         if structured:
             self._subset_batch_dict = output_dimensions(self)
@@ -358,8 +365,7 @@ class TreeStructuredGP(LeafModel):
             train_Y,
             hierarchical_dependencies,
             train_Yvar,
-            leaf_kernel=leaf_kernel,
-            **cls.published_arguments,
+            **(cls.published_arguments | {"leaf_kernel": leaf_kernel}),
             **kwargs,
         )
 
@@ -580,23 +586,12 @@ def _modules(
 
 @lru_cache(maxsize=8)  # for one model after the other of the same tree
 def _template(
-    default_dtype: torch.dtype,  # of new priors
+    default_dtype: torch.dtype,
     tree: ParameterTree,
     *args: Any,
     **options: Any,
 ) -> _Template:
     return _Template(_modules(tree, *args, **options), [tree, *CORRELATIONS])
-
-
-def _copied_modules(
-    tree: ParameterTree,
-    *args: Any,
-    **options: Any,
-) -> nn.ModuleList:
-    """The result of ``_modules``, copied from earlier ones if there are any."""
-    template = _template(torch.get_default_dtype(), tree, *args, **options)
-    copies: nn.ModuleList = template.copy([tree, *CORRELATIONS])
-    return copies
 
 
 def _known_values(

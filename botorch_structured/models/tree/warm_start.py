@@ -97,19 +97,14 @@ def _options(model: Any, earlier: Any) -> Iterator[tuple[str, object, object]]:
         sharing = a.leaf_hyperparameters.sharing
         yield "leaf_hyperparameters", sharing, b.leaf_hyperparameters.sharing
         yield "leaf_kernel", model._choose_kernel, earlier._choose_kernel
-        yield "leaf_kernel", _leaf_kernel_classes(a), _leaf_kernel_classes(b)
 
 
-def _leaf_kernel_classes(kernel: TreeStructuredKernel) -> set[type]:
-    """Those on all paths, of which one model may have more."""
-    kernels = kernel.leaf_kernels or torch.nn.ModuleDict()
-    return {type(part) for part in kernels.modules()}
-
-
-def _module_classes(module: torch.nn.Module) -> list[type]:
+def _module_classes(module: torch.nn.Module) -> object:
     """The classes of a kernel and of what it is made of, of a likelihood or mean."""
     if isinstance(module, TreeStructuredKernel):
-        return [type(module)]  # its parts depend on the branches
+        # its other parts, and how many these are, depend on the branches
+        kernels = module.leaf_kernels or torch.nn.ModuleDict()
+        return {type(part) for part in [module, *kernels.values()]}
     return [type(part) for part in module.modules()]
 
 

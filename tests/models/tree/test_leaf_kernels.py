@@ -29,9 +29,14 @@ from botorch_structured.kernels import (
     LaplaceKernel,
     TreeStructuredKernel,
 )
-from botorch_structured.models import TreeStructuredGP
+from botorch_structured.models import (
+    OldStudiesMean,
+    TransferGP,
+    TreedGP,
+    TreeStructuredGP,
+)
 from botorch_structured.models.tree.warm_start import take_values
-from botorch_structured.spaces import ParameterTree
+from botorch_structured.spaces import ParameterTree, SearchSpace
 
 pytestmark = pytest.mark.usefixtures("double")
 
@@ -194,7 +199,7 @@ def test_parts_and_copies(sharing: Any) -> None:
         pickle.loads(pickle.dumps(again)).posterior(X).mean, make(Y).posterior(X).mean
     )
     other = TreeStructuredGP(X, Y, TREE, leaf_hyperparameters=sharing)
-    with pytest.raises(ValueError, match="start_from: .*leaf_kernel"):
+    with pytest.raises(ValueError, match="start_from: .*covar_module"):
         take_values(again, other)
 
 
@@ -294,3 +299,20 @@ def test_lengthscales_by_column_and_path() -> None:
     two = TreeStructuredGP(X, torch.cat([Y, Y], -1), TREE)
     assert two.covar_module.lengthscale.shape == (2, 1, 4)
     assert two.covar_module.path_lengthscales().shape == (2, 2, 4)
+
+
+def test_lengthscales_of_regions_and_old_studies() -> None:
+    X = torch.rand(40, 2, generator=torch.Generator().manual_seed(0))
+    treed = TreedGP(
+        X, torch.where(X[:, :1] > 0.5, (20 * X[:, 1:]).sin(), 0.1 * X[:, :1])
+    )
+    kernel: Any = treed.covar_module
+    expected = kernel.lengthscale_of_leaf.value.log().mean(-2, keepdim=True).exp()
+    assert treed.partition.num_leaves > 1
+    torch.testing.assert_close(kernel.lengthscale, expected)
+    space = SearchSpace({"a": (0.0, 1.0), "b": (0.0, 1.0)})
+    studies = [(X, X.sum(-1, keepdim=True).sin()), (X, X[:, :1].square())]
+    old = OldStudiesMean.from_studies(studies, space)
+    transfer: Any = TransferGP(X[:5], X[:5, :1], old)
+    expected = 1 / old.inverse_lengthscale.unsqueeze(0)
+    torch.testing.assert_close(transfer.covar_module.lengthscale, expected)
