@@ -184,6 +184,7 @@ class ConditionalGP(LeafModel):
             input_transform=input_transform,
         )
         self.tree = tree
+        self._begins_fits = own_likelihood
         if own_likelihood:
             set_noise_floor(self.likelihood, self.train_targets)
         if own_kernel:

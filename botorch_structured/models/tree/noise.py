@@ -37,9 +37,10 @@ _EXACT = (1e-6, 3.0, 1e-9)
 # BoTorch's own: LogNormal(-4, 1), whose mode in log space is exp(-5), and its floor
 _STEPS = (math.exp(-5.0), 1.0, 1e-4)
 # Where a training loop begins. At 1e-4 the loss of 20 exact outcomes may be 1,000, and
-# a step of SGD or Adam leaves all optima. The quasi-Newton fits of ``TreeStructuredGP``
-# begin there: of 200 data sets 7 % (as published 9 %) ended more than .1 nats below the
-# best optimum, and 11 % (20 %) from .03. ``ConditionalGP`` is better from .03.
+# a step of SGD or Adam leaves all optima. Quasi-Newton fits begin there: of 200 data
+# sets 7 % (as published 9 %) ended more than .1 nats below the best optimum, and 11 %
+# (20 %) from .03. ``ConditionalGP`` has 14 % and 6 %; from .03 its fit to five exact
+# outcomes on a path explains them as noise, which misleads a search.
 _START = 0.03
 _FIT_START = 1e-4
 
