@@ -177,7 +177,8 @@ def _studies(
         return [_from_ax(one)]
     if hasattr(one, "cv_results_") or _has_scores(one):
         return [_from_search(one, name)]
-    is_points = isinstance(one, tuple) and len(one) == 2 and isinstance(one[0], Tensor)
+    is_pair = isinstance(one, tuple) and len(one) == 2
+    is_points = is_pair and all(isinstance(part, Tensor) for part in one)
     if not (is_points or hasattr(one, "to_dict") or _is_rows(one)):
         raise ValueError(
             "earlier: expected a Study, the path of a log or of a CSV table, a data "

@@ -192,7 +192,9 @@ def test_no_old_studies_are_none() -> None:
     assert Study(DICTIONARIES, earlier=[]).earlier is None
 
 
-@pytest.mark.parametrize("what", [3, "nowhere.csv", [[1, 2]], {"a": 1}])
+@pytest.mark.parametrize(
+    "what", [3, "nowhere.csv", [[1, 2]], {"a": 1}, (torch.ones(3, 4), 1.0)]
+)
 def test_what_is_no_study_is_refused_before_any_work(what: Any) -> None:
     with pytest.raises(ValueError, match="earlier: expected"):
         Study(DICTIONARIES, earlier=what)

@@ -21,7 +21,7 @@ from botorch.posteriors import GPyTorchPosterior
 from botorch.settings import validate_input_scaling
 from botorch.utils.datasets import SupervisedDataset
 from gpytorch.kernels import Kernel
-from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
 from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from torch import Tensor
 
@@ -39,7 +39,7 @@ from botorch_structured.models.tree.leaf_inference import (
     log_evidence,
 )
 from botorch_structured.models.tree.moments import LeafMoments
-from botorch_structured.models.tree.noise import begin_fit
+from botorch_structured.models.tree.noise import FIT_START, START
 from botorch_structured.models.tree.objective import LeafObjective, device_units
 from botorch_structured.models.tree.point_moments import (
     ModelMoments,
@@ -144,6 +144,17 @@ def output_dimensions(model: FastSingleTaskGP) -> dict[str, int]:
     """
     batch = len(model._aug_batch_shape)
     return {name: batch - 1 - p.ndim for name, p in model.named_parameters()}
+
+
+def begin_fit(likelihood: GaussianLikelihood) -> None:
+    """Set a free noise that is as the constructor left it to where a fit begins.
+
+    Args:
+        likelihood: From ``default_likelihood``.
+    """
+    raw = likelihood.noise_covar.raw_noise
+    if raw.requires_grad:
+        raw.data.masked_fill_(raw.data == math.log(START), math.log(FIT_START))
 
 
 class _FitRecord(NamedTuple):

@@ -539,7 +539,7 @@ class LeafMoments:
     def graph(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """Moments of ``t x d`` inputs by operations that autograd knows."""
         rows = self.kernel.rows(X)
-        mean, _, explained, weight = self.solver.predict(rows)
+        mean, explained, weight = self.solver.predict(rows)
         reduction = weight.square().sum(-1) - explained.square().sum(-1)
         return mean, rows.prior.expand(len(X)) + reduction
 
@@ -570,14 +570,15 @@ class LeafMoments:
 
         With zeros for the weight that an unused place has.
         """
-        root = pad(self.solver.weight_root.mT, (0, 0, 0, 1)).numpy()
+        factors = self.solver.factors
+        root = pad(factors.weight_root.mT, (0, 0, 0, 1)).numpy()
         covariance = root @ root.T if len(root) <= _MANY_WEIGHTS else None
-        return pad(self.solver.weight_mean, (0, 1)).numpy(), root, covariance
+        return pad(factors.weight_mean, (0, 1)).numpy(), root, covariance
 
     def _with_data(self, number: int) -> PathMoments:
         """All leaves of a bucket."""
         bucket = self.solver.structure.layout.buckets[number]
-        inverse, half = self.solver.factors[number]
+        inverse, half = self.solver.factors.blocks[number]
         if bucket.real is not None:
             # it is the identity where padded, of which nothing is to be explained
             inverse = inverse * bucket.real.unsqueeze(-1)

@@ -22,7 +22,6 @@ batch dimensions of their own, and the posterior is differentiable in them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
@@ -37,7 +36,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from botorch_structured._botorch_names import functorch_is_active
-from botorch_structured.linalg.block_low_rank import WeightedBlock, factorise
+from botorch_structured.linalg.block_low_rank import (
+    Factorisation,
+    WeightedBlock,
+    factorise,
+)
 from botorch_structured.linalg.factor import given_last
 from botorch_structured.models.fast_inference import with_gradient, with_variance_floor
 from botorch_structured.models.parameters import UnknownFormError
@@ -49,6 +52,7 @@ from botorch_structured.models.tree.leaf_inference import (
     leaf_blocks,
 )
 from botorch_structured.models.tree.moments import (
+    Array,
     LeafMoments,
     PathTables,
     differentiable_moments,
@@ -66,10 +70,8 @@ class LeafSolver:
         residual: Outcomes less prior means, ``n``.
 
     Attributes:
-        paths: The covariance by tables, on a CPU and where it has that form.
-        factors: L^-1 and [e, H] of each bucket.
-        weight_root: J.
-        weight_mean: mu.
+        paths: The covariance by tables, from when there are ``moments``.
+        tables: Those of the leaves of each bucket, likewise.
     """
 
     @torch.no_grad()
@@ -86,21 +88,10 @@ class LeafSolver:
         self.kernel.fixed_values = kernel.values()
         self.X = X
         self.structure = structure
+        self.noise = noise
+        self.residual = residual
         self.paths: PathTables | None = None
-        if X.device.type == "cpu" and not functorch_is_active():
-            with suppress(UnknownFormError):
-                self.paths = PathTables(self.kernel, structure.leaf_places, X)
-        #: Tables of the leaves of each bucket, if there are ``paths``.
         self.tables: list[dict[str, Any]] = []
-        if self.paths is None:
-            weighted = [block.noisy(kernel, noise) for block in self.blocks]
-        else:
-            weighted = self._by_tables(self.paths, noise)
-        self.factors, self.weight_root, self.weight_mean = factorise(
-            weighted,
-            residual,
-            kernel.num_weights,
-        )
 
     @cached_property
     def blocks(self) -> list[LeafBlock]:
@@ -108,23 +99,36 @@ class LeafSolver:
         with torch.no_grad():
             return leaf_blocks(self.kernel, self.X, self.structure)
 
-    def _by_tables(
-        self,
-        paths: PathTables,
-        noise: Tensor,
-    ) -> list[WeightedBlock]:
-        """The blocks of the covariance, in a third of the time of ``blocks``."""
+    @cached_property
+    def factors(self) -> Factorisation:
+        """L^-1 and [e, H] of each bucket, J and mu.
+
+        Of the covariance by what is there already: ``paths`` take a third of the time
+        of ``blocks``, without which points are not predicted jointly.
+        """
+        with torch.no_grad():
+            if self.paths is None:
+                weighted = [b.noisy(self.kernel, self.noise) for b in self.blocks]
+            else:
+                weighted = self._by_tables(self.paths)
+            return factorise(weighted, self.residual, self.kernel.num_weights)
+
+    def _data(self, paths: PathTables) -> list[Array]:
+        """The rows of each bucket, extended."""
         extended = paths.extend(self.X.numpy())
-        noises = np.append(noise.detach().numpy(), 1.0).astype(extended.dtype)
+        return [extended[b.rows.numpy()] for b in self.structure.layout.buckets]
+
+    def _by_tables(self, paths: PathTables) -> list[WeightedBlock]:
+        """The blocks of the covariance."""
+        noises = np.append(self.noise.numpy(), 1.0)
         weighted = []
-        for bucket, weights in zip(
+        for bucket, weights, tables, data in zip(
             self.structure.layout.buckets,
             self.structure.weights,
+            self.tables,
+            self._data(paths),
             strict=True,
         ):
-            data = extended[bucket.rows.numpy()]
-            tables = paths.with_rows(bucket.leaves.numpy(), data, weights.numpy())
-            self.tables.append(tables)
             k, features = paths.covariance(tables, data)
             if bucket.real is not None:
                 real = bucket.real.numpy()[:, :, None]
@@ -145,7 +149,24 @@ class LeafSolver:
 
         On a GPU there are none, as they read values of points.
         """
-        return None if self.paths is None else LeafMoments(self)
+        if self.X.device.type != "cpu" or functorch_is_active():
+            return None
+        places = self.structure.leaf_places
+        try:
+            paths = PathTables(self.kernel, places, self.X)
+        except UnknownFormError:
+            return None
+        self.tables = [
+            paths.with_rows(bucket.leaves.numpy(), data, weights.numpy())
+            for bucket, weights, data in zip(
+                self.structure.layout.buckets,
+                self.structure.weights,
+                self._data(paths),
+                strict=True,
+            )
+        ]
+        self.paths = paths
+        return LeafMoments(self)
 
     def joint(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """Moments of points jointly, on the scale of transformed outcomes.
@@ -166,16 +187,15 @@ class LeafSolver:
                 return mean.view(batch), variance.view(*batch, 1)
         flat = self.kernel.rows(X.flatten(0, -2))
         in_batch = methodcaller("unflatten", 0, batch)
-        mean, leaf, explained, weight = map(in_batch, self.predict(flat))
+        mean, explained, weight = map(in_batch, self.predict(flat))
         rows = LeafRows(*map(in_batch, flat))
         on_one_path = rows.key.unsqueeze(-1) == rows.key.unsqueeze(-2)
         prior = self.kernel.leaf_covariance(rows, rows)
         covariance = torch.where(on_one_path, prior, 0.0) + weight @ weight.mT
-        on_one_leaf = leaf.unsqueeze(-1) == leaf.unsqueeze(-2)
-        shared = torch.where(on_one_leaf, explained @ explained.mT, 0.0)
+        shared = torch.where(on_one_path, explained @ explained.mT, 0.0)
         return mean, covariance - shared
 
-    def predict(self, rows: LeafRows) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def predict(self, rows: LeafRows) -> tuple[Tensor, Tensor, Tensor]:
         """Terms of the posterior of points.
 
         Args:
@@ -183,21 +203,20 @@ class LeafSolver:
                 of its parameters.
 
         Returns:
-            The mean less the prior one, ``t``; the leaf of each, ``t``; w, padded to
-            the largest leaf, ``t x max_size``; J h, ``t x V``.
+            The mean less the prior one, ``t``; w, padded to the largest leaf,
+            ``t x max_size``; J h, ``t x V``.
         """
         features = rows.features
-        layout = self.structure.layout
-        leaf = layout.find(rows.key)
+        max_size = self.structure.layout.max_size
         # rows on paths without data keep the prior
-        mean = features @ self.weight_mean
-        explained = features.new_zeros(len(features), layout.max_size)
+        mean = features @ self.factors.weight_mean
+        explained = features.new_zeros(len(features), max_size)
         reduced = pad(features, (0, 1))
-        for number, places, index, k in self._covariances(rows, leaf):
-            inverse, half = self.factors[number]
+        for number, places, index, k in self._covariances(rows):
+            inverse, half = self.factors.blocks[number]
             w = k @ inverse[places].mT
             both = w @ half[places]
-            w = pad(w, (0, layout.max_size - w.shape[-1]))
+            w = pad(w, (0, max_size - w.shape[-1]))
             mean = mean.index_put((index,), both[..., 0], accumulate=True)
             explained = explained.index_put((index,), w, accumulate=True)
             weights = self.blocks[number].weights[places].unsqueeze(-2)
@@ -206,23 +225,22 @@ class LeafSolver:
                 -both[..., 1:],
                 accumulate=True,
             )
-        return mean, leaf, explained, reduced[:, :-1] @ self.weight_root.mT
+        return mean, explained, reduced[:, :-1] @ self.factors.weight_root.mT
 
     def means(self, rows: LeafRows) -> Tensor:
         """Means less prior ones of ``t`` points, as `predict` has them.
 
         They take time linear in the rows of a leaf, variances quadratic.
         """
-        mean = rows.features @ self.weight_mean
-        leaf = self.structure.layout.find(rows.key)
-        for number, places, index, k in self._covariances(rows, leaf):
-            inverse, half = self.factors[number]
+        mean = rows.features @ self.factors.weight_mean
+        for number, places, index, k in self._covariances(rows):
+            inverse, half = self.factors.blocks[number]
             alpha = inverse[places].mT @ half[places, :, :1]
             mean = mean.index_put((index,), (k @ alpha)[..., 0], accumulate=True)
         return mean
 
     def _covariances(
-        self, rows: LeafRows, leaf: Tensor
+        self, rows: LeafRows
     ) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
         """Covariances of points with the data of their leaves, in batches.
 
@@ -231,7 +249,7 @@ class LeafSolver:
             and k, ``U x t' x N``, zero where padded.
         """
         for number, block in enumerate(self.blocks):
-            for places, index, real in _groups(leaf, block.bucket.leaves):
+            for places, index, real in _groups(rows.key, block.rows.key[:, 0]):
                 data = LeafRows(*map(itemgetter(places), block.rows))
                 points = LeafRows(*map(itemgetter(index), rows))
                 k = self.kernel.leaf_covariance(data, points).mT
@@ -265,8 +283,8 @@ def _groups(
     On a GPU each leaf has all points: the host would wait for their number.
 
     Args:
-        leaf: The leaf of each point, ``t``.
-        leaves: Those of a bucket, ``B``.
+        leaf: The key of the leaf of each point, ``t``.
+        leaves: The keys of a bucket's leaves, ``B``.
 
     Returns:
         Places in the bucket, ``U``, numbers of points, ``U x t'``, and which of these

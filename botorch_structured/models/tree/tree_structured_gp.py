@@ -479,7 +479,8 @@ class TreeStructuredGP(LeafModel):
         solver = self.solver if self._is_single() else None
         single = solver.solvers[0] if solver is not None else None
         if isinstance(single, LeafSolver):
-            return single.weight_mean, single.weight_root
+            factors = single.factors
+            return factors.weight_mean, factors.weight_root
         X = self.train_inputs[0]
         with torch.no_grad():
             prior = self.forward(X)
