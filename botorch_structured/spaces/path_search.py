@@ -104,6 +104,11 @@ class PathSearch:
             return self.states[self.holds(goal, self.states)], True
         return self._search(goal, most, np.random.default_rng(seed))
 
+    def count_up_to_two(self, goal: Condition) -> int:
+        """On how many paths a goal holds; 2 stands for more."""
+        known = np.count_nonzero(self.holds(goal, self.states))
+        return min(known, 2) if known > 1 else len(self.where(goal, 2)[0])
+
     def _search(
         self,
         goal: Condition,

@@ -53,8 +53,8 @@ Array = NDArray[Any]
 SMOOTH = {"matern32", "matern52", "rbf"}
 # Most numbers in the tables of paths that are evaluated together (32 MiB).
 _MAX_NUMBERS = 1 << 22
-# With more weights their covariance is computed path by path.
-_MANY_WEIGHTS = 1024
+# Up to so many columns of a path are read by a product with a matrix.
+_FEW_COLUMNS = 64
 
 
 class PointMoments(NamedTuple):
@@ -119,36 +119,55 @@ class PathMoments:
         names: The correlations k_f.
         tables: Factors and data of each of the ``U`` paths, see ``LeafMoments``; ``U x
             a x b`` each. Unused places have zero factors.
+        data: The rows of each leaf, extended, ``U x N x d``.
     """
 
     def __init__(
         self,
         names: Sequence[str],
         tables: dict[str, Array],
+        data: Array,
     ) -> None:
         t = dict(tables)
-        dtype = t["inverse_chol"].dtype
-        used = [t["columns"], *(t[f"inputs{i}"] for i in range(len(names)))]
-        columns = np.sort(np.concatenate(used, axis=-1)[:, 0])
-        columns[:, 1:][columns[:, 1:] == columns[:, :-1]] = -1
+        dtype = data.dtype
+        parts = [t.pop(f"inputs{i}") for i in range(len(names))]
+        used = np.concatenate([*parts, t.pop("columns")], axis=-1)[:, 0]
+        order = used.argsort(-1, kind="stable")
+        columns = np.take_along_axis(used, order, -1)
+        # of several places with the same column the first one is its place
+        again = columns[:, 1:] == columns[:, :-1]
+        place = np.tile(np.arange(used.shape[1]), (len(used), 1))
+        place[:, 1:][again] = 0
+        np.maximum.accumulate(place, axis=-1, out=place)
+        places = np.empty_like(place)
+        np.put_along_axis(places, order, place, -1)
+        columns[:, 1:][again] = -1
         #: The columns, ``U x k``, each once; -1 for none.
         self.columns = columns
 
+        self._factors: list[tuple[str, str]] = []
+        path = np.arange(len(used))[:, None]
+        x = np.take_along_axis(data, columns[:, None], -1)
+        start = 0
+        for i, name in enumerate(names):
+            scales = t.pop(f"inverse{i}")[:, 0]
+            end = start + scales.shape[1]
+            table = np.zeros(columns.shape, dtype)
+            np.add.at(table, (path, places[:, start:end]), scales)
+            start = end
+            if table.any():
+                self._factors.append((name, str(i)))
+                t[f"scales{i}"] = table[:, None]
+                t[f"data{i}"] = scaled = x * table[:, None]
+                t[f"squares{i}"] = np.add.reduce(np.square(scaled), -1)[:, None]
         # Weights of nodes come first, and are constant on a path.
         moving = ((t["slope"] != 0.0) | (t["wave"] != 0.0)).any((0, 1)).nonzero()[0]
         self._moving = len(moving) > 0
         self._first = int(moving[0]) if self._moving else t["level"].shape[-1]
-        for name in ("columns", "slope", "wave", "frequency", "phase"):
+        for name in ("slope", "wave", "frequency", "phase"):
             t[name] = t[name][..., self._first :]
         t["rate"] = t["wave"] * t["frequency"]
-        # Columns are read by a product with a matrix of their places.
-        t["columns"] = (columns[:, :, None] == t["columns"]).astype(dtype)
-        self._factors: list[tuple[str, str]] = []
-        for i, name in enumerate(names):
-            places = (columns[:, :, None] == t[f"inputs{i}"]) * t[f"inverse{i}"]
-            t[f"inputs{i}"] = places.astype(dtype)
-            if places.any():
-                self._factors.append((name, str(i)))
+        t["places"] = places[:, None, start + self._first :]
         self._offset = bool(t["constant"].any())
         t["total"] = (t["variance"] + t["constant"])[..., 0]
         t["variance"] = t["variance"] * np.ones_like(t["alpha"])
@@ -158,16 +177,16 @@ class PathMoments:
         self,
         rows: Any,
         weight_mean: Array,
-        root: Array,
-        covariance: Array | None,
+        covariance: Array,
+        is_explained: bool,
     ) -> PathMoments:
         """Some of the paths, with the posterior of their weights.
 
         Args:
             rows: Which of the paths.
             weight_mean: mu, and zero for the weight of an unused place.
-            root: The columns of J, likewise.
-            covariance: M^-1, if it has been computed.
+            covariance: M^-1, or S of M^-1 = I - S'S, likewise.
+            is_explained: Whether it is S.
         """
         new = copy(self)
         new.columns = self.columns[rows]
@@ -176,12 +195,24 @@ class PathMoments:
         mu = weight_mean[weights][:, :, None]
         t["still"] = t["level"] @ mu
         t["mu"] = mu[:, self._first :]
-        if covariance is None:
-            t["covariance"] = np.stack([root[some] @ root[some].T for some in weights])
-        else:
+        if not is_explained:
             t["covariance"] = covariance[weights[:, :, None], weights[:, None]]
+        else:
+            explained = covariance.T[weights]
+            t["explained"] = explained
+            width, count = explained.shape[1:]
+            if width <= 2 * count:
+                eye = np.eye(width, dtype=explained.dtype)
+                t["covariance"] = eye - explained @ explained.swapaxes(1, 2)
         new._tables = t
         return new
+
+    @cached_property
+    def _readers(self) -> Array:
+        """Matrices that read the columns of moving weights, ``U x k x D'``."""
+        places = self._tables["places"]
+        table = places == np.arange(self.columns.shape[1])[:, None]
+        return table.astype(self._tables["rate"].dtype)
 
     def __call__(
         self,
@@ -204,7 +235,7 @@ class PathMoments:
         points: list[Array] = []
         slopes: list[Array] = []
         for name, i in self._factors:
-            point = x @ t[f"inputs{i}"]
+            point = x * t[f"scales{i}"]
             distance: Array = point @ t[f"data{i}"].swapaxes(1, 2)
             distance *= -2.0
             distance += t[f"squares{i}"]
@@ -224,7 +255,12 @@ class PathMoments:
         mean = both[..., :1] + t["still"]
         h = t["level"] - both[..., 1:]
         if self._moving:
-            at = x @ t["columns"]
+            if len(self.columns[0]) <= _FEW_COLUMNS:
+                at = x @ self._readers
+            else:
+                paths = np.arange(len(x))[:, None]
+                by_column = x.transpose(2, 0, 1)
+                at = by_column[t["places"][:, 0].T, paths.T].transpose(1, 2, 0)
             angle = at * t["frequency"]
             angle += t["phase"]
             z = np.sin(angle)
@@ -233,7 +269,11 @@ class PathMoments:
             z += at
             mean += z @ t["mu"]
             h[..., first:] += z
-        of_weights = h @ t["covariance"]
+        if "covariance" in t:
+            of_weights = h @ t["covariance"]
+        else:
+            explained = t["explained"]
+            of_weights = h - (h @ explained) @ explained.swapaxes(1, 2)
         variance = np.add.reduce(of_weights * h, -1)
         variance -= np.add.reduce(np.square(weight), -1)
         variance += t["total"]
@@ -252,7 +292,8 @@ class PathMoments:
             total = np.add.reduce(g, -1, keepdims=True)
             each = by_point.reshape(len(x), 2, w, point.shape[-1])
             each -= point[:, None] * total.reshape(len(x), 2, w, 1)
-            pull += by_point @ t[f"inputs{i}"].swapaxes(1, 2)
+            by_point *= t[f"scales{i}"]
+            pull += by_point
         if self._moving:
             rate = np.cos(angle)
             rate *= t["rate"]
@@ -260,7 +301,7 @@ class PathMoments:
             of_variance = of_weights[..., first:] * rate
             of_variance *= 2.0
             g = np.concatenate([rate * t["mu"].swapaxes(1, 2), of_variance], axis=1)
-            pull += g @ t["columns"].swapaxes(1, 2)
+            pull += g @ self._readers.swapaxes(1, 2)
         return mean[..., 0], variance, pull[:, :w], pull[:, w:]
 
 
@@ -485,14 +526,16 @@ class LeafMoments:
         return self._of_bucket[bucket].take(place, *self._weights)
 
     @cached_property
-    def _weights(self) -> tuple[Array, Array, Array | None]:
-        """mu, the columns of J, and M^-1 = J'J if there are not too many weights.
+    def _weights(self) -> tuple[Array, Array, bool]:
+        """mu, and S of M^-1 = I - S'S where it is known, else M^-1; whether it is S.
 
         With zeros for the weight that an unused place has.
         """
-        root = pad(self.solver.weight_root.mT, (0, 0, 0, 1)).numpy()
-        covariance = root @ root.T if len(root) <= _MANY_WEIGHTS else None
-        return pad(self.solver.weight_mean, (0, 1)).numpy(), root, covariance
+        mean = pad(self.solver.weight_mean, (0, 1)).numpy()
+        covariance = self.solver.weight_covariance
+        if covariance.explained is not None:
+            return mean, pad(covariance.explained, (0, 1)).numpy(), True
+        return mean, pad(covariance.dense(), (0, 1, 0, 1)).numpy(), False
 
     def _with_data(self, number: int) -> PathMoments:
         """All leaves of a bucket."""
@@ -545,15 +588,10 @@ class LeafMoments:
         for name, table in tables.items():
             if table.dtype == np.float64:
                 tables[name] = table.astype(data.dtype, copy=False)
-        for i in range(len(paths.names)):
-            scaled = np.take_along_axis(data, tables[f"inputs{i}"], -1)
-            scaled = scaled * tables[f"inverse{i}"]
-            tables[f"data{i}"] = scaled
-            tables[f"squares{i}"] = np.add.reduce(np.square(scaled), -1)[:, None]
         tables["inverse_chol"] = inverse_chol
         tables["half"] = half
         tables["alpha"] = half[..., :1].swapaxes(1, 2) @ inverse_chol
-        return PathMoments(paths.names, tables)
+        return PathMoments(paths.names, tables, data)
 
 
 class _Tables(NamedTuple):
@@ -627,7 +665,8 @@ class MomentsOnPaths:
         # How many numbers the tables of each path have.
         widest = max(block.weights.shape[-1] for block in solver.blocks)
         sizes = [block.bucket.index.shape[-1] for block in solver.blocks]
-        self._sizes = 1 + widest**2 + np.square([*sizes, 0])[self._bucket]
+        widest *= min(widest, len(solver.weight_covariance.inverse_chol))
+        self._sizes = 1 + widest + np.square([*sizes, 0])[self._bucket]
         self._last: tuple[bytes | None, list[_Group]] = None, []
         self._tables: dict[bytes, _Tables] = {}
 

@@ -62,7 +62,7 @@ class LeafSolver:
     Attributes:
         blocks: The rows of each bucket of leaves.
         factors: L^-1 and [e, H] of each bucket.
-        weight_root: J.
+        weight_covariance: M^-1.
         weight_mean: mu.
     """
 
@@ -81,7 +81,7 @@ class LeafSolver:
         self.X = X
         self.structure = structure
         self.blocks = leaf_blocks(self.kernel, X, structure)
-        self.factors, self.weight_root, self.weight_mean = factorise(
+        self.factors, self.weight_covariance, self.weight_mean = factorise(
             [block.noisy(kernel, noise) for block in self.blocks],
             residual,
             kernel.num_weights,
@@ -179,7 +179,8 @@ class LeafSolver:
                     -both[..., 1:],
                     accumulate=True,
                 )
-        return mean, leaf, explained, reduced[:, :-1] @ self.weight_root.mT
+        weight = self.weight_covariance.rooted(reduced[:, :-1])
+        return mean, leaf, explained, weight
 
     def append(
         self,

@@ -421,7 +421,8 @@ class TreeStructuredGP(LeafModel):
         solver = self.solver if self._is_single() else None
         single = solver.solvers[0] if solver is not None else None
         if isinstance(single, LeafSolver):
-            return single.weight_mean, single.weight_root
+            eye = torch.eye(len(single.weight_mean)).to(single.weight_mean)
+            return single.weight_mean, single.weight_covariance.rooted(eye).mT
         X = self.train_inputs[0]
         with torch.no_grad():
             prior = self.forward(X)
