@@ -238,7 +238,8 @@ class Factorisation(NamedTuple):
 
     def log_density(self, num_rows: int) -> Tensor:
         """The log density log N(r; 0, K) of so many rows."""
-        roots = [part.inverse_chol for part in (*self.blocks, self.weight_covariance)]
+        roots = [block.inverse_chol for block in self.blocks]
+        roots.append(self.weight_covariance.inverse_chol)
         logs = torch.cat([r.diagonal(dim1=-1, dim2=-2).flatten() for r in roots]).log()
         # r'K^-1 r as a sum of squares at the posterior mean of the weights: r'A^-1 r -
         # u'mu is equal, but loses digits by cancellation when the noise is small

@@ -106,8 +106,9 @@ class PathSearch:
 
     def count_up_to_two(self, goal: Condition) -> int:
         """On how many paths a goal holds; 2 stands for more."""
-        known = np.count_nonzero(self.holds(goal, self.states))
-        return min(known, 2) if known > 1 else len(self.where(goal, 2)[0])
+        if self.holds(goal, self.states).sum() > 1:
+            return 2
+        return len(self.where(goal, 2)[0])
 
     def _search(
         self,

@@ -23,7 +23,7 @@ class Linear(AcquisitionFunction):
 
 
 def test_the_best_of_many_binaries_and_the_next_best() -> None:
-    space = SearchSpace({f"b{i}": [False, True] for i in range(200)})
+    space = SearchSpace.from_dictionaries({f"b{i}": [False, True] for i in range(200)})
     weights = torch.randn(200, generator=torch.Generator().manual_seed(0))
     acqf = Linear(weights)
     best, value = optimize_acqf_paths(acqf, space=space, seed=0)
