@@ -44,14 +44,6 @@ FILES: dict[str, Text | str] = {
 """A plain name is LIBSVM's format."""
 
 
-def cells(path: Path, source: Text) -> list[list[str]]:
-    """The rows of a file of text, compressed or not, without those that are empty."""
-    opened: Any = gzip.open if path.suffix == ".gz" else open
-    with opened(path, "rt", newline="") as file:
-        rows = csv.reader(file, delimiter=source.delimiter, skipinitialspace=True)
-        return [row for row in rows if row][source.header :]
-
-
 def read(name: str, folder: Path = DATA) -> tuple[np.ndarray, np.ndarray]:
     """``n x p`` numbers and ``n`` labels; each category is a column of zeros and ones.
 
@@ -69,7 +61,10 @@ def read(name: str, folder: Path = DATA) -> tuple[np.ndarray, np.ndarray]:
 
         X, y = load_svmlight_file(str(path))
         return X.toarray(), y
-    rows = cells(path, source)
+    opened: Any = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "rt", newline="") as file:
+        lines = csv.reader(file, delimiter=source.delimiter, skipinitialspace=True)
+        rows = [line for line in lines if line][source.header :]
     columns: list[np.ndarray] = []
     for column in zip(*(row[:-1] for row in rows), strict=True):
         values = np.array(column)

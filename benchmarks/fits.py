@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
+import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -35,3 +38,14 @@ def finite(Y: Tensor) -> Tensor:
     good = Y.isfinite()
     worst = Y[good].min() if good.any() else Y.new_zeros(())
     return torch.where(good, Y, worst)
+
+
+def cpu_seconds(call: Callable[[], Any], repeats: int = 5) -> float:
+    """Median CPU time of some calls, after one that fills caches."""
+    call()
+    times = []
+    for _ in range(repeats):
+        began = time.process_time()
+        call()
+        times.append(time.process_time() - began)
+    return statistics.median(times)

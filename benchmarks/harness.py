@@ -9,9 +9,7 @@ next one starts. A method is a function without memory,
 of all that was evaluated so far (``X`` is ``n x d``, ``Y`` is ``n x 1``, larger is
 better: the negative of the problem's value) and of a seed that depends on the seed of
 the run and the step only. A resumed run therefore gives the same points as one that was
-not interrupted. A method that needs a memory, such as a Markov chain, is a
-``StatefulMethod``: it gets the ``state`` that it returned at the last step, which must
-be JSON, and the state is kept in the records.
+not interrupted.
 Problems are built in the process that needs them, by a function of the seed; all
 methods start from the same ``problem.starts(seed)``, which count as evaluations, except
 those that have ``starts(problem, seed)`` of their own (an attribute of the function).
@@ -35,7 +33,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import IO, Any, Literal, Protocol, cast
+from typing import IO, Any
 from zlib import crc32
 
 import numpy as np
@@ -44,19 +42,6 @@ from torch import Tensor
 from tqdm import tqdm
 
 Method = Callable[[Any, Tensor, Tensor, int], Tensor]
-
-
-class StatefulMethod(Protocol):
-    """A method that returns a state with each suggestion, and gets it at the next."""
-
-    keeps_state: Literal[True]
-
-    def __call__(
-        self, problem: Any, X: Tensor, Y: Tensor, seed: int, state: Any
-    ) -> tuple[Tensor, Any]:
-        """The next point and the next state; ``state`` is None at first."""
-
-
 ProblemFactory = Callable[[int], Any]
 
 
@@ -73,7 +58,7 @@ class RunKey:
 
 
 def run(
-    methods: Mapping[str, Method | StatefulMethod],
+    methods: Mapping[str, Method],
     problems: Mapping[str, ProblemFactory],
     seeds: Sequence[int],
     budget: int,
@@ -138,7 +123,7 @@ def run(
     return failures
 
 
-_Task = tuple[RunKey, Method | StatefulMethod, ProblemFactory, int, Path]
+_Task = tuple[RunKey, Method, ProblemFactory, int, Path]
 _Tell = Callable[[RunKey, str, str], None]
 
 
@@ -215,7 +200,7 @@ def _attempt(task: _Task, tell: _Tell) -> None:
 
 def _complete(
     key: RunKey,
-    method: Method | StatefulMethod,
+    method: Method,
     factory: ProblemFactory,
     budget: int,
     out: Path,
@@ -247,11 +232,9 @@ def _complete(
             if step < len(starts):
                 x, record["start"] = starts[step], True
             else:
-                x, state, error = _suggest(problem, method, records, starts, seed, step)
+                x, error = _suggest(problem, method, records, starts, seed, step)
                 if error is not None:
                     record["error"] = error
-                if state is not None:
-                    record["state"] = state
             suggested = time.perf_counter()
             torch.manual_seed(step_seed(seed, step, 1))  # noise of the problem
             value = float(problem(x))
@@ -292,35 +275,27 @@ def _known(problem: Any, name: str) -> float | None:
 
 def _suggest(
     problem: Any,
-    method: Method | StatefulMethod,
+    method: Method,
     records: list[dict[str, Any]],
     starts: Tensor,
     seed: int,
     step: int,
-) -> tuple[Tensor, Any, str | None]:
-    """The ``d`` next point, the state, and what went wrong if the point is random."""
+) -> tuple[Tensor, str | None]:
+    """The ``d`` next point, and what went wrong if it is random."""
     X = starts.new_tensor([record["x"] for record in records])
     Y = -starts.new_tensor([[record["value"]] for record in records])
     derived = step_seed(seed, step)
     torch.manual_seed(derived)
     np.random.seed(derived)
     random.seed(derived)
-    # after an error the state is the last valid one
-    state = next((r["state"] for r in reversed(records) if "state" in r), None)
     try:
-        if getattr(method, "keeps_state", False):
-            stateful = cast(StatefulMethod, method)
-            x, state = stateful(problem, X, Y, derived, state)
-            state = json.loads(json.dumps(state))  # as a resumed run will read it
-        else:
-            x, state = cast(Method, method)(problem, X, Y, derived), None
-        x = x.detach().to(starts).reshape(-1)
+        x = method(problem, X, Y, derived).detach().to(starts).reshape(-1)
         if x.shape != starts.shape[1:] or not x.isfinite().all():
             raise ValueError(f"x: expected {starts.shape[1]} finite numbers, got {x}.")
-        return x, state, None
+        return x, None
     except Exception:  # from the method: counted in the tables, the run continues
         error = traceback.format_exc()
-        return problem.space.sample(1, seed=derived).to(starts)[0], None, error
+        return problem.space.sample(1, seed=derived).to(starts)[0], error
 
 
 def step_seed(*numbers: int) -> int:

@@ -8,10 +8,8 @@ in ``benchmarks.suite.ours``.
   ``tree`` and ``paper`` the model and the search as published, ``independent`` a GP for
   each path, ``marginal`` the tree's covariance searched over all paths at once.
 * **Conditional kernels** (Levesque et al. 2017): GPs that differ in how they treat
-  inactive columns. ``CONDITIONAL`` are for the package's comparison: all with
-  ``ClipTail``, a distance to known points and local search. ``LEVESQUE`` are those of
-  the paper's Table I, without these two. Hyperparameters are the most probable ones,
-  but for ``conditional_sampled``.
+  inactive columns, those of the paper's Table I with the most probable
+  hyperparameters.
 * **Treed models** (Assael et al. 2014), section 4.
 * **Warm starts** (Perrone et al. 2017), section 3, over the rows of a table or a box.
 * **Monotone parts** (Wang and Welch 2018).
@@ -21,21 +19,19 @@ from __future__ import annotations
 
 import hashlib
 import math
-import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
 import torch
 from botorch.acquisition import LogExpectedImprovement
 from botorch.fit import fit_gpytorch_mll
 from botorch.models import SingleTaskGP
 from botorch.models.model import Model
 from botorch.models.transforms.input import ChainedInputTransform, Normalize, Warp
-from botorch.models.transforms.outcome import ChainedOutcomeTransform, Standardize
+from botorch.models.transforms.outcome import Standardize
 from botorch.optim import optimize_acqf
 from gpytorch.constraints import GreaterThan
 from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
@@ -45,9 +41,8 @@ from gpytorch.priors import LogNormalPrior, NormalPrior
 from torch import Tensor, nn
 
 from benchmarks.fits import finite, fitted
-from benchmarks.harness import Method, StatefulMethod
+from benchmarks.harness import Method
 from botorch_structured.acquisition import PathLogExpectedImprovement
-from botorch_structured.fit import fit_slice_sampling
 from botorch_structured.kernels import LaplaceKernel, RandomFourierFeatures
 from botorch_structured.linalg.hyperparameter import LogInterval
 from botorch_structured.models import (
@@ -55,12 +50,9 @@ from botorch_structured.models import (
     DecomposedGP,
     MonotoneGP,
     MultiTaskABLR,
-    OldStudiesMean,
     TreedGP,
     TreeStructuredGP,
 )
-from botorch_structured.models.sampled.chains import Chains, ChainsWarning
-from botorch_structured.models.sampled.coordinates import PriorCoordinates
 from botorch_structured.models.sampled.sampled_gp import SampledGP
 from botorch_structured.models.tree.noise import (
     horseshoe_likelihood,
@@ -75,10 +67,8 @@ from botorch_structured.optim import (
 )
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.spaces.columns import CategoricalColumn
-from botorch_structured.suggest import fit_surrogates
-from botorch_structured.suggest.suggestion import make_criterion
 from botorch_structured.test_functions import TableProblem
-from botorch_structured.transforms import ClipTail, Impute
+from botorch_structured.transforms import Impute
 
 
 def random(problem: Any, X: Tensor, Y: Tensor, seed: int) -> Tensor:
@@ -173,13 +163,6 @@ marginal = partial(one_step, **_PUBLISHED)
 published = partial(two_step, **_PUBLISHED)
 _matern = partial(one_step, leaf_kernel="matern", **INDEPENDENT)
 _nonlinear = {**_PUBLISHED, "shared_features": "fourier", "leaf_kernel": "matern"}
-BENCHMARKED: dict[str, Method] = {
-    "default": default,
-    "paper": paper,
-    "independent": _matern,
-    "independent_evidence": independent,
-    "random": random,
-}
 TREES: dict[str, Method] = {
     "tree": paper,
     "independent": _matern,
@@ -191,24 +174,8 @@ TREES: dict[str, Method] = {
 
 # -- conditional kernels ---------------------------------------------------------------
 
-# Outcomes are step functions: nearer points are on the step of a known point.
-_MIN_DISTANCE = 0.01
 
-
-def _clipped() -> ChainedOutcomeTransform:
-    return ChainedOutcomeTransform(clip=ClipTail(), standardize=Standardize(m=1))
-
-
-def _conditional_model(
-    space: SearchSpace, X: Tensor, Y: Tensor, **options: Any
-) -> ConditionalGP:
-    transform = space.input_transform()
-    return ConditionalGP(X, Y, space.tree, input_transform=transform, **options)
-
-
-def _plain_model(
-    X: Tensor, Y: Tensor, transform: Any, outcome_transform: Any, base: Any
-) -> SingleTaskGP:
+def _plain_model(X: Tensor, Y: Tensor, transform: Any, base: Any) -> SingleTaskGP:
     """A GP over all columns with the priors and the noise of ``ConditionalGP``."""
     kernel = ScaleKernel(
         base(
@@ -226,20 +193,10 @@ def _plain_model(
         covar_module=kernel,
         mean_module=ConstantMean(constant_prior=NormalPrior(0.0, 1.0)),
         input_transform=transform,
-        outcome_transform=outcome_transform,
+        outcome_transform=Standardize(m=1),
     )
     set_noise_floor(model.likelihood, model.train_targets)
     return model
-
-
-def _searched(
-    space: SearchSpace, model: Model, X: Tensor, Y: Tensor, seed: int, **options: Any
-) -> Tensor:
-    """The point of the largest LogEI by local search, four random starts."""
-    criterion = LogExpectedImprovement(model, best_f=Y.max())
-    return optimize_acqf_local_search(
-        criterion, space=space, X_avoid=X, seed=seed, num_restarts=4, **options
-    )[0]
 
 
 def conditional_gp(
@@ -250,7 +207,6 @@ def conditional_gp(
     kind: str,
     search: str = "ls",
     impute: bool = True,
-    clip: bool = False,
 ) -> Tensor:
     """Gaussian processes of Table I.
 
@@ -263,14 +219,16 @@ def conditional_gp(
         search: ``"random"`` (1,000 points), ``"ls"`` (local search) or ``"gradient"``.
         impute: Whether inactive columns are in the middle of their range. Otherwise
             they hold random values and are searched, too, the learner as an integer.
-        clip: Whether with ``ClipTail`` and a distance to known points.
     """
     space: SearchSpace = problem.space
-    outcome_transform = _clipped() if clip else Standardize(m=1)
     if kind == "cond":
-        model = _conditional_model(space, X, Y, outcome_transform=outcome_transform)
+        transform: Any = space.input_transform()
+        outcome = Standardize(m=1)
+        model: Any = ConditionalGP(
+            X, Y, space.tree, input_transform=transform, outcome_transform=outcome
+        )
     else:
-        transform: Any = Normalize(X.shape[-1], bounds=space.bounds)
+        transform = Normalize(X.shape[-1], bounds=space.bounds)
         if impute:
             middle = Impute(space.tree, space.bounds)
             transform = ChainedInputTransform(impute=middle, normalize=transform)
@@ -279,20 +237,16 @@ def conditional_gp(
             whole = [*space.integer_features, *space.categorical_features]
             space = SearchSpace(space.names, space.bounds, integer_features=whole)
         base = LaplaceKernel if kind == "laplace" else MaternKernel
-        model = _plain_model(X, Y, transform, outcome_transform, base)
+        model = _plain_model(X, Y, transform, base)
     # an ensemble of one predicts without copies of the training data
-    ensemble = SampledGP([fitted(model)])
-    if search == "ls":
-        distance = _MIN_DISTANCE if clip else 0.0
-        return _searched(space, ensemble, X, Y, seed, min_distance=distance)
-    criterion = LogExpectedImprovement(ensemble, best_f=Y.max())
-    where = {"space": space, "X_avoid": X, "seed": seed}
+    criterion = LogExpectedImprovement(SampledGP([fitted(model)]), best_f=Y.max())
+    where: dict[str, Any] = {"space": space, "X_avoid": X, "seed": seed}
+    if search == "gradient":
+        return optimize_acqf_paths(criterion, **where)[0]
+    where |= {"num_restarts": 4}
     if search == "random":
-        nothing = X[:0]
-        return optimize_acqf_local_search(
-            criterion, max_iter=0, X_start=nothing, **where
-        )[0]
-    return optimize_acqf_paths(criterion, **where)[0]
+        where |= {"max_iter": 0, "X_start": X[:0]}
+    return optimize_acqf_local_search(criterion, **where)[0]
 
 
 def _filled_at_random(problem: Any, X: Tensor) -> Tensor:
@@ -308,59 +262,6 @@ def _filled_at_random(problem: Any, X: Tensor) -> Tensor:
     return torch.where(untouched, lower + (upper - lower) * u, X)
 
 
-class ConditionalSampled:
-    """The conditional kernel as published: slice-sampled hyperparameters.
-
-    The acquisition averages over eight samples; chains go on from the previous
-    suggestion, at the positions that the state has.
-    """
-
-    keeps_state: Literal[True] = True
-
-    def __call__(
-        self, problem: Any, X: Tensor, Y: Tensor, seed: int, state: Any
-    ) -> tuple[Tensor, Any]:
-        """The next point; the state is the chain to be continued."""
-        plain = _conditional_model(problem.space, X, Y, outcome_transform=_clipped())
-        with warnings.catch_warnings():
-            # few draws for each suggestion: chains continue over suggestions
-            warnings.simplefilter("ignore", ChainsWarning)
-            model = fit_slice_sampling(
-                plain,
-                num_samples=8,
-                thinning=4,
-                start_from=None if state is None else _chains(plain, state),
-                seed=seed,
-                progress=False,
-            )
-        x = _searched(problem.space, model, X, Y, seed, min_distance=_MIN_DISTANCE)
-        ends = {"last": model.chains.last, "widths": model.chains.widths}
-        # six digits: the state is shorter, and as good a start of chains
-        short = np.vectorize(lambda value: float(f"{value:.6g}"))
-        return x, {name: short(values).tolist() for name, values in ends.items()}
-
-
-def _chains(model: ConditionalGP, state: Any) -> Chains:
-    """Chains that start at the positions of the state."""
-    coordinates = PriorCoordinates(model)
-    last = np.array(state["last"])
-    return Chains(
-        names=coordinates.names,
-        samples=last[:, None],
-        log_density=np.zeros((len(last), 1)),
-        positive=coordinates.positive,
-        last=last,
-        widths=np.array(state["widths"]),
-    )
-
-
-CONDITIONAL: dict[str, Method | StatefulMethod] = {
-    "conditional": partial(conditional_gp, kind="cond", clip=True),
-    "conditional_sampled": ConditionalSampled(),
-    "imputed": partial(conditional_gp, kind="matern", clip=True),
-    "not_imputed": partial(conditional_gp, kind="matern", impute=False, clip=True),
-    "random": random,
-}
 LEVESQUE: dict[str, Method] = {
     "RS": random,
     "Spearmint": partial(
@@ -390,7 +291,7 @@ _WORTH = 1e-3
 
 
 def _standard(
-    X: Tensor, Y: Tensor, transform: Any, warp: bool = False, exact: bool = False
+    X: Tensor, Y: Tensor, input_transform: Any, warp: bool = False, exact: bool = False
 ) -> SingleTaskGP:
     """One GP for all of the space; with ``exact``, a tiny ``train_Yvar``."""
     if warp:
@@ -402,16 +303,9 @@ def _standard(
             concentration0_prior=prior,
             concentration1_prior=prior,
         )
-        transform = ChainedInputTransform(normalize=transform, warp=warping)
+        input_transform = ChainedInputTransform(normalize=input_transform, warp=warping)
     noise = torch.full_like(Y, 1e-6 * max(float(Y.var()), 1e-12)) if exact else None
-    return SingleTaskGP(X, Y, noise, input_transform=transform)
-
-
-def _treed(
-    X: Tensor, Y: Tensor, transform: Any, make: Any = TreedGP, **options: Any
-) -> TreedGP:
-    """A tree of GPs, grown anew at each step."""
-    return make(X, Y, input_transform=transform, **options)
+    return SingleTaskGP(X, Y, noise, input_transform=input_transform)
 
 
 def treed(
@@ -429,7 +323,8 @@ def treed(
             ``"botorch"`` is ``optimize_acqf``.
     """
     bounds = problem.bounds.to(X)
-    fit = fitted(model(X, Y, Normalize(X.shape[-1], bounds=bounds)))
+    transform = Normalize(X.shape[-1], bounds=bounds)
+    fit = fitted(model(X, Y, input_transform=transform))
     acqf = LogExpectedImprovement(fit, best_f=Y.max())
     if isinstance(problem, TableProblem):
         return _best_row(problem, acqf, problem.candidates.to(X), X)
@@ -449,14 +344,14 @@ def treed(
     )[0]
 
 
-_htbo = partial(_treed, make=TreedGP.as_published)
-_by_variance = partial(_treed, split_criterion="variance")
+_htbo = TreedGP.as_published
+_by_variance = partial(TreedGP, split_criterion="variance")
 _far = partial(treed, search="far")
 TREED: dict[str, Method] = {
     "htbo": partial(_far, model=_htbo),
     "htbo_warp": partial(_far, model=partial(_htbo, warp=True)),
     "htbo_variance": partial(_far, model=_by_variance),
-    "htbo_default": partial(_far, model=_treed),
+    "htbo_default": partial(_far, model=TreedGP),
     "bo": partial(treed, model=_standard, search="near"),
     "bo_acqf": partial(treed, model=_standard, search="botorch"),
     "bo_refine": partial(_far, model=_standard),
@@ -514,29 +409,6 @@ def _suggested(
     )
     lower, upper = problem.bounds.to(X)
     return lower + (upper - lower) * x[0, :d]
-
-
-def earlier(
-    problem: Any, X: Tensor, Y: Tensor, seed: int, use_history: bool = True
-) -> Tensor:
-    """The models of ``suggest``, with the tasks of the history as old studies."""
-    space = problem.space
-    old_X = problem.history.X.double()
-    old_Y = -problem.history.Y.double()
-    task = old_X[:, -1]
-
-    def learn() -> OldStudiesMean:
-        rows = [task == t for t in task.unique()]
-        return OldStudiesMean.from_studies(
-            [(old_X[r, :-1], old_Y[r]) for r in rows], space
-        )
-
-    old = None
-    if use_history:
-        old = _remember(("earlier", _digest(old_X, old_Y)), learn)
-    surrogates = fit_surrogates(space, X, Y, earlier=old, seed=seed)
-    acqf, _ = make_criterion(space, surrogates, X, len(X))
-    return _best_row(problem, acqf, problem.candidates.to(X), X)
 
 
 def gp(problem: Any, X: Tensor, Y: Tensor, seed: int) -> Tensor:

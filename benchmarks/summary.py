@@ -127,30 +127,24 @@ def gap_table(
     return header, rows
 
 
-def _paired(
-    runs: Sequence[Run], methods: Sequence[str], at: int | None
-) -> dict[tuple[str, int], list[float]]:
-    """Best values of the methods, in order, where all of them have a run."""
-    found: dict[tuple[str, int], dict[str, float]] = defaultdict(dict)
-    for run in runs:
-        best = run.best(at)
-        if not math.isnan(best):
-            found[run.problem, run.seed][run.method] = best
-    return {
-        key: [best[m] for m in methods]
-        for key, best in found.items()
-        if all(m in best for m in methods)
-    }
-
-
 def mean_ranks(runs: Sequence[Run], at: int | None = None) -> dict[str, float]:
     """Mean rank of each method (1 is best, ties share), where all methods ran."""
     methods = _methods(runs)
-    rows = list(_paired(runs, methods, at).values())
-    if not rows:
+    rows = _best(runs, methods, at)
+    if not len(rows):
         return {}
-    ranks = np.mean([rankdata(row) for row in rows], axis=0)
+    ranks = rankdata(rows, axis=1).mean(0)
     return dict(sorted(zip(methods, ranks.tolist(), strict=True), key=lambda m: m[1]))
+
+
+def _best(runs: Sequence[Run], methods: Sequence[str], at: int | None) -> np.ndarray:
+    """Best values where all methods have a run, ``pairs x methods``."""
+    found: dict[tuple[str, int], dict[str, float]] = defaultdict(dict)
+    for run in runs:
+        if not math.isnan(best := run.best(at)):
+            found[run.problem, run.seed][run.method] = best
+    rows = [[by[m] for m in methods] for by in found.values() if {*methods} <= {*by}]
+    return np.array(rows).reshape(-1, len(methods))
 
 
 def paired_test(
@@ -158,21 +152,18 @@ def paired_test(
 ) -> tuple[float, int]:
     """One-sided Wilcoxon signed-rank test that ``method`` finds lower values.
 
-    Runs are paired by problem and seed. Pairs that found the same value do not count;
-    where all did, p is 1.
+    Runs are paired by problem and seed. Pairs that found the same value, but for
+    rounding, do not count; where all did, p is 1.
 
     Returns:
         The p value, and how many pairs there were.
     """
-    pairs = np.array(list(_paired(runs, [method, other], at).values())).reshape(-1, 2)
-    difference = pairs[:, 0] - pairs[:, 1]
-    if not (difference != 0).any():
-        return 1.0, len(pairs)
-    # Rounding must not decide which of two equal error rates is lower.
-    difference[np.isclose(pairs[:, 0], pairs[:, 1], rtol=1e-12, atol=0.0)] = 0.0
-    if not (difference != 0).any():
-        return 1.0, len(pairs)
-    return float(wilcoxon(difference, alternative="less").pvalue), len(pairs)
+    ours, theirs = _best(runs, [method, other], at).T
+    same = np.isclose(ours, theirs, rtol=1e-12, atol=0.0)
+    difference = np.where(same, 0.0, ours - theirs)
+    if not difference.any():
+        return 1.0, len(ours)
+    return float(wilcoxon(difference, alternative="less").pvalue), len(ours)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

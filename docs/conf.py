@@ -142,6 +142,18 @@ def _named(app, env, node, text) -> nodes.reference | None:
     return make_refnode(app.builder, source, entry.docname, entry.node_id, text, name)
 
 
+def _equations(app, doctree, docname: str) -> None:
+    """The function of an equation, in the table of a family: its code on GitHub."""
+    package = docname.removeprefix("api/generated/")
+    if not re.fullmatch(r"botorch_structured\.models\.[a-z]+", package):
+        return
+    for node in list(doctree.findall(nodes.literal)):
+        place = references.line_of(node.astext(), package)
+        if place and not isinstance(node.parent, nodes.reference):
+            uri = f"{gallery.SOURCE}/blob/main/{place[0]}#L{place[1]}"
+            node.replace_self(nodes.reference("", "", node.deepcopy(), refuri=uri))
+
+
 def _skip(app, what: str, name: str, obj, skip: bool, options) -> bool | None:
     """The fields of named tuples are in the docstring of their class."""
     return True if str(obj.__doc__).startswith("Alias for field") else None
@@ -165,5 +177,6 @@ def setup(app) -> None:
     app.connect("source-read", _links)
     app.connect("include-read", _included)
     app.connect("missing-reference", _named)
+    app.connect("doctree-resolved", _equations)
     app.connect("autodoc-skip-member", _skip)
     app.connect("html-page-context", _source)

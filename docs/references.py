@@ -6,11 +6,14 @@ for those who read the code. Sphinx wants a key defined once: here.
 
 from __future__ import annotations
 
-__all__ = ["strip", "write"]
+__all__ = ["line_of", "strip", "write"]
 
+import importlib
+import inspect
 import re
 from pathlib import Path
 
+ROOT = Path(__file__).parent.parent
 _ENTRY = re.compile(r"^ *\.\. \[(\w+)\]\n((?: +\S.*\n?)+)", re.M)
 
 
@@ -36,3 +39,34 @@ def strip(app, what, name, obj, options, lines: list[str]) -> None:
     text = _ENTRY.sub("", "\n".join(lines) + "\n")
     text = re.sub(r"^References:\n\s*\Z", "", text, flags=re.M)
     lines[:] = text.splitlines()
+
+
+def line_of(name: str, package: str) -> tuple[str, int] | None:
+    """The file, from the root of the repository, and the line of a name in a table.
+
+    None for what is no class, function or module of this package.
+
+    Args:
+        name: As ``solver.LeafSolver``, from the package or one above it.
+        package: As ``botorch_structured.models.tree``.
+    """
+    parts = re.sub(r"\(.*\)$", "", name).split(".")
+    if not all(map(str.isidentifier, parts)):
+        return None
+    above = [package.rsplit(".", i)[0] for i in range(1, package.count(".") + 1)]
+    faces = [f"{above[-1]}.{face}" for face in ("kernels", "test_functions")]
+    for start in ("", package, *above, *faces):
+        path = [*filter(None, [start]), *parts]
+        for cut in range(len(path), 0, -1):
+            try:
+                thing = importlib.import_module(".".join(path[:cut]))
+                for attribute in path[cut:]:
+                    thing = getattr(thing, attribute)
+                thing = getattr(thing, "fget", inspect.unwrap(thing))
+                file = Path(inspect.getsourcefile(thing) or "")
+                line = inspect.getsourcelines(thing)[1]
+            except (AttributeError, ImportError, OSError, TypeError):
+                continue
+            if ROOT in file.parents:
+                return file.relative_to(ROOT).as_posix(), max(line, 1)
+    return None

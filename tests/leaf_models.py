@@ -1,6 +1,6 @@
 """Random tree models, for tests of what they compute leaf by leaf."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -104,12 +104,28 @@ def check_objective(model: Any, seed: int, tolerance: float = 1e-10) -> None:
         np.testing.assert_allclose(gradient, slope, rtol=0, atol=tolerance * scale)
 
 
+class Moments(NamedTuple):
+    """Means and variances of ``t`` points, and their gradients, if there are any."""
+
+    mean: Tensor
+    variance: Tensor
+    mean_gradient: Tensor | None = None
+    variance_gradient: Tensor | None = None
+
+
 def point_moments(
     model: Any, X: Tensor, gradient: bool = False, path: bool = False
-) -> PointMoments | None:
+) -> Moments | None:
     """Moments that an optimiser gets of points one by one, as tensors."""
     moments = model.moments_on(X, path)
     if moments is None:
         return None
-    parts = moments(X.detach().numpy(), np.arange(len(X)), gradient)
-    return PointMoments(*(p if p is None else torch.from_numpy(p) for p in parts))
+    return as_tensors(moments(X.detach().numpy(), np.arange(len(X)), gradient))
+
+
+def as_tensors(moments: PointMoments) -> Moments:
+    parts = [np.asarray(part) for part in moments[:2]]
+    one = np.ones_like(parts[0])
+    if moments.pull is not None:
+        parts += [moments.pull(one, 0.0 * one), moments.pull(0.0 * one, one)]
+    return Moments(*map(torch.from_numpy, parts))

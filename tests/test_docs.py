@@ -6,6 +6,7 @@ That the site builds without a warning is a step of its own (``docs/conf.py``).
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import re
 import tomllib
@@ -169,3 +170,26 @@ def test_tutorials_are_committed_with_outputs(notebook: Path) -> None:
     assert pictures
     text = json.dumps(outputs)
     assert "/tmp/" not in text and "site-packages" not in text
+
+
+_SPEC = importlib.util.spec_from_file_location("references", DOCS / "references.py")
+# Of other packages, and the method of an instance.
+_ELSEWHERE = ("botorch.", "gpytorch.", "space.")
+
+
+@pytest.mark.parametrize("family", ["tree", "treed", "ablr", "monotone", "sampled"])
+def test_equations_link_to_their_code(family: str) -> None:
+    """The names in the table of a paper, which the site makes links of."""
+    assert _SPEC is not None and _SPEC.loader is not None
+    references = importlib.util.module_from_spec(_SPEC)
+    _SPEC.loader.exec_module(references)
+    package = f"botorch_structured.models.{family}"
+    text = importlib.import_module(package).__doc__ or ""
+    names = set(re.findall(r"``(\w+(?:\.\w+)+)``", text))
+    ours = {name for name in names if not name.startswith(_ELSEWHERE)}
+    places = {name: references.line_of(name, package) for name in ours}
+    assert ours and all(places.values()), places
+    for name, (file, line) in places.items():
+        lines = (ROOT / file).read_text(encoding="utf-8").splitlines()
+        last = name.rsplit(".", 1)[1]
+        assert line == 1 or last in "".join(lines[line - 1 : line + 12]), name

@@ -3,13 +3,11 @@
     python -m benchmarks.papers.runs figure-2 unbalanced section-4.3
     python -m benchmarks.problems.public_tables --data DIR --out tables.npz
     python -m benchmarks.papers.runs levesque networks --tables tables.npz
-    python -m benchmarks.papers.runs functions classifiers kernels --data DIR
+    python -m benchmarks.papers.runs classifiers
 
-``functions``, ``classifiers`` and ``kernels`` are comparisons of docs/results.md, on
-the functions of Jenatton et al., on nine learners (the README's picture), and of
-conditional kernels with imputation. Seeds below 200 and 410 were used while the
-defaults of the last two were chosen, 200 to 219 and 300 to 319 were shown with earlier
-ones.
+``classifiers`` are nine learners on the breast-cancer data, the README's picture. Seeds
+below 200 were used while the default was chosen, 200 to 219 and 300 to 319 were shown
+with earlier ones.
 
 All methods on a problem have the same starts, one random point for each path, but SMAC,
 which has its own. Each run has a file (`benchmarks.harness`), and
@@ -24,15 +22,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from benchmarks import methods
 from benchmarks.harness import run
-from benchmarks.problems import jenatton, public_tables
+from benchmarks.problems import public_tables
 from benchmarks.problems.held_out import NetworkLayers, TestedCASH
-from benchmarks.suite import ours
-from benchmarks.suite.peers.evolution import CMAES
-from benchmarks.suite.peers.gaussian_processes import arc
+from benchmarks.suite import jenatton, ours
 from benchmarks.suite.peers.smac import SMAC
 from botorch_structured.test_functions import ScikitLearnCASH
 
@@ -41,41 +35,32 @@ FIGURE_2 = ["4", "4-shared", "8", "8-shared"]
 UNBALANCED = [f"{n}-chain{end}" for n in (4, 8, 16) for end in ("", "-shared")]
 LINEAR = ["4-shared", "8-shared"]
 QUADRATIC = ["4-quadratic", "8-quadratic"]
-_ARC_STEPS = 75  # of L-BFGS-B
-_PIMA = "pima-indians-diabetes.csv"  # 768 rows, the label last; UCI, or OpenML 37
 
 TREES: dict[str, Any] = {
     **methods.TREES,
-    "arc": partial(arc, steps=_ARC_STEPS),
     "smac": SMAC(BUDGETS["figure-2"]),
 }
 LEVESQUE: dict[str, Any] = {
     "RS": methods.LEVESQUE["RS"],
     "Spearmint": methods.LEVESQUE["Spearmint"],
     "SMAC": SMAC(BUDGETS["levesque"]),
-    "CMA": CMAES(),
     **methods.LEVESQUE,
 }
 
 
-def make_learners(
-    seed: int, dataset: str, data: Path = Path(), max_rows: int | None = None
-) -> ScikitLearnCASH:
-    """Nine learners on a data set; the seed determines the folds."""
-    if dataset != "pima":
-        return ScikitLearnCASH(dataset, seed=seed, max_rows=max_rows)
-    table = np.loadtxt(data / _PIMA, delimiter=",")
-    return ScikitLearnCASH((table[:, :-1], table[:, -1]), seed=seed)
+def make_learners(seed: int) -> ScikitLearnCASH:
+    """Nine learners; the seed determines the folds."""
+    return ScikitLearnCASH("breast_cancer", seed=seed)
 
 
 class Plan(NamedTuple):
-    """Methods on problems; their factories may take ``file`` or ``data``."""
+    """Methods on problems, whose factories may take the ``file`` of tables."""
 
     methods: Mapping[str, Any]
     problems: Mapping[str, Callable[..., Any]]
     seeds: range
     budget: int
-    reads: str = ""
+    reads: bool = False
 
 
 def _synthetic(names: str, problems: Sequence[str]) -> Plan:
@@ -91,13 +76,13 @@ def _networks(names: str, shared: bool) -> Plan:
         for name in public_tables.LIBSVM
     }
     chosen = {name: able[name] for name in names.split()}
-    return Plan(chosen, problems, range(1), BUDGETS["networks"], "file")
+    return Plan(chosen, problems, range(1), BUDGETS["networks"], reads=True)
 
 
 _SIMPLE = "tree independent gp-baseline random"
 PLANS: dict[str, list[Plan]] = {
     "figure-2": [
-        _synthetic(f"{_SIMPLE} arc smac", FIGURE_2),
+        _synthetic(f"{_SIMPLE} smac", FIGURE_2),
         # does not apply to shared variables, the paper says
         _synthetic("marginal", ["4", "8"]),
     ],
@@ -107,7 +92,7 @@ PLANS: dict[str, list[Plan]] = {
         _synthetic("tree tree-nonlinear", QUADRATIC),
     ],
     "networks": [
-        _networks(f"{_SIMPLE} tree-nonlinear marginal arc smac", shared=True),
+        _networks(f"{_SIMPLE} tree-nonlinear marginal smac", shared=True),
         _networks("tree independent", shared=False),
     ],
     "levesque": [
@@ -116,32 +101,15 @@ PLANS: dict[str, list[Plan]] = {
             {d: partial(TestedCASH, dataset=d) for d in public_tables.LEVESQUE},
             range(5),
             BUDGETS["levesque"],
-            "file",
+            reads=True,
         )
-    ],
-    "functions": [
-        Plan(methods.BENCHMARKED, jenatton.factories(FIGURE_2), range(10), 40)
     ],
     "classifiers": [
         Plan(
             {"default": ours.default, "random": methods.random},
-            {"breast_cancer": partial(make_learners, dataset="breast_cancer")},
+            {"breast_cancer": make_learners},
             range(320, 340),
             59,
-        )
-    ],
-    "kernels": [
-        Plan(
-            methods.CONDITIONAL,
-            {
-                "breast_cancer": partial(make_learners, dataset="breast_cancer"),
-                "digits": partial(make_learners, dataset="digits", max_rows=500),
-                "moons": partial(make_learners, dataset="moons"),
-                "pima": partial(make_learners, dataset="pima"),
-            },
-            range(410, 420),
-            60,
-            "data",
         )
     ],
 }
@@ -152,7 +120,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("plans", nargs="+", choices=PLANS)
     parser.add_argument("--tables", type=Path, default=Path("tables.npz"))
-    parser.add_argument("--data", type=Path, default=Path(), help=f"has {_PIMA}")
     parser.add_argument("--methods", nargs="+", help="default: all of them")
     parser.add_argument("--problems", nargs="+", help="default: all of them")
     parser.add_argument("--seeds", type=int, help="how many")
@@ -160,9 +127,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("results/papers"))
     parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args(arguments)
-    files = {"file": options.tables, "data": options.data}
     for plan in (plan for name in options.plans for plan in PLANS[name]):
-        reads = {plan.reads: files[plan.reads]} if plan.reads else {}
+        reads = {"file": options.tables} if plan.reads else {}
         problems = {
             name: partial(problem, **reads)
             for name, problem in plan.problems.items()

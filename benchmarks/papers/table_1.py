@@ -11,16 +11,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from botorch.acquisition import LogExpectedImprovement
 
-from benchmarks.fits import objective
+from benchmarks.fits import cpu_seconds, objective
 from benchmarks.methods import INDEPENDENT
 from benchmarks.speed.peers import TorchDense
 from benchmarks.speed.tree_rows import evaluation
@@ -30,16 +28,7 @@ from botorch_structured.optim import optimize_acqf_paths, optimize_acqf_two_step
 from botorch_structured.test_functions import JenattonTree
 
 SIZES = (4, 8, 16, 32, 64, 128, 256, 512)
-_POINTS, _REPEATS = 5, 5
-
-
-def _seconds(call: Callable[[], Any]) -> float:
-    found = []
-    for _ in range(_REPEATS + 1):  # the first one fills caches
-        began = time.process_time()
-        call()
-        found.append(time.process_time() - began)
-    return statistics.median(found[1:])
+_POINTS = 5
 
 
 def measure(paths: int) -> dict[str, float]:
@@ -52,9 +41,9 @@ def measure(paths: int) -> dict[str, float]:
     dense = TorchDense(objective(tree))
     parameters = [p for p in tree.parameters() if p.requires_grad]
     found = {
-        "evidence, tree": _seconds(evaluation(objective(tree))),
-        "evidence, independent": _seconds(evaluation(objective(alone))),
-        "evidence, naive": _seconds(
+        "evidence, tree": cpu_seconds(evaluation(objective(tree))),
+        "evidence, independent": cpu_seconds(evaluation(objective(alone))),
+        "evidence, naive": cpu_seconds(
             lambda: torch.autograd.grad(dense.loss(), parameters)
         ),
     }
@@ -65,10 +54,10 @@ def measure(paths: int) -> dict[str, float]:
         LogExpectedImprovement(tree, best),
         LogExpectedImprovement(alone.eval(), best),
     )
-    found["search, tree"] = _seconds(
+    found["search, tree"] = cpu_seconds(
         lambda: optimize_acqf_two_step(path, whole, top_k=1, fix_shared=True, **options)
     )
-    found["search, independent"] = _seconds(
+    found["search, independent"] = cpu_seconds(
         lambda: optimize_acqf_paths(other, **options)
     )
     return found

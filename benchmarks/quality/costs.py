@@ -59,11 +59,6 @@ class Trace:
     errors: list[float]
     seconds: list[float]
 
-    @property
-    def spent(self) -> float:
-        """Seconds of all evaluations."""
-        return sum(self.seconds)
-
     def best(self, seconds: float) -> float:
         """The best error after so many seconds."""
         counts = np.cumsum(self.seconds) <= seconds * (1 + 1e-9)
@@ -144,13 +139,14 @@ def report(traces: Sequence[Trace], scales: dict[str, tuple[float, float]]) -> s
         for one in [t for t in traces if t.method == method]:
             whole = full[one.problem, one.seed]
             best, middle = scales[one.problem]
-            reached = [one.best(share * whole.spent) for share in _SHARES]
+            total = sum(whole.seconds)
+            reached = [one.best(share * total) for share in _SHARES]
             regrets.append([(error - best) / (middle - best) for error in reached])
             final = min(whole.errors)
-            ratios.append(one.seconds_to(final) / whole.spent)
-            at_half = one.best(0.5 * whole.spent)
+            ratios.append(one.seconds_to(final) / total)
+            at_half = one.best(0.5 * total)
             finals.append(at_half - final)
-            equals.append(at_half - whole.best(0.5 * whole.spent))
+            equals.append(at_half - whole.best(0.5 * total))
         row = [method, str(len(ratios))]
         row += [f"{regret:.4f}" for regret in np.median(regrets, axis=0)]
         in_half = sum(ratio <= 0.5 for ratio in ratios)
@@ -189,7 +185,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     continue
                 limits = (_FULL_EVALUATIONS, math.inf)
                 if name == "limited":
-                    allowed = 0.5 * traces[task, seed, "full"].spent
+                    allowed = 0.5 * sum(traces[task, seed, "full"].seconds)
                     limits = (options.evaluations, allowed)
                 errors, seconds = run(problem, seed, *limits)
                 trace = Trace(task, name, seed, errors.tolist(), seconds.tolist())

@@ -11,13 +11,12 @@ count, the first ones too; old ones do not.
 ``without``: ``suggest`` from the starts of a `Study`. ``earlier-K``: a `Study` with K
 old studies. ``shuffled-K``, ``reversed-K``, ``unrelated-K``: their outcomes are
 permuted, negated, or those of a quadratic function of other columns. Peers:
-``portfolio-K`` evaluates `OldStudiesMean.starts`, ``rgpe-K`` is the ranking-weighted
-ensemble [Feurer2018rgpe]_ as in BoTorch's tutorial, ``copula-K`` the quantile-based
-Thompson sampling [Salinas2020quantile]_, ``ablr-K`` is a regression of the new study
-alone on the features that `MultiTaskABLR` learns from the old studies, with LogEI.
-``rgpe-K`` and ``ablr-K`` begin with three points that suit most old studies.
-``warm-K`` is ``TPESampler()`` that was told all old trials, ``warmbest-K`` the best of
-each study only.
+``rgpe-K`` is the ranking-weighted ensemble [Feurer2018rgpe]_ as in BoTorch's tutorial,
+begun with three points that suit most old studies, ``warm-K`` is ``TPESampler()`` that
+was told all old trials. Of ``portfolio-K`` (`OldStudiesMean.starts`, then random
+points), ``copula-K`` (quantile-based Thompson sampling [Salinas2020quantile]_),
+``ablr-K`` (a regression on features of `MultiTaskABLR`) and ``warmbest-K`` (the best
+trial of each study) the runs are kept, the code is not.
 
 .. [Feurer2018rgpe]
     M. Feurer, B. Letham, F. Hutter and E. Bakshy. Practical Transfer Learning for
@@ -47,18 +46,15 @@ from torch import Tensor
 from benchmarks.command import with_data
 from benchmarks.fits import fitted
 from benchmarks.harness import run
-from benchmarks.methods import on_features
 from benchmarks.suite import yahpo, yahpo_learners
 from benchmarks.suite.optima import improve
 from benchmarks.suite.ours import METHODS
 from benchmarks.suite.peers.common import first_feasible, walk
 from benchmarks.suite.peers.gaussian_processes import Encoding
 from benchmarks.suite.peers.optuna_samplers import PlainTPE
-from benchmarks.summary import Run, load
+from benchmarks.summary import Run, load, pair
 from botorch_structured._botorch_names import log_ei_helper
-from botorch_structured.models import MultiTaskABLR
-from botorch_structured.models.tree.old_studies import OldStudiesMean, normal_scores
-from botorch_structured.plots.style import COLOURS, GREY, new_figure, step_curve, tidy
+from botorch_structured.models.tree.old_studies import OldStudiesMean
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.study import Study
 
@@ -114,16 +110,6 @@ class _Earlier:
         study = Study(space, "maximize", seed=seed, earlier=self.mean)
         study.tell_many(space.decode(X), Y.flatten().tolist())
         return space.encode(study.ask(1))
-
-
-class _Portfolio(_Earlier):
-    """The points that suit most old studies, then random ones."""
-
-    def starts(self, space: SearchSpace, seed: int) -> Tensor:
-        return self.mean.starts(self.mean.num_starts)
-
-    def __call__(self, space: SearchSpace, X: Tensor, Y: Tensor, seed: int) -> Tensor:
-        return space.sample(1, seed=seed)
 
 
 def _standardised(X: Tensor, y: Tensor) -> SingleTaskGP:
@@ -206,73 +192,6 @@ class _RGPE(_Earlier):
         return _maximised(space, moments, moments(X)[0].max(), X, seed)
 
 
-class _ABLR(_Earlier):
-    """A regression of the new study on a network that was fitted to old ones."""
-
-    num_starts = 3  # one outcome, standardised, tells a regression nothing
-
-    def __init__(self, old: OldStudies, space: SearchSpace) -> None:
-        super().__init__(old, space)
-        rows = [
-            torch.cat([self.read(X), torch.full_like(Y, t)], -1)
-            for t, (X, Y) in enumerate(old)
-        ]
-        outcomes = torch.cat([Y for _, Y in old])
-        torch.manual_seed(0)
-        model = MultiTaskABLR(torch.cat(rows), outcomes, task_feature=-1)
-        self.features = fitted(model, progress=False).feature_map
-
-    def __call__(self, space: SearchSpace, X: Tensor, Y: Tensor, seed: int) -> Tensor:
-        model = on_features(self.features, self.read(X), Y)
-
-        @torch.no_grad()
-        def moments(points: Tensor) -> tuple[Tensor, Tensor]:
-            posterior = model.posterior(self.read(points)[:, None])
-            return posterior.mean.flatten(), posterior.variance.flatten()
-
-        return _maximised(space, moments, Y.max(), X, seed)
-
-
-class _Copula(_Earlier):
-    """A network of mean and deviation of normal scores, then Thompson sampling."""
-
-    def __init__(self, old: OldStudies, space: SearchSpace) -> None:
-        super().__init__(old, space)
-        x = torch.cat([self.read(X) for X, _ in old]).float()
-        z = torch.cat([normal_scores(Y[:, 0]) for _, Y in old]).float()
-        torch.manual_seed(0)
-        layers: list[Any] = []
-        for width in (x.shape[1], 50, 50):
-            layers += [torch.nn.Linear(width, 50), torch.nn.ReLU()]
-            layers.append(torch.nn.Dropout(0.1))
-        self.network = torch.nn.Sequential(*layers, torch.nn.Linear(50, 2))
-        optimizer = torch.optim.Adam(self.network.parameters(), lr=0.01)
-        slower = torch.optim.lr_scheduler.MultiStepLR(optimizer, [500, 1_000], 0.1)
-        for _ in range(1_500):
-            rows = torch.randint(len(x), (64,))
-            mean, sigma = self._moments(x[rows])
-            loss = (0.5 * ((z[rows] - mean) / sigma).square() + sigma.log()).mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            slower.step()
-        self.network.eval()
-
-    def _moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        mean, raw = self.network(x).unbind(-1)
-        return mean, torch.nn.functional.softplus(raw) + 1e-3
-
-    def starts(self, space: SearchSpace, seed: int) -> Tensor:
-        return self(space, space.sample(1, seed=seed), torch.zeros(1, 1), seed)
-
-    @torch.no_grad()
-    def __call__(self, space: SearchSpace, X: Tensor, Y: Tensor, seed: int) -> Tensor:
-        points = space.sample(2_000, seed=seed)
-        mean, sigma = self._moments(self.read(points).float())
-        noise = torch.randn(len(points), generator=torch.Generator().manual_seed(seed))
-        return points[(mean + sigma * noise).argmax()][None]
-
-
 class _WarmTPE:
     """Optuna's TPE that was told old trials as if they were new."""
 
@@ -292,23 +211,12 @@ class _WarmTPE:
         return first_feasible(space, study.suggestions(), seed).reshape(1, -1)
 
 
-class _WarmBest(_WarmTPE):
-    """The same with the best trial of each old study."""
-
-    def __init__(self, old: OldStudies, space: SearchSpace) -> None:
-        self.old = [(X[Y.argmax()][None], Y.max().reshape(1, 1)) for X, Y in old]
-
-
 _CORRUPT = ("shuffled", "reversed", "unrelated")
 _MAKERS: dict[str, Any] = {
     "earlier": _Earlier,
     **dict.fromkeys(_CORRUPT, _Earlier),
-    "portfolio": _Portfolio,
     "rgpe": _RGPE,
-    "copula": _Copula,
-    "ablr": _ABLR,
     "warm": _WarmTPE,
-    "warmbest": _WarmBest,
 }
 
 
@@ -381,14 +289,16 @@ def make_old_studies(half: str, data: Path, path: Path) -> None:
 
 def _scaled(runs: Sequence[Run]) -> dict[str, np.ndarray]:
     """Scaled regret by method, ``runs x evaluations``, where all methods have a run."""
-    by_run: dict[tuple[str, int], dict[str, Any]] = {}
-    for one in runs:
-        trace = (one.trace() - one.optimum) / (one.middle - one.optimum)
-        by_run.setdefault((one.problem, one.seed), {})[one.method] = trace
     methods = sorted({one.method for one in runs})
-    whole = [traces for traces in by_run.values() if len(traces) == len(methods)]
-    length = min((len(t) for traces in whole for t in traces.values()), default=0)
-    return {m: np.array([traces[m][:length] for traces in whole]) for m in methods}
+    length = min((len(one.values) for one in runs), default=0)
+    if not length:
+        return {}
+    paired = pair(runs, methods, length)
+    middles = {one.problem: one.middle for one in runs}
+    middle = np.array([middles[name] for name in paired.problems], dtype=float)
+    room = (middle - paired.optima)[:, None, None]
+    regret = (paired.traces - paired.optima[:, None, None]) / room
+    return dict(zip(methods, regret.swapaxes(0, 1), strict=True))
 
 
 def report(runs: Sequence[Run], reference: str) -> str:
@@ -427,28 +337,6 @@ def report(runs: Sequence[Run], reference: str) -> str:
     return "\n".join(text).rstrip()
 
 
-def draw(runs: Sequence[Run], path: Path) -> None:
-    """A picture of mean scaled regret, of runs that all methods have."""
-    traces = _scaled(runs)
-    methods = sorted(traces, key=lambda name: int(name.partition("-")[2] or 0))
-    figure = new_figure(6.4, 3.8)
-    ax = figure.subplots()
-    for colour, method in zip((GREY, *COLOURS[1:]), methods, strict=False):
-        mean = traces[method].mean(0)
-        label = method.partition("-")[2] or "none"
-        step_curve(ax, np.arange(1, len(mean) + 1), mean, color=colour, label=label)
-    ax.set_yscale("log")
-    ticks = [0.05, 0.1, 0.2, 0.5, 1.0]
-    ax.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
-    ax.minorticks_off()
-    ax.xaxis.get_major_locator().set_params(integer=True)
-    ax.set_xlabel("evaluations of the new data set")
-    ax.set_ylabel(f"mean scaled regret, {len(traces[methods[0]])} data sets")
-    tidy(ax)
-    ax.legend(title="old studies", frameon=False)
-    figure.savefig(path, dpi=120)
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
@@ -465,15 +353,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--report", type=Path, help="only print these runs")
     parser.add_argument("--reference", default="earlier-10")
-    parser.add_argument("--figure", type=Path, help="a picture of reported runs")
     options = parser.parse_args(arguments)
     if options.report:
         runs = load(options.report)
         if options.methods:
             runs = [one for one in runs if one.method in options.methods]
         print(report(runs, options.reference))
-        if options.figure:
-            draw(runs, options.figure)
         return
     names = options.methods or ["without", "earlier-10"]
     if options.reference not in names:

@@ -1,15 +1,14 @@
 """A new data set's random forest, tuned with 37,000 old runs. Perrone et al. (2017).
 
-    python -m benchmarks.quality.forests --data DIR --out results/forests --figures DIR
+    python -m benchmarks.quality.forests --data DIR --out results/forests
 
-Section 3.2 and Figure 2, left: 94 data sets of OpenML with 500 random forests each
-(``random_forest_tables``); 20 of them are held out, each is tuned with all runs of the
-other 74 as history. Evaluations are looked up, so a method chooses among the 500
+Section 3.2 and Figure 2, left: 94 data sets of OpenML100 with 500 random forests each
+(flow 6969 of [vanRijn2018importance]_, in place of flow 6794, which was never published
+as a table); 20 of them are held out, each is tuned with all runs of the other 74 as
+history. Evaluations are looked up, so a method chooses among the 500
 forests; two random starts count as evaluations. Networks are fitted again after every
 tenth evaluation. The held-out data sets are the first 20 of a random permutation of
 those whose forests differ; methods were developed on the next 36, with seeds below 100.
-``--table svm``: the same with 50 data sets and 288 support vector machines, whose
-parameters are conditional (``support_vector_tables``).
 
 Printed: ranks averaged over data sets, seeds and all budgets from 1; the mean distance
 to the data set's best forest (of the range of its forests); and, for the first of
@@ -20,31 +19,33 @@ at some budget. Likewise the smallest p that it is better, and the p of the mean
 all budgets, with Holm's correction over the other methods.
 
 ``earlier`` and ``without`` are the models of ``suggest`` with and without the other
-data sets as old studies; they score the table's rows, from the same two starts.
+data sets as old studies; their runs are kept, their code is not.
 
 DIR holds ``openml_flow6969_random_forest.arff.gz`` (``random_forest.arff`` of the
-repository janvanrijn/openml-pimp), or ``tst_svm_50datasets_288configs.csv.gz``
-(wistuba/TST). ``--figures DIR`` draws ranks and distances there.
+repository janvanrijn/openml-pimp).
+
+.. [vanRijn2018importance]
+    J. N. van Rijn, F. Hutter. Hyperparameter Importance Across Datasets. International
+    Conference on Knowledge Discovery and Data Mining (KDD), 2018.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import lru_cache, partial
+import gzip
+from collections.abc import Mapping, Sequence
+from functools import cache, lru_cache, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
+from scipy.io import arff
+from torch import Tensor
 
 from benchmarks import methods
 from benchmarks.command import parser_of, runs_of
 from benchmarks.harness import Method
-from benchmarks.papers.pictures import curves, finished, panels, save
-from benchmarks.problems.tables import support_vector_tables
-from benchmarks.problems.transfer import (
-    TransferTable,
-    TransferTables,
-    random_forest_tables,
-)
+from benchmarks.problems.quadratics import TaskHistory
 from benchmarks.summary import (
     Paired,
     holm,
@@ -53,11 +54,10 @@ from benchmarks.summary import (
     pair,
     ranks_of,
 )
+from botorch_structured.spaces import SearchSpace
+from botorch_structured.test_functions import TableProblem
 
-_FILES = {
-    "forests": ("openml_flow6969_random_forest.arff.gz", random_forest_tables),
-    "svm": ("tst_svm_50datasets_288configs.csv.gz", support_vector_tables),
-}
+_FILE = "openml_flow6969_random_forest.arff.gz"
 _HELD_OUT = 20
 _AT = (5, 10, 20, 30, 50)
 METHODS: dict[str, Method] = {
@@ -67,50 +67,78 @@ METHODS: dict[str, Method] = {
     "random": methods.random,
 }
 """Those of the figure; the first is the one that knows the other data sets."""
-_ALL = METHODS | {
-    "earlier": methods.earlier,
-    "without": partial(methods.earlier, use_history=False),
-}
-_LABELS = {
-    "warm": "MultiTaskABLR, warm start",
-    "gp": "SingleTaskGP",
-    "ablr": "MultiTaskABLR without history",
-    "random": "random search",
-    "earlier": "models of suggest, earlier",
-    "without": "models of suggest",
+_NAMES = [*METHODS, "earlier", "without"]
+
+_FOREST = "randomforestclassifier__"
+_COLUMNS: dict[str, Any] = {
+    f"{_FOREST}bootstrap": [False, True],
+    f"{_FOREST}criterion": ["entropy", "gini"],
+    f"{_FOREST}max_features": (0.1, 0.9),
+    f"{_FOREST}min_samples_leaf": (1, 20),
+    f"{_FOREST}min_samples_split": (2, 20),
+    "columntransformer__numeric__imputer__strategy": [
+        "mean",
+        "median",
+        "most_frequent",
+    ],
 }
 
 
-@lru_cache(maxsize=2)
-def _tables(data: Path, table: str) -> TransferTables:
-    name, read = _FILES[table]
-    path = next(iter(sorted(data.rglob(name))), None)
+@cache
+def read(data: Path) -> dict[str, tuple[Tensor, Tensor]]:
+    """By the number of the task: ``n x d`` forests, ``n`` negative accuracies."""
+    path = next(iter(sorted(data.rglob(_FILE))), None)
     if path is None:
-        raise FileNotFoundError(
-            f"{data}: expected {name}, see the head of benchmarks/quality/forests.py "
-            "for where it is from, got none."
-        )
-    return read(path)
+        raise FileNotFoundError(f"{data}: expected {_FILE}, got no file.")
+    with gzip.open(path, "rt") as file:
+        rows, _ = arff.loadarff(file)
+    columns = SearchSpace.from_dictionaries(_COLUMNS).columns
+    X = torch.tensor(
+        [
+            [c.encode(v.decode() if isinstance(v, bytes) else v) for v in rows[c.name]]
+            for c in columns
+        ],
+        dtype=torch.double,
+    ).T
+    y = -torch.from_numpy(rows["predictive_accuracy"].copy())
+    task = rows["task_id"].astype(int)
+    return {str(t): (X[task == t], y[task == t]) for t in dict.fromkeys(task.tolist())}
 
 
-def held_out(tables: TransferTables) -> list[str]:
-    """The data sets that are tuned."""
-    spread = tables.spread()
-    order = np.random.default_rng(0).permutation(tables.num_tasks)
-    return [tables.names[t] for t in order if spread[t] > 0][:_HELD_OUT]
+def _range(y: Tensor) -> float:
+    return float(y.max() - y.min())
+
+
+def held_out(tables: Mapping[str, tuple[Tensor, Tensor]]) -> list[str]:
+    """The data sets that are tuned; one without a spread is solved by its first row."""
+    names = list(tables)
+    order = np.random.default_rng(0).permutation(len(names))
+    return [names[t] for t in order if _range(tables[names[t]][1]) > 0][:_HELD_OUT]
+
+
+class Forests(TableProblem):
+    """The forests of one data set, and those of all known ones as ``history``."""
+
+    def __init__(self, data: Path, task: str) -> None:
+        tables = read(data)
+        super().__init__(*tables[task], space=SearchSpace.from_dictionaries(_COLUMNS))
+        known = [tables[name] for name in tables if name not in held_out(tables)]
+        rows = [
+            torch.cat([X, X.new_full((len(X), 1), t)], 1)
+            for t, (X, _) in enumerate(known)
+        ]
+        y = torch.cat([y for _, y in known]).unsqueeze(-1)
+        self.history = TaskHistory(torch.cat(rows), y, len(known), len(known) + 1)
+
+    def starts(self, seed: int, n: int | None = None) -> Tensor:
+        """Two different rows at random, or ``n``."""
+        return super().starts(seed, 2 if n is None else n)
 
 
 @lru_cache(maxsize=64)
-def _problem(data: Path, table: str, task: str) -> TransferTable:
-    known = _tables(data, table)
-    unseen = set(held_out(known))
-    history = [name for name in known.names if name not in unseen]
-    return known.subset([*history, task]).leave_out(task)
-
-
-def make(seed: int, data: Path, table: str, task: str) -> TransferTable:
+def make(seed: int, data: Path, task: str) -> Forests:
     """A data set, the same for every seed; the seed determines the starts."""
-    return _problem(data, table, task)
+    return Forests(data, task)
 
 
 def _gaps(paired: Paired, ranges: dict[str, float]) -> np.ndarray:
@@ -148,46 +176,25 @@ def tables(paired: Paired, gaps: np.ndarray) -> str:
     return f"{title}\n\n" + markdown_table(header, rows)
 
 
-def draw(paired: Paired, gaps: np.ndarray, path: Path) -> None:
-    """Mean ranks and gaps at each budget, with two standard errors over data sets."""
-    figure = panels(["", ""], "evaluations, two starts included", "mean rank", 4.5)
-    labels = [_LABELS[name] for name in paired.methods]
-    for k, values in enumerate((ranks_of(paired.traces), gaps)):
-        means = paired.by_problem(values).swapaxes(0, 1)
-        curves(figure, k, dict(zip(labels, means, strict=True)))
-    right = figure.axes[1]
-    right.set_yscale("log")
-    right.set_ylim(bottom=1e-3)
-    right.set_ylabel("mean distance to the best\n(1 = the range of a data set)")
-    save(finished(figure), path)
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
+    names = dict.fromkeys(_NAMES)
     parser = parser_of(
-        __doc__, _ALL, "results/forests", seeds=2, first_seed=100, budget=50
+        __doc__, names, "results/forests", seeds=2, first_seed=100, budget=50
     )
     parser.set_defaults(methods=list(METHODS))
     parser.add_argument("--data", type=Path, required=True, help="folder of the table")
-    parser.add_argument("--table", default="forests", choices=_FILES)
     parser.add_argument("--tasks", type=int, help="only the first so many data sets")
-    parser.add_argument("--figures", type=Path, help="a folder to draw in")
     options = parser.parse_args(arguments)
-    kind = options.table
-    known = _tables(options.data, kind)
-    tasks = held_out(known)[: options.tasks]
+    known = read(options.data)
+    tasks = {f"forests-{t}": t for t in held_out(known)[: options.tasks]}
     problems = {
-        f"{kind}-{task}": partial(make, data=options.data, table=kind, task=task)
-        for task in tasks
+        name: partial(make, data=options.data, task=t) for name, t in tasks.items()
     }
-    runs = runs_of(options, _ALL, problems)
-    spread = dict(zip(known.names, known.spread().tolist(), strict=True))
+    runs = runs_of(options, METHODS, problems)
     paired = pair(runs, options.methods, options.budget)
-    gaps = _gaps(paired, {f"{kind}-{task}": spread[task] for task in tasks})
+    gaps = _gaps(paired, {name: _range(known[t][1]) for name, t in tasks.items()})
     print(tables(paired, gaps))
-    if options.figures:
-        options.figures.mkdir(parents=True, exist_ok=True)
-        draw(paired, gaps, options.figures / f"ablr_{kind}.png")
 
 
 if __name__ == "__main__":

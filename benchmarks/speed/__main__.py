@@ -153,7 +153,8 @@ def _times(ratio: float) -> str:
     return _number(ratio) if ratio >= 1.0 else f"1/{_number(1.0 / ratio)}"
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """In seconds or milliseconds."""
     return f"{_number(seconds)} s" if seconds >= 1.0 else f"{_number(1e3 * seconds)} ms"
 
 
@@ -166,7 +167,7 @@ def table_rows(results: Sequence[dict[str, Any]]) -> list[list[str]]:
     lines = []
     for found in results:
         what = f"{ROWS[found['row']].what}: {found['case']}"
-        ours = _duration(found["ours"])
+        ours = duration(found["ours"])
         for peer in found["peers"]:
             low, high = map(_times, peer["quartiles"])
             ratio = f"{_times(peer['ratio'])} ({low} to {high})"

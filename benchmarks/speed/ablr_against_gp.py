@@ -15,8 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import statistics
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -27,7 +25,7 @@ from botorch.models import SingleTaskGP
 from botorch.optim.closures import get_loss_closure_with_grads
 from torch import Tensor
 
-from benchmarks.fits import objective
+from benchmarks.fits import cpu_seconds, objective
 from benchmarks.speed import machine
 from benchmarks.summary import markdown_table
 from botorch_structured.kernels import RandomFourierFeatures
@@ -35,7 +33,6 @@ from botorch_structured.models import MultiTaskABLR
 from botorch_structured.test_functions import QuadraticTasks
 
 _NUM_TASKS = 30
-_BUDGET_SECONDS = 3.0  # for one model at one size, beyond two repetitions
 
 
 def _rows(n: int) -> tuple[Tensor, Tensor]:
@@ -62,21 +59,12 @@ _MODELS: dict[str, Callable[..., Any]] = {
 }
 
 
-def measure(model: str, n: int, repetitions: int = 7) -> float:
+def measure(model: str, n: int) -> float:
     """Median CPU seconds of one value and gradient with ``n`` rows."""
     X, Y = _rows(n)
     mll = objective(_MODELS[model](X, Y)).train()
     parameters = {k: p for k, p in mll.named_parameters() if p.requires_grad}
-    closure = get_loss_closure_with_grads(mll, parameters)
-    closure()
-    seconds: list[float] = []
-    while len(seconds) < repetitions:
-        began = time.process_time()
-        closure()
-        seconds.append(time.process_time() - began)
-        if len(seconds) > 1 and sum(seconds) > _BUDGET_SECONDS:
-            break
-    return statistics.median(seconds)
+    return cpu_seconds(get_loss_closure_with_grads(mll, parameters))
 
 
 def _exponent(times: dict[int, float]) -> float:

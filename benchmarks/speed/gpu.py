@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import math
 import os
 import statistics
 import time
@@ -36,6 +35,7 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from benchmarks.fits import fitted, objective
 from benchmarks.speed import report
+from benchmarks.speed.__main__ import duration
 from benchmarks.speed.family_rows import task_data
 from benchmarks.speed.problems import binary_tree, flat_tree, make_data, sizes
 from benchmarks.speed.tree_rows import evaluation
@@ -88,11 +88,10 @@ def binary(
     n: int,
     largest: int | None = None,
     make: Callable[[int], ParameterTree] = binary_tree,
-    seed: int = 0,
 ) -> Data:
     """Data of a tree, by default one of binary decisions."""
     tree = make(paths)
-    return *make_data(tree, sizes(paths, n, largest), seed), tree
+    return *make_data(tree, sizes(paths, n, largest)), tree
 
 
 def two_decisions(values: int, n: int) -> Data:
@@ -221,25 +220,6 @@ def many_parameters(device: str, count: int, data: Callable[[], Data]) -> Row:
     yield "host", count * seconds(here, "cpu", 10)
 
 
-def many_data_sets(device: str, count: int, data: Callable[..., Data]) -> Row:
-    """Evidences with gradients of data sets of one space, as one batched model."""
-    sets = [data(seed=i % min(count, 4)) for i in range(count)]
-    tree = sets[0][2]
-    X, Y = (torch.stack([one[k] for one in sets]) for k in (0, 1))
-    model = tree_gp((X.to(device), Y.to(device), tree))
-    mll = objective(model).train()
-    parameters = [p for p in mll.parameters() if p.requires_grad]
-
-    def evaluate() -> Tensor:
-        loss = model.compute_custom_loss(mll)
-        return torch.autograd.grad(loss.sum(), parameters)[0]
-
-    yield "plain", seconds(evaluate, device, 10)
-    yield "kernels", kernels(evaluate, device)
-    here = evaluation(objective(tree_gp(sets[0])))
-    yield "host", count * seconds(here, "cpu", 10)
-
-
 def whole_fit(device: str, data: Callable[[], Data], make: Make = tree_gp) -> Row:
     """Construction and fit; plainly, too."""
     on_host = data()
@@ -332,7 +312,6 @@ ROWS: dict[str, Callable[[str], Row]] = {
     **_each("evidence", evidence, _CASES | _UNEVEN),
     **_each("ConditionalGP", evidence, _CASES, make=_CONDITIONAL),
     **_each("64 hyperparameters at once", many_parameters, _CASES, count=64),
-    **_each("64 data sets at once", many_data_sets, _CASES, count=64),
     **_each("fit", whole_fit, _CASES),
     "fantasies: 512 at 4 points, 64 paths, 2,000 points": partial(
         fantasies, data=_SIXTY_FOUR, count=512
@@ -356,7 +335,6 @@ QUICK: dict[str, Callable[[str], Row]] = {
     "evidence": partial(evidence, data=_QUICK),
     "conditional": partial(evidence, data=_QUICK, make=_CONDITIONAL),
     "hyperparameters": partial(many_parameters, count=3, data=_QUICK),
-    "data sets": partial(many_data_sets, count=3, data=_QUICK),
     "fit": partial(whole_fit, data=_QUICK),
     "posterior": partial(posterior, data=_QUICK, count=50, chunk=20),
     "fantasies": partial(fantasies, data=_QUICK, count=5),
@@ -382,15 +360,6 @@ def run(name: str, row: Callable[[str], Row], device: str) -> dict[str, Any]:
     return {"row": name, "device": where, **found, "spent": spent}
 
 
-def _shown(spent: float | None) -> str:
-    if spent is None:
-        return ""
-    if spent >= 1.0:
-        return f"{spent:.2g} s"
-    digits = max(0, 1 - math.floor(math.log10(1e3 * spent)))
-    return f"{1e3 * spent:.{digits}f} ms"
-
-
 def table(path: Path) -> str:
     """The Markdown table of a file."""
     header = ["", "one thread", "GPU, one by one", "GPU, a graph", "kernels"]
@@ -400,7 +369,8 @@ def table(path: Path) -> str:
         graph = found.get("graph") if found.get("is a graph", True) else None
         times = [found.get("host"), found.get("plain"), graph]
         kernels = found.get("kernels") or ""
-        lines.append([found["row"], *map(_shown, times), str(kernels)])
+        shown = ["" if t is None else duration(t) for t in times]
+        lines.append([found["row"], *shown, str(kernels)])
     return markdown_table(header, lines)
 
 

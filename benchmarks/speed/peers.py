@@ -1,20 +1,11 @@
-"""Peers of a tree model: the same covariance, written out by other means.
-
-``TorchDense`` factorises one ``n x n`` matrix, built leaf by leaf without padding;
-gradients are those of automatic differentiation. ``Raw`` does only
-what no implementation that works leaf by leaf can leave out: per leaf a Cholesky
-factorisation, an inverse and an exponential for each element; a factorisation and an
-inverse of the weights' system.
-"""
+"""A peer of a tree model: the same covariance, factorised as one ``n x n`` matrix."""
 
 from __future__ import annotations
 
 import math
 
-import numpy as np
 import torch
 from gpytorch.mlls import ExactMarginalLogLikelihood
-from scipy.linalg.lapack import dpotrf, dpotri
 from torch import Tensor
 
 from botorch_structured.linalg.block_low_rank import LeafLayout
@@ -91,84 +82,3 @@ class TorchDense:
             + len(residual) * math.log(2.0 * math.pi)
         )
         return -self.mll._add_other_terms(value, ()) / len(residual)
-
-
-class DenseGP:
-    """Posterior means and variances from a cached dense factorisation, in plain torch.
-
-    Args:
-        mll: The objective of a fitted model.
-    """
-
-    def __init__(self, mll: ExactMarginalLogLikelihood) -> None:
-        self.model = mll.model
-        dense = TorchDense(mll)
-        self.leaves = dense.leaves
-        X = self.leaves.X[self.leaves.order]
-        with torch.no_grad():
-            covariance, self.features = dense.covariance()
-            self.rows = self.model.covar_module.rows(X)
-            self.chol = torch.linalg.cholesky(covariance)
-            residual = self.leaves.y[self.leaves.order] - self.model.mean_module(X)
-            self.alpha = torch.cholesky_solve(residual.unsqueeze(-1), self.chol)
-
-    def __call__(self, X: Tensor) -> tuple[Tensor, Tensor]:
-        """Means and variances of transformed outcomes at ``t x d`` points."""
-        kernel = self.model.covar_module
-        with torch.no_grad():
-            rows = kernel.rows(X)
-            same = self.rows.key.unsqueeze(-1) == rows.key
-            cross = same * kernel.leaf_covariance(self.rows, rows)
-            cross = cross + self.features @ rows.features.mT
-            half = torch.linalg.solve_triangular(self.chol, cross, upper=False)
-            prior = rows.prior + rows.features.square().sum(-1)
-            mean = self.model.mean_module(X) + (cross.mT @ self.alpha).squeeze(-1)
-            return mean, prior - half.square().sum(0)
-
-
-class Raw:
-    """LAPACK on the blocks and the weights' system; one exponential an element.
-
-    Logarithms of the noisy blocks are prepared, so that their exponentials are what is
-    factorised. Not counted: what else makes a covariance of inputs, contractions with
-    its derivatives, forming the weights' system.
-
-    Args:
-        mll: The objective at whose hyperparameters the blocks are.
-    """
-
-    def __init__(self, mll: ExactMarginalLogLikelihood) -> None:
-        model = mll.model
-        leaves, kernel = Leaves(model), model.covar_module
-        self.logs: list[np.ndarray] = []
-        with torch.no_grad():
-            weights = torch.eye(kernel.num_weights, dtype=leaves.X.dtype)
-            noise = model.likelihood.noise
-            for index, columns in zip(leaves.rows, leaves.columns, strict=True):
-                rows = kernel.rows(leaves.X[index])
-                points = rows.points[:, columns]
-                r = math.sqrt(5.0) * torch.cdist(points, points)
-                block = (1.0 + r + r.square() / 3.0) * (-r).exp()
-                block = rows.variance.expand(len(index))[0] * block
-                block = block + noise * torch.eye(len(index), dtype=block.dtype)
-                used = (rows.features != 0.0).any(0).nonzero()[:, 0]
-                F = rows.features[:, used]
-                solved = torch.linalg.solve(block, F)
-                weights[used.unsqueeze(-1), used] += F.mT @ solved
-                self.logs.append(np.asfortranarray(block.log().numpy()))
-        self.weights = np.asfortranarray(weights.numpy())
-        self.buffers = {log.shape: np.empty(log.shape, order="F") for log in self.logs}
-
-    def __call__(self) -> None:
-        """The least work of one evidence with gradient."""
-        for log in self.logs:
-            block = self.buffers[log.shape]
-            np.exp(log, out=block)
-            factor, failed = dpotrf(block, lower=1, clean=0, overwrite_a=1)
-            inverse, also = dpotri(factor, lower=1, overwrite_c=1)
-            if failed or also:
-                raise AssertionError("A block is not positive definite.")
-        factor, failed = dpotrf(self.weights, lower=1, clean=0)
-        inverse, also = dpotri(factor, lower=1, overwrite_c=1)
-        if failed or also:
-            raise AssertionError("The weights' system is not positive definite.")

@@ -167,8 +167,7 @@ def suggestion(kind: str, n: int, constrained: bool = False, **size: int) -> Con
         return suggest(space, X, Y, seed=seed, train_C=C).X
 
     def theirs(peer: Any, seed: int) -> object:
-        state = [None] if getattr(peer, "keeps_state", False) else []
-        return peer(problem, *data(seed), seed, *state)
+        return peer(problem, *data(seed), seed)
 
     calls: dict[str, Callable[[int], object]] = {"ours": ours}
     able = {"tpe"} if space.dim > _MANY_COLUMNS else {*PEERS}
@@ -183,6 +182,38 @@ def suggestion(kind: str, n: int, constrained: bool = False, **size: int) -> Con
         return {"paths": space.tree.num_paths, "columns": space.dim}
 
     return Contest(calls, [[name] for name in list(calls)[1:]], check)
+
+
+def six_paths() -> SearchSpace:
+    """One to three layers, two optimisers with a parameter each."""
+    return SearchSpace.from_dictionaries(
+        [
+            {
+                "optimizer": [optimizer],
+                "n_layers": [str(layers)],
+                "lr": (1e-5, 1e-1, "log"),
+                "decay": (1e-6, 1e-1, "log"),
+                **{f"units_{i}": (8, 512, "log") for i in range(layers)},
+                own: (0.0, 0.99),
+            }
+            for optimizer, own in (("Adam", "beta"), ("SGD", "momentum"))
+            for layers in (1, 2, 3)
+        ]
+    )
+
+
+def long_study(n: int, q: int = 1, pending: int = 0, warm: bool = True) -> Contest:
+    """Suggestions after thousands of evaluations, from the last fit or without one."""
+    space = six_paths()
+    X = space.sample(n, seed=0)
+    Y = _outcomes(space, X, 0)
+    X_pending = space.sample(pending, seed=1) if pending else None
+    last = suggest(space, X[:-1], Y[:-1], seed=0) if warm else None
+
+    def ours(seed: int) -> Tensor:
+        return suggest(space, X, Y, q, X_pending, last, seed).X
+
+    return Contest({"ours": ours})
 
 
 def optuna_trial(n: int) -> Contest:
@@ -261,7 +292,21 @@ ROWS = {
     "real-optuna": Row(
         "a trial of Optuna",
         optuna_trial,
-        {"network of 1 to 3 layers, 60 trials": {"n": 60}},
+        {f"network of 1 to 3 layers, {n:,} trials": {"n": n} for n in (60, 3000)},
         {"n": 12},
+    ),
+    "long": Row(
+        "suggest on 6 paths",
+        long_study,
+        {
+            **{
+                f"{n:,} points, {start}": {"n": n, "warm": start == "from the last fit"}
+                for n in (1000, 2000, 4000, 10_000)
+                for start in ("first fit", "from the last fit")
+            },
+            "1,000 points, q = 16": {"n": 1000, "q": 16},
+            "2,000 points, 64 pending": {"n": 2000, "pending": 64},
+        },
+        {"n": 30, "q": 2, "pending": 2},
     ),
 }

@@ -1,4 +1,4 @@
-"""Rows of the tree models: fits, suggestions, evidence, many points."""
+"""Rows of the tree models: fits, suggestions, evidence."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from torch import Tensor
 
 from benchmarks.fits import fitted, objective
 from benchmarks.speed.contest import Contest, Row, check_equal
-from benchmarks.speed.peers import Raw, TorchDense
-from benchmarks.speed.problems import binary_tree, flat_tree, make_data, sizes
+from benchmarks.speed.peers import TorchDense
+from benchmarks.speed.problems import binary_tree, make_data, sizes
 from botorch_structured.models import TreeStructuredGP
 from botorch_structured.models.map_fit import FIT_OPTIONS
 from botorch_structured.optim import optimize_acqf_paths
@@ -272,7 +272,6 @@ def evidence(paths: int, n: int, largest: int | None = None) -> Contest:
     mll = objective(model)
     evaluate = evaluation(mll)
     dense = TorchDense(mll)
-    raw = Raw(mll)
 
     def check() -> dict[str, Any]:
         value, gradient = evaluate()
@@ -287,9 +286,8 @@ def evidence(paths: int, n: int, largest: int | None = None) -> Contest:
         {
             "ours": lambda _: evaluate(),
             _DENSE: lambda _: _graded(dense.loss, mll),
-            "raw": lambda _: raw(),
         },
-        [[_DENSE], ["raw"]],
+        [[_DENSE]],
         check=check,
     )
 
@@ -356,20 +354,6 @@ def whole_fit(
     )
 
 
-# -- many points ------------------------------------------------------------------
-
-
-def large(paths: int, n: int) -> Contest:
-    """Evidence and gradient of many leaves, against what LAPACK does alone."""
-    tree = flat_tree(paths)
-    model = TreeStructuredGP(*make_data(tree, sizes(paths, n)), tree)
-    model.likelihood.noise = _NOISE
-    mll = objective(model)
-    evaluate = evaluation(mll)
-    raw = Raw(mll)
-    return Contest({"ours": lambda _: evaluate(), "raw": lambda _: raw()}, [["raw"]])
-
-
 _FOUR = {
     "8 paths, 400 points": {"paths": 8, "n": 400},
     "64 paths, 2,000 points": {"paths": 64, "n": 2000},
@@ -425,11 +409,5 @@ ROWS = {
             for case, arguments in _FOUR.items()
         },
         _SMALL,
-    ),
-    "large": Row(
-        "evidence and gradient",
-        large,
-        {"1,000 paths, 100,000 points": {"paths": 1000, "n": 100_000}},
-        {"paths": 5, "n": 40},
     ),
 }

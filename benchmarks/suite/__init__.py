@@ -6,6 +6,5 @@
 Defaults are chosen on the half ``develop``; the half ``report`` is for the tables, and
 is run once. Kinds of problems: ``synthetic`` (random draws), ``jenatton`` (the
 functions of Jenatton et al.), ``yahpo`` (surrogates of booster tuning), ``svm`` (tables
-of support vector machines), ``cash`` (scikit-learn's learners and their parameters),
-``learners`` (surrogates of choosing and tuning a learner).
+of support vector machines), ``learners`` (surrogates of choosing and tuning a learner).
 """

@@ -21,15 +21,12 @@ _KINDS = {
     "yahpo": "benchmarks.suite.yahpo",
     "svm": "benchmarks.suite.svm_tables",
     "learners": "benchmarks.suite.yahpo_learners",
-    "cash": "benchmarks.suite.learners",
-    "independent": "benchmarks.suite.independent",
 }
-_RANKED = ["synthetic", "jenatton", "yahpo", "svm", "cash", "learners"]
 # Tables of methods, by name; of two with the same name the first counts.
 _METHODS = [
     ("benchmarks.suite.ours", "METHODS"),
     ("benchmarks.suite.peers", "PEERS"),
-    ("benchmarks.methods", "BENCHMARKED"),
+    ("benchmarks.methods", "TREES"),
 ]
 
 
@@ -43,8 +40,7 @@ def problems(
 
     Args:
         half: ``"develop"`` or ``"report"``.
-        kinds: Some of ``synthetic``, ``jenatton``, ``yahpo``, ``svm``, ``learners``,
-            ``cash``, ``independent``.
+        kinds: Some of ``synthetic``, ``jenatton``, ``yahpo``, ``svm``, ``learners``.
         data: The folder of those that read files. Default: their own.
     """
     found: dict[str, ProblemFactory] = {}
@@ -128,7 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     runs = commands.add_parser("run", help="run methods, or continue runs")
     runs.add_argument("--half", choices=["develop", "report"], default="develop")
-    runs.add_argument("--kinds", nargs="+", choices=_KINDS, default=_RANKED)
+    runs.add_argument("--kinds", nargs="+", choices=_KINDS, default=list(_KINDS))
     runs.add_argument("--problems", nargs="+", help="only these (default: all)")
     runs.add_argument("--methods", nargs="+", required=True)
     runs.add_argument("--seeds", type=int, default=1, help="how many")

@@ -1,23 +1,53 @@
 """The functions of Jenatton et al. (2017) as problems of the suite.
 
-Names are those of `benchmarks.problems.jenatton`; ``noisy`` ones have a noise of
-standard deviation 0.05.
+A name has the number of leaves and words: ``shared`` (two shared columns), ``quad`` or
+``quadratic`` (these enter squared), ``off`` (optima off the centre), ``chain``
+(unbalanced), before it maybe ``noisy`` (a noise of standard deviation 0.05).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache, partial
 
 from torch import Tensor
 
 from benchmarks.harness import ProblemFactory
-from benchmarks.problems import jenatton
 from benchmarks.suite.problem import SuiteProblem
+from botorch_structured.test_functions import JenattonTree
 
 _DEVELOP = ["8-off", "4-shared-off", "8-quad-off", "4-chain", "8-chain-shared"]
 _DEVELOP += ["4-off", "noisy-8-shared", "noisy-4-quad-off"]
 _REPORT = ["4", "4-shared", "8", "8-shared", "4-quad-off", "8-shared-off", "8-chain"]
 _REPORT += ["4-chain-shared", "noisy-8", "noisy-4-shared"]
+
+
+_WORDS = {"chain", "shared", "quad", "quadratic", "off"}
+
+
+def function(seed: int, name: str) -> JenattonTree:
+    """The same function for every seed; the seed decides the starts.
+
+    Raises:
+        ValueError: Another word, or a number of leaves that there is no tree of.
+    """
+    leaves, *words = name.split("-")
+    if not leaves.isdigit() or not {*words} <= _WORDS:
+        raise ValueError(
+            f"name: expected a number and words of {sorted(_WORDS)}, got {name!r}."
+        )
+    return JenattonTree(
+        num_leaves=int(leaves),
+        shared="shared" in words,
+        balanced="chain" not in words,
+        off_centre="off" in words,
+        quadratic_shared=bool({"quad", "quadratic"} & {*words}),
+    )
+
+
+def factories(names: Iterable[str]) -> dict[str, ProblemFactory]:
+    """Makers of problems by their names."""
+    return {name: partial(function, name=name) for name in names}
 
 
 class Jenatton(SuiteProblem):
@@ -28,7 +58,7 @@ class Jenatton(SuiteProblem):
     """
 
     def __init__(self, name: str) -> None:
-        self.function = jenatton.make(0, name.removeprefix("noisy-"))
+        self.function = function(0, name.removeprefix("noisy-"))
         noise = 0.05 if name.startswith("noisy") else 0.0
         super().__init__(self.function.space, noise)
 
@@ -46,12 +76,10 @@ class Jenatton(SuiteProblem):
         return self.function.starts(seed)
 
 
-_cached = cache(Jenatton)
-
-
+@cache
 def make(seed: int, name: str) -> Jenatton:
     """A tree by its name, the same one for all seeds."""
-    return _cached(name)
+    return Jenatton(name)
 
 
 def _named(names: list[str]) -> dict[str, ProblemFactory]:

@@ -6,7 +6,7 @@ The search has nothing to do with the methods that are compared: random points, 
 random changes of the best ones. A run may therefore find a better value than the table
 has, and its scaled regret is then slightly negative.
 
-    python -m benchmarks.suite.optima yahpo learners cash --data DIR
+    python -m benchmarks.suite.optima yahpo learners --data DIR
 
 makes the table; what stands there is replaced.
 """
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import re
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -48,19 +47,6 @@ def _table() -> dict[str, dict[str, dict[str, list[float]]]]:
     return json.loads(_FILE.read_text())
 
 
-def read_scale(kind: str, name: str) -> Scale | None:
-    """The scale of a problem; None where the table has none.
-
-    Args:
-        kind: Of the problem, such as ``"yahpo"``.
-        name: Of the problem among those of its kind.
-    """
-    for values in _table().get(kind, {}).values():
-        if name in values:
-            return Scale(*values[name])
-    return None
-
-
 def find_scale(problem: Any) -> Scale:
     """The best of random points and of their improvements; 1,000 points' median.
 
@@ -69,14 +55,9 @@ def find_scale(problem: Any) -> Scale:
             how many of the best are improved, generations and children of each.
     """
     count, most, generations, children = problem.effort
-    X = problem.space.sample(count, seed=0 if problem.kind == "cash" else 1)
+    X = problem.space.sample(count, seed=1)
     values = problem.truths(X)
-    chosen: list[int] = []
-    paths = problem.tree.path_key(X).tolist()
-    for i in values.argsort(stable=True).tolist():
-        alike = sum(paths[j] == paths[i] for j in chosen)
-        if alike < problem.most_of_a_path and len(chosen) < most:
-            chosen.append(i)
+    chosen = values.argsort(stable=True)[:most]
     _, best = improve(
         problem.space,
         problem.truths,
@@ -100,8 +81,6 @@ class ScaledProblem(SuiteProblem):
 
     effort: tuple[int, int, int, int]
     """Sizes of the search for the optimum, see `find_scale`."""
-    most_of_a_path: float = math.inf
-    """How many points of one path it begins with."""
 
     def __init__(self, space: SearchSpace, kind: str, name: str) -> None:
         super().__init__(space)
@@ -119,10 +98,10 @@ class ScaledProblem(SuiteProblem):
         return self._scale().middle
 
     def _scale(self) -> Scale:
-        scale = read_scale(self.kind, self.name)
-        if scale is None:
-            raise AttributeError(f"No optimum is known of {self.kind} {self.name!r}.")
-        return scale
+        for values in _table().get(self.kind, {}).values():
+            if self.name in values:
+                return Scale(*values[self.name])
+        raise AttributeError(f"No optimum is known of {self.kind} {self.name!r}.")
 
 
 def improve(

@@ -56,7 +56,6 @@ _KERNELS = ["linear", "poly", "rbf"]
 _C = [2.0**k for k in range(-5, 7)]
 _GAMMA = [1e-4, 1e-3, 0.01, 0.05, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 1e3]
 _DEGREES = range(2, 11)
-_ROWS = len(_C) * (len(_GAMMA) + len(_DEGREES) + 1)
 
 
 class SVMTable(SuiteProblem):
@@ -77,7 +76,6 @@ class SVMTable(SuiteProblem):
 
     Raises:
         FileNotFoundError: There is no table.
-        ValueError: It is not complete.
     """
 
     def __init__(self, dataset: str, data: str | Path = DATA) -> None:
@@ -143,10 +141,4 @@ def _read(path: Path) -> dict[str, Tensor]:
             row["dataset"], torch.full(shape, math.nan, dtype=torch.double)
         )
         table[tuple(where)] = 1.0 - float(row["accuracy"])
-    for name in _DATASETS:
-        count = int(tables[name].isfinite().sum()) if name in tables else 0
-        if count != _ROWS:
-            raise ValueError(
-                f"{path}: expected {_ROWS} configurations of {name}, got {count}."
-            )
     return tables

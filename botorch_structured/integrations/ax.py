@@ -83,14 +83,11 @@ def structured_generation_strategy(
 
     Choose it where parameters exist only under some values of others
     (``dependent_parameters``). It begins with the centre of the space, as Ax's own
-    strategies do, then takes a random point on each path that has no trial yet, in the
-    middle half of each range. With
-    more than ten paths it takes five to sixteen points, chosen so that each value of
-    the choices occurs if sixteen can show them. Then it goes on with `suggest`; one
-    trial is enough for a loop. Range parameters (floats, integers, logarithmic ones),
-    choices (ordered or not, also with three or more strings and with dependents), fixed
-    parameters and parameter constraints are understood, and so are several objectives
-    and outcome constraints.
+    strategies do, then takes the starts of a `Study`, without those of which something
+    is known. Then it goes on with `suggest`; one trial is enough for a loop. Range
+    parameters (floats, integers, logarithmic ones), choices (ordered or not, also with
+    three or more strings and with dependents), fixed parameters and parameter
+    constraints are understood, and so are several objectives and outcome constraints.
 
     A suggestion depends on the trials and on ``seed`` only. A client that was saved and
     loaded, in another process, goes on exactly as it would have.

@@ -118,7 +118,7 @@ def take_batch(
         for value in values:
             leading = len(shape) if _leads(value, shape) else 0
             rest = value.shape[leading:]
-            full = value.data.expand(*batch_shape, *rest).reshape(-1, *rest)
+            full = value.data.expand((*batch_shape, *rest)).reshape(-1, *rest)
             value.data = full[where.to(value.device)]
         setattr(
             part,

@@ -239,6 +239,48 @@ def stationary_form(kernel: Kernel) -> StationaryForm | None:
     )
 
 
+def column_lengthscales(kernel: Kernel, dim: int) -> Tensor:
+    """Lengthscales by column, ``batch_shape x dim``; NaN where a kernel has none.
+
+    Of several factors or terms the shortest counts.
+
+    Args:
+        kernel: A GPyTorch kernel, or what is made of some.
+        dim: The number of columns of its inputs.
+    """
+    if hasattr(kernel, "base_kernel"):
+        return column_lengthscales(kernel.base_kernel, dim)
+    out = torch.full((*kernel.batch_shape, dim), torch.nan, device=kernel.device)
+    out = out.to(kernel.dtype)
+    dims = kernel.active_dims
+    columns = list(range(dim)) if dims is None else dims.tolist()
+    if kernel.has_lengthscale:
+        out[..., columns] = kernel.lengthscale.squeeze(-2)
+    for part in getattr(kernel, "kernels", []):
+        inner = column_lengthscales(part, len(columns))
+        out[..., columns] = torch.fmin(out[..., columns], inner)
+    return out
+
+
+def mean_lengthscale(table: Tensor) -> Tensor | None:
+    """Geometric means of lengthscales by column, as GPyTorch's ``lengthscale``.
+
+    All are finite: a column without one has the mean of the others, so that it changes
+    no mean and, relative to that, counts 1.
+
+    Args:
+        table: ``batch_shape x m x d`` lengthscales; NaN where there is none.
+
+    Returns:
+        ``batch_shape x 1 x d``, or None if no column has one.
+    """
+    if table.isnan().all():
+        return None
+    logarithm = table.log().nanmean(-2, keepdim=True)
+    mean = logarithm.nanmean(-1, keepdim=True)
+    return torch.where(logarithm.isnan(), mean, logarithm).exp()
+
+
 #: An array to k and -dk/ds. "laplace" is of sum_j |x_j - x'_j| / l_j.
 ARRAY_SLOPES: dict[str, Callable[[Array], tuple[Array, Array]]] = {
     "matern12": _array_matern12_slope,

@@ -31,7 +31,7 @@ from torch.autograd.graph import increment_version
 
 from botorch_structured._botorch_names import fit_fallback, lbfgsb
 from botorch_structured.linalg.factor import unread_flags
-from botorch_structured.models.contexts import few_threads
+from botorch_structured.models.contexts import few_threads, seeded
 
 _logger = logging.getLogger("botorch_structured")
 _GPU = "cuda"
@@ -90,6 +90,7 @@ class DeviceObjective:
         mll: The objective, of a model with ``compute_custom_loss``.
         record: Makes a graph: what replays a function, and its result, which each
             replay overwrites.
+        units: See ``ArrayObjective``.
 
     Raises:
         RuntimeError: By ``record``, if there is none.
@@ -99,6 +100,7 @@ class DeviceObjective:
         self,
         mll: MarginalLogLikelihood,
         record: Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]],
+        units: NDArray[np.float64] | None = None,
     ) -> None:
         parameters, bounds = get_parameters_and_bounds(mll, requires_grad=True)
         self._mll = mll
@@ -108,9 +110,9 @@ class DeviceObjective:
         parts = self._theta.split([p.numel() for p in self._free])
         for p, part in zip(self._free, parts, strict=True):
             p.data = part.view_as(p)
-        self.units = np.ones(len(self._theta))
+        self.units = np.ones(len(self._theta)) if units is None else units
         limits = get_bounds_as_ndarray(parameters, bounds)
-        none = np.multiply.outer(self.units, (-np.inf, np.inf))
+        none = np.multiply.outer(np.ones(len(self._theta)), (-np.inf, np.inf))
         self.bounds = none if limits is None else limits
         self._record = record
         self._calls = 0
@@ -196,6 +198,7 @@ def fit_map(
     options: Mapping[str, Any] | None = None,
     objective: ArrayObjective | None = None,
     evaluate: bool = True,
+    units: Callable[[MarginalLogLikelihood], NDArray[np.float64] | None] | None = None,
     **kwargs: Any,
 ) -> MarginalLogLikelihood:
     """BoTorch's fit with its retries; a ``custom_fit`` calls it.
@@ -210,6 +213,7 @@ def fit_map(
             whether the best of all is picked.
         evaluate: Whether to put the model in evaluation mode after a fit in closed
             form. A caller that goes on to fit it need not.
+        units: Computes those of a ``DeviceObjective``.
         kwargs: See ``fit_gpytorch_mll``.
 
     Raises:
@@ -225,7 +229,8 @@ def fit_map(
             if objective is None and mll.model.train_targets.ndim == 1:
                 kinds = {(p.device.type, p.dtype) for p in mll.parameters()}
                 if kinds == {(_GPU, torch.float64)}:
-                    objective = DeviceObjective(mll, _cuda_graph)
+                    steps = None if units is None else units(mll)
+                    objective = DeviceObjective(mll, _cuda_graph, steps)
             if objective is not None:
                 if not (mll.training and mll.model.training):
                     mll.train()
@@ -255,7 +260,8 @@ def _fit_objective(
     for attempt in range(max_attempts):
         if attempt > 0:  # from a random start
             before = before or [(p, p.detach().clone()) for p in mll.parameters()]
-            sample_all_priors(mll.model)
+            with seeded(attempt, before[0][0].device):
+                sample_all_priors(mll.model)
             for p, value in before:
                 if not p.requires_grad:
                     p.data.copy_(value)

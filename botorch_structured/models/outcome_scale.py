@@ -159,8 +159,8 @@ def check_scale(train_Y: Tensor, targets: Tensor) -> None:
         raise ValueError(
             "train_Y: expected outcomes with a standard deviation of about 1 under "
             f"this outcome_transform (at least {least:.0e}), got "
-            f"{float(spread[small].min()):.1e}: leave outcome_transform at its "
-            "default, which divides by that deviation, or rescale the outcomes."
+            f"{float(spread[small].min()):.1e}: leave outcome_transform at the "
+            "default of this package, which divides by that deviation, or rescale them."
         )
 
 

@@ -70,9 +70,13 @@ class Boxes:
     @cached_property
     def counts(self) -> Array:
         """The number of points in every box, infinite where a column is continuous."""
-        first, last = self.positions
-        size = np.where(self.free, last - first + 1, 1).prod(-1, dtype=np.float64)
-        return np.where(self.continuous.any(-1), np.inf, size)
+        finite = np.logical_not(self.continuous.any(-1))
+        counts = np.full(len(finite), np.inf)
+        if finite.any():
+            first, last = self.positions
+            size = np.where(self.free, last - first + 1, 1)[finite]
+            counts[finite] = size.prod(-1, dtype=np.float64)
+        return counts
 
     @cached_property
     def slots(self) -> Slots:
@@ -136,9 +140,10 @@ class Slots:
         self.upper = boxes.upper[row, self.columns]
         self.discrete = self.free & self.values.discrete[self.columns]
         self.logarithmic = self.free & self.values.logarithmic[self.columns]
-        first, last = boxes.positions
-        self._first = first[row, self.columns]
-        self._size = last[row, self.columns] - self._first + 1
+        if self.discrete.any():
+            first, last = boxes.positions
+            self._first = first[row, self.columns]
+            self._size = last[row, self.columns] - self._first + 1
 
     def at(self, U: Array, box: Array) -> Array:
         """Points of the unit cube, carried to boxes.
@@ -258,7 +263,10 @@ def boxes_at(problem: Problem, rows: Array) -> tuple[Boxes, Array]:
         value = np.where(np.isinf(declared), rows[:, columns], declared)
         lower[:, columns] = value
         upper[:, columns] = value
-    lower, upper = problem.values.inside(lower, upper)
+    # what the decisions leave of other columns is admissible
+    decisions = tree.decision_columns
+    within = problem.values.inside(lower[:, decisions], upper[:, decisions], decisions)
+    lower[:, decisions], upper[:, decisions] = within
     lower = np.where(active, lower, problem.fill)
     upper = np.where(active, upper, problem.fill)
     ok = np.all(lower <= upper, axis=-1)
@@ -290,13 +298,14 @@ def path_boxes(
     """
     if problem.listed.num_paths <= problem.max_paths:
         rows = problem.listed.path_points.numpy().astype(problem.lower.dtype)
+        seen = seen if problem.has_undeclared else []
     else:
         rows = random_rows(problem, problem.max_paths, rng)
         seen = [np.concatenate(seen)[-problem.max_paths :]]
-    tables = [rows, *seen]
-    # the tree knows most of the tables: their keys are not computed again
-    keys = np.concatenate([problem.keys(table) for table in tables])
-    boxes, ok = boxes_at(problem, np.concatenate(tables)[first_of_each(keys)])
+    if seen:
+        rows = np.concatenate([rows, *seen])
+        rows = rows[first_of_each(problem.keys(rows))]
+    boxes, ok = boxes_at(problem, rows)
     return boxes.take(ok)
 
 
@@ -373,7 +382,11 @@ def all_candidates(boxes: Boxes) -> Sample:
 
 
 def raw_candidates(
-    boxes: Boxes, per_box: int, good: Array, rng: np.random.Generator
+    boxes: Boxes,
+    per_box: int,
+    good: Array,
+    keys: Array,
+    rng: np.random.Generator,
 ) -> Sample:
     """Candidates in every box, all of them admissible.
 
@@ -386,6 +399,7 @@ def raw_candidates(
         boxes: ``P`` boxes.
         per_box: Sobol points for each box.
         good: ``k x d`` points worth searching around, the best first.
+        keys: The keys of their paths.
         rng: The source of random numbers.
 
     Returns:
@@ -395,15 +409,7 @@ def raw_candidates(
     large = (~is_small).nonzero()[0]
     samples = _listed(boxes, is_small.nonzero()[0])
     if len(large):
-        samples.append(
-            _spread(
-                boxes,
-                large,
-                per_box,
-                good,
-                rng,
-            )
-        )
+        samples.append(_spread(boxes, large, per_box, good, keys, rng))
     sample = _admissible(boxes, Sample.join(samples))
     if boxes.problem.is_restricted:
         sample = _with_replacements(
@@ -426,7 +432,12 @@ def _sobol(slots: Slots, box: Array, rng: np.random.Generator) -> Array:
 
 
 def _spread(
-    boxes: Boxes, chosen: Array, per_box: int, good: Array, rng: np.random.Generator
+    boxes: Boxes,
+    chosen: Array,
+    per_box: int,
+    good: Array,
+    keys: Array,
+    rng: np.random.Generator,
 ) -> Sample:
     """Sobol points, perturbations, transfers and points on the bounds."""
     problem = boxes.problem
@@ -438,12 +449,7 @@ def _spread(
     samples = [(x, box, np.zeros_like(box))]
     place = np.arange(len(box)) % per_box
     if len(good):
-        samples += _perturbed(
-            boxes,
-            max(per_box // 2, 1),
-            good,
-            rng,
-        )
+        samples += _perturbed(boxes, max(per_box // 2, 1), good, keys, rng)
     if len(good) and is_shared.any():
         # The values of the best of all in the shared columns that a path has.
         few = place < max(1, per_box // 4)
@@ -464,19 +470,25 @@ def _spread(
 
 
 def _perturbed(
-    boxes: Boxes, per_box: int, good: Array, rng: np.random.Generator
+    boxes: Boxes,
+    per_box: int,
+    good: Array,
+    keys: Array,
+    rng: np.random.Generator,
 ) -> list[tuple[Array, Array, Array]]:
     """Points around the good points of every box, near and far."""
     slots = boxes.slots
     values = boxes.problem.values
     number = {key: b for b, key in enumerate(boxes.keys.tolist())}
     by_box: dict[int, list[int]] = {}
-    for i, key in enumerate(boxes.problem.keys(good).tolist()):
+    for i, key in enumerate(keys.tolist()):
         if key in number:
             by_box.setdefault(number[key], []).append(i)
     if not by_box:
         return []
-    rows = np.concatenate([np.resize(some, per_box) for some in by_box.values()])
+    turn = np.arange(per_box)
+    some_rows = [np.array(some)[turn % len(some)] for some in by_box.values()]
+    rows = np.concatenate(some_rows)
     box = np.array([*by_box]).repeat(per_box)
     lower = slots.lower[box]
     upper = slots.upper[box]

@@ -39,7 +39,7 @@ Array = NDArray[Any]
 Feasible = Callable[[Tensor], Tensor]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Values:
     """The contents of ``d`` columns: any number, any integer, or the values in a list.
 
@@ -107,21 +107,27 @@ class Values:
         """The column of each number."""
         return np.broadcast_to(np.arange(len(self.listed))[columns], X.shape)
 
-    def inside(self, lower: Array, upper: Array) -> tuple[Array, Array]:
-        """The first and last admissible values in ``[lower, upper]``, ``n x d`` each.
+    def inside(
+        self,
+        lower: Array,
+        upper: Array,
+        columns: Sequence[int],
+    ) -> tuple[Array, Array]:
+        """The first and last admissible values in ``[lower, upper]``, ``n x k`` each.
 
         The first is above the last where there is none.
         """
-        first = np.where(self.whole, np.ceil(lower), lower)
-        last = np.where(self.whole, np.floor(upper), upper)
-        columns = self.listed.nonzero()[0]
-        if len(columns):
-            table = self.table[columns]
-            row = np.arange(len(columns))
-            start = (table < lower[:, columns, None]).sum(-1)
-            stop = (table <= upper[:, columns, None]).sum(-1) - 1
-            first[:, columns] = table[row, start.clip(max=table.shape[1] - 1)]
-            last[:, columns] = np.where(stop >= 0, table[row, stop], -np.inf)
+        whole = self.whole[columns]
+        first = np.where(whole, np.ceil(lower), lower)
+        last = np.where(whole, np.floor(upper), upper)
+        listed = self.listed[columns].nonzero()[0]
+        if len(listed):
+            table = self.table[columns][listed]
+            row = np.arange(len(listed))
+            start = (table < lower[:, listed, None]).sum(-1)
+            stop = (table <= upper[:, listed, None]).sum(-1) - 1
+            first[:, listed] = table[row, start.clip(max=table.shape[1] - 1)]
+            last[:, listed] = np.where(stop >= 0, table[row, stop], -np.inf)
         return first, last
 
 
@@ -134,13 +140,15 @@ class LinearConstraint:
     rhs: float
 
 
-@dataclass(frozen=True)
+@dataclass
 class Problem:
     """Where candidates may lie; see `optimize_acqf_paths` for the arguments.
 
     Args:
         tree: What is active where.
-        listed: The same tree, with every outcome that may be proposed declared.
+        listed: The same tree, with every outcome that may be proposed declared, but
+            those of known points.
+        has_undeclared: Whether known points have others.
         bounds: ``2 x d``.
         fill: ``d`` numbers that inactive columns hold.
         values: What each column may hold where it is active, whatever the path. A
@@ -152,6 +160,7 @@ class Problem:
         feasible: Any other restriction.
         X_avoid: ``m x d`` points not to be proposed, pending ones included.
         good: ``k x d`` points to look around, the best first.
+        good_keys: The keys of their paths.
         max_paths: The number of paths up to which all of them are searched.
         min_distance: How far from known points to stay, in widths of the bounds.
         avoid_paths: Keys of paths on which nothing is proposed.
@@ -161,6 +170,7 @@ class Problem:
 
     tree: ParameterTree
     listed: ParameterTree
+    has_undeclared: bool
     bounds: Array
     fill: Array
     values: Values
@@ -171,6 +181,7 @@ class Problem:
     feasible: Feasible | None
     X_avoid: Array
     good: Array
+    good_keys: Array
     max_paths: int
     min_distance: float
     avoid_paths: Array
@@ -340,8 +351,7 @@ def mask_of(columns: Sequence[int], d: int) -> Array:
 
 def first_of_each(keys: Any) -> Array:
     """The numbers of the rows whose key no earlier row has, ascending."""
-    _, first = np.unique(np.asarray(keys), return_index=True)
-    return np.sort(first)
+    return np.sort(np.unique(keys, return_index=True)[1])
 
 
 # All paths are searched up to this number of them.
@@ -363,124 +373,15 @@ def check_acquisition(acq_function: Any, name: str) -> None:
         )
 
 
-@dataclass(frozen=True)
-class Region:
-    """A space by its columns, as an optimiser is given it.
-
-    Attributes:
-        tree: The active columns of a point.
-        bounds: ``2 x d``.
-        whole: The columns of integers.
-        lists: Column -> its admissible values.
-        logarithmic: The integers on a logarithmic scale.
-        fill: ``d`` numbers that inactive columns hold.
-        feasible: What the space forbids is not feasible.
-        restricting: The columns on which that depends.
-    """
-
-    tree: ParameterTree
-    bounds: Tensor
-    whole: list[int]
-    lists: dict[int, list[float]]
-    logarithmic: list[int]
-    fill: Tensor
-    feasible: Feasible | None
-    restricting: list[int]
-
-
-def read_region(
-    acq_function: AcquisitionFunction,
-    bounds: Tensor | None = None,
-    tree: ParameterTree | None = None,
-    integer_features: Sequence[int] | None = None,
-    categorical_features: Mapping[int, Sequence[float]] | None = None,
-    fill: float | Tensor | None = None,
-    space: SearchSpace | None = None,
-) -> Region:
-    """Check the acquisition function and the arguments that describe the space.
-
-    They are those of `optimize_acqf_paths`. A ``space`` is its bounds, in the precision
-    and on the device of ``acq_function``, and its tree; a tree that belongs to a space
-    brings along what that says about columns.
-
-    Raises:
-        ValueError: Which argument, what was expected, what came.
-    """
-    check_acquisition(acq_function, "acq_function")
-    if space is not None:
-        arguments = {
-            "bounds": bounds,
-            "tree": tree,
-            "integer_features": integer_features,
-            "categorical_features": categorical_features,
-            "fill": fill,
-        }
-        bounds = _bounds_of_space(space, arguments, acq_function)
-        tree = space.tree
-    if bounds is None or tree is None:
-        raise ValueError(
-            "bounds, tree: expected both of them, or space=... (a SearchSpace) in "
-            f"their place, got {type(bounds).__name__} and {type(tree).__name__}."
-        )
-    if not isinstance(tree, ParameterTree):
-        raise ValueError(
-            "tree: expected a ParameterTree (model.tree, ParameterTree(d, {...})), "
-            f"got {type(tree).__name__}."
-        )
-    d = tree.dim
-    bounds = check_bounds(bounds, d)
-    integers = () if integer_features is None else integer_features
-    whole = check_columns(
-        "integer_features",
-        integers,
-        d,
-        True,
-    )
-    lists = check_by_column(
-        "categorical_features",
-        categorical_features,
-        d,
-        True,
-    )
-    logarithmic: list[int] = []
-    restricting: list[int] = []
-    feasible: Feasible | None = None
-    if tree.space is not None:
-        _check_scale(bounds, tree.space)
-        whole = sorted({*whole, *tree.space.integer_features})
-        lists = {**tree.space.categorical_features, **lists}
-        logarithmic = tree.space.log_integers
-        for col, codes in tree.space.categorical_features.items():
-            odd = [v for v in lists[col] if v not in codes]
-            if odd:
-                raise ValueError(
-                    f"categorical_features[{col}]: expected among the values that the "
-                    f"space of the tree has, {codes}, got {odd}."
-                )
-        if tree.space.is_restricted:
-            restricting = tree.space.restricting_columns
-            feasible = tree.space.feasible
-        fill = tree.space.fill if fill is None else fill
-    for c, numbers in lists.items():
-        name = f"categorical_features[{c}]"
-        lists[c] = list(check_values(name, {check_number(name, v) for v in numbers}))
-    row = _read_fill(0.5 if fill is None else fill, bounds)
-    return Region(
-        tree,
-        bounds,
-        whole,
-        lists,
-        logarithmic,
-        row,
-        feasible,
-        restricting,
-    )
-
-
 def _bounds_of_space(
-    space: Any, beside: dict[str, Any], acq_function: AcquisitionFunction
+    space: Any,
+    acq_function: AcquisitionFunction,
+    **beside: Any,
 ) -> Tensor:
-    """The bounds of a space that stands in for other arguments."""
+    """The bounds of a space that stands in for other arguments.
+
+    In the precision and on the device of the acquisition function.
+    """
     if not isinstance(space, SearchSpace):
         raise ValueError(
             "space: expected a SearchSpace (SearchSpace.from_configspace(cs)), got "
@@ -541,19 +442,39 @@ def make_problem(
     Raises:
         ValueError: Which argument, what was expected, what came.
     """
-    region = read_region(
-        acq_functions[0],
-        bounds,
-        tree,
-        integer_features,
-        categorical_features,
-        fill,
-        space,
-    )
-    tree = region.tree
-    bounds = region.bounds
-    fill = region.fill
+    check_acquisition(acq_functions[0], "acq_function")
+    if space is not None:
+        bounds = _bounds_of_space(
+            space,
+            acq_functions[0],
+            bounds=bounds,
+            tree=tree,
+            integer_features=integer_features,
+            categorical_features=categorical_features,
+            fill=fill,
+        )
+        tree = space.tree
+    if bounds is None or tree is None:
+        raise ValueError(
+            "bounds, tree: expected both of them, or space=... (a SearchSpace) in "
+            f"their place, got {type(bounds).__name__} and {type(tree).__name__}."
+        )
+    if not isinstance(tree, ParameterTree):
+        raise ValueError(
+            "tree: expected a ParameterTree (model.tree, ParameterTree(d, {...})), "
+            f"got {type(tree).__name__}."
+        )
+    # what a space says about columns, the tree brings along
+    informed = tree.space
     d = tree.dim
+    bounds = check_bounds(bounds, d)
+    integers = () if integer_features is None else integer_features
+    whole = check_columns("integer_features", integers, d, True)
+    lists = _read_lists(tree, bounds, categorical_features)
+    if informed is not None:
+        whole = sorted({*whole, *informed.integer_features})
+        fill = informed.fill if fill is None else fill
+    row = _read_fill(0.5 if fill is None else fill, bounds)
     if feasible is not None and not callable(feasible):
         raise ValueError(f"feasible: expected a callable, got {feasible!r}.")
     distance = check_number("min_distance", min_distance)
@@ -562,76 +483,89 @@ def make_problem(
             "min_distance: expected a share of the width of the bounds, from 0 to less "
             f"than 1, got {min_distance!r}."
         )
-    fixed = read_fixed(
-        tree,
-        bounds,
-        fixed_features,
-        region.whole,
-        region.lists,
-    )
+    fixed = read_fixed(tree, bounds, fixed_features, whole, lists)
     keys = torch.empty(0).long() if avoid_paths is None else avoid_paths
     if not isinstance(keys, Tensor) or keys.dtype != torch.long:
         raise ValueError(f"avoid_paths: expected keys of tree.path_key, got {keys!r}.")
     constraints = _constraints(d, inequality_constraints, bounds)
     tables = [bounds[:0]]
     if X_avoid is not None:
-        tables.append(
-            check_points(
-                "X_avoid",
-                X_avoid,
-                tree,
-                fill,
-            )
-        )
+        tables.append(check_points("X_avoid", X_avoid, tree, row))
     for acq_function in acq_functions:
         X = getattr(acq_function, "X_pending", None)
         if X is not None:
             X = X.reshape(-1, X.shape[-1])
-            tables.append(
-                check_points(
-                    "X_pending",
-                    X,
-                    tree,
-                    fill,
-                )
-            )
+            tables.append(check_points("X_pending", X, tree, row))
     avoid = torch.cat(tables)
     if X_start is None:
-        X_start = promising(region, acq_functions[0])
-    good = check_points(
-        "X_start",
-        X_start,
-        tree,
-        fill,
-    )
-    listed = _with_outcomes(tree, region.lists, fixed)
-    values, lower, upper = _columns(
-        listed,
-        region,
-        fixed,
-        [avoid, good],
-    )
+        start, rows = promising(tree, row, acq_functions[0])
+    else:
+        start = check_points("X_start", X_start, tree, row)
+        rows = torch.arange(len(start), device=start.device)
+    listed = _with_outcomes(tree, lists, fixed)
+    undeclared = _undeclared(listed, [avoid, start])
+    ends = bounds.cpu().numpy()
+    values, lower, upper = _columns(listed, ends, whole, lists, fixed, undeclared)
+    restricting: Sequence[int] = ()
+    allowed = None
+    if informed is not None and informed.is_restricted:
+        restricting = informed.restricting_columns
+        allowed = informed.feasible
     return Problem(
         tree=tree,
         listed=listed,
-        bounds=bounds.cpu().numpy(),
-        fill=fill.cpu().numpy(),
+        has_undeclared=any(undeclared.values()),
+        bounds=ends,
+        fill=row.cpu().numpy(),
         values=values,
         lower=lower,
         upper=upper,
         fixed=fixed,
         constraints=constraints,
-        feasible=_both(region.feasible, feasible),
+        feasible=_both(allowed, feasible),
         X_avoid=avoid.cpu().numpy(),
-        good=good.cpu().numpy(),
+        good=start[rows].cpu().numpy(),
+        good_keys=tree.path_key(start)[rows].cpu().numpy(),
         max_paths=min(check_count("max_paths", max_paths), MAX_LISTED),
         min_distance=distance,
         avoid_paths=keys.cpu().numpy(),
-        restricting=mask_of(
-            range(d) if feasible or constraints else region.restricting, d
-        ),
+        restricting=mask_of(range(d) if feasible or constraints else restricting, d),
         device=bounds.device,
     )
+
+
+def _read_lists(
+    tree: ParameterTree,
+    bounds: Tensor,
+    categorical_features: Mapping[int, Sequence[float]] | None,
+) -> dict[int, list[float]]:
+    """Column -> its admissible values, those that a space of the tree knows included.
+
+    Args:
+        tree: The space.
+        bounds: ``2 x d``, which have to be on its scale.
+        categorical_features: What was given.
+
+    Raises:
+        ValueError: For columns and values that are not admissible.
+    """
+    lists = check_by_column(
+        "categorical_features", categorical_features, tree.dim, True
+    )
+    for c, numbers in lists.items():
+        name = f"categorical_features[{c}]"
+        lists[c] = list(check_values(name, {check_number(name, v) for v in numbers}))
+    if tree.space is None:
+        return lists
+    _check_scale(bounds, tree.space)
+    for c, codes in tree.space.categorical_features.items():
+        odd = [v for v in lists.setdefault(c, codes) if v not in codes]
+        if odd:
+            raise ValueError(
+                f"categorical_features[{c}]: expected among the values that the "
+                f"space of the tree has, {codes}, got {odd}."
+            )
+    return lists
 
 
 def check_bounds(bounds: Any, d: int | None = None) -> Tensor:
@@ -726,29 +660,31 @@ def _undeclared(tree: ParameterTree, seen: Sequence[Tensor]) -> dict[int, set[fl
 
 def _columns(
     tree: ParameterTree,
-    region: Region,
+    bounds: Array,
+    whole: Sequence[int],
+    lists: Mapping[int, Sequence[float]],
     fixed: Mapping[int, float],
-    seen: Sequence[Tensor],
+    undeclared: Mapping[int, set[float]],
 ) -> tuple[Values, Array, Array]:
     """Admissible values of the columns, and the least and largest within the bounds.
 
     Args:
         tree: The tree, with all outcomes that may be proposed declared.
-        region: Bounds and kinds of columns.
+        bounds: ``2 x d``.
+        whole: The columns of integers.
+        lists: Column -> its admissible values.
         fixed: Column -> its value.
-        seen: Tables of points whose undeclared outcomes may be proposed, too.
+        undeclared: Decision -> outcomes of known points, which may be proposed, too.
     """
-    tables: dict[int, Sequence[float]] = dict(region.lists)
-    undeclared = _undeclared(tree, seen)
+    tables: dict[int, Sequence[float]] = dict(lists)
     for col in tree.decisions_by_value:
         options = {*tree.decision_values[col], *undeclared.get(col, ())}
-        if col in region.lists:
-            options &= {*region.lists[col]}
-        elif col in region.whole:
+        if col in lists:
+            options &= {*lists[col]}
+        elif col in whole:
             options = {v for v in options if float(v).is_integer()}
         tables[col] = sorted(options)
     d = tree.dim
-    bounds = region.bounds.cpu().numpy()
     width = 1 + max((len(values) for values in tables.values()), default=1)
     table = np.full((d, width), np.inf, bounds.dtype)
     for c, numbers in tables.items():
@@ -757,20 +693,23 @@ def _columns(
     for col, value in fixed.items():
         inside[col] &= table[col] == bounds.dtype.type(value)
     table = np.sort(np.where(inside, table, np.inf))
-    whole = mask_of(region.whole, d)
-    listed = mask_of(list(tables), d)
-    logarithmic = mask_of(region.logarithmic, d) & ~listed
+    integers = mask_of(whole, d)
+    listed = mask_of([*tables], d)
+    logarithmic = mask_of(() if tree.space is None else tree.space.log_integers, d)
     # A column named in both is an integer with gaps: neighbours are alike. To a search
     # no outcome of a decision is like another.
-    ordered = whole & ~mask_of(tree.decisions_by_value, d)
     values = Values(
-        whole & ~listed,
-        logarithmic,
-        listed,
-        ordered,
-        table,
+        whole=integers & ~listed,
+        logarithmic=logarithmic & ~listed,
+        listed=listed,
+        ordered=integers & ~mask_of(tree.decisions_by_value, d),
+        table=table,
     )
-    lower, upper = (end[0] for end in values.inside(bounds[:1], bounds[1:]))
+    least = np.where(values.whole, np.ceil(bounds[0]), bounds[0])
+    most = np.where(values.whole, np.floor(bounds[1]), bounds[1])
+    lower = np.where(listed, table[:, 0], least)
+    last = np.where(table < np.inf, table, -np.inf).max(-1)
+    upper = np.where(listed, last, most)
     for col, value in fixed.items():
         if col not in tables:
             lower[col] = upper[col] = value
@@ -920,19 +859,23 @@ def _with_outcomes(
     )
 
 
-def promising(region: Region, acq_function: AcquisitionFunction) -> Tensor:
+def promising(
+    tree: ParameterTree,
+    fill: Tensor,
+    acq_function: AcquisitionFunction,
+) -> tuple[Tensor, Tensor]:
     """The best training point of every path, the best of all first.
 
     Args:
-        region: The space.
+        tree: The space.
+        fill: ``d`` numbers that inactive columns hold.
         acq_function: Its model, objective and direction say what is best.
 
     Returns:
-        ``k x d`` points; none if the acquisition function has no model with one table
-        of training points.
+        ``n x d`` training points, and the rows that are the best; none if the
+        acquisition function has no model with one table of training points.
     """
-    tree = region.tree
-    bounds = region.bounds
+    nothing = fill.new_empty(0, tree.dim), torch.arange(0, device=fill.device)
     model: Any = getattr(acq_function, "model", None)
     # As they were given, before any input transform.
     X = getattr(model, "_original_train_inputs", None)
@@ -940,20 +883,26 @@ def promising(region: Region, acq_function: AcquisitionFunction) -> Tensor:
         X = (getattr(model, "train_inputs", None) or (None,))[0]
     X = _of_one_sample(model, X, ndim=2)
     if X is None or X.shape[-1] != tree.dim or not len(X):
-        return bounds[:0]
-    X = X.detach().to(bounds)
+        return nothing
+    X = X.detach().to(fill)
     with torch.no_grad():
         score = _score(acq_function, model, X)
     if score is None:
-        return bounds[:0]
-    return best_of_paths(tree, X, score)
+        return nothing
+    X = check_points("X_start", X, tree, fill)
+    return X, _best_rows(tree, X, score)
 
 
 def best_of_paths(tree: ParameterTree, X: Tensor, score: Tensor) -> Tensor:
     """The point with the largest score on each path, the best of all first."""
-    order = score.argsort(descending=True, stable=True)
-    first = first_of_each(tree.path_key(X)[order].cpu())
-    return X[order[torch.from_numpy(first).to(X.device)]]
+    return X[_best_rows(tree, X, score)]
+
+
+def _best_rows(tree: ParameterTree, X: Tensor, score: Tensor) -> Tensor:
+    order = np.argsort(-score.detach().cpu().numpy(), kind="stable")
+    keys = tree.path_key(X).cpu().numpy()
+    first = order[first_of_each(keys[order])]
+    return torch.from_numpy(first).to(X.device)
 
 
 def _of_one_sample(model: Any, values: Any, ndim: int) -> Tensor | None:

@@ -313,13 +313,10 @@ class Search:
             per_box = max(4, min(per_box, 4096 // len(boxes)))
         else:
             per_box = -(-raw_samples // len(boxes))
-        good = self.problem.good if around else self.problem.good[:0]
-        sample = raw_candidates(
-            boxes,
-            per_box,
-            good,
-            self.rng,
-        )
+        most = None if around else 0
+        good = self.problem.good[:most]
+        keys = self.problem.good_keys[:most]
+        sample = raw_candidates(boxes, per_box, good, keys, self.rng)
         sample = self._unknown(boxes, sample, avoid)
         if len(sample.X):
             return sample

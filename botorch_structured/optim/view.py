@@ -164,8 +164,7 @@ def _of_moments(function: Any, rows: Tensor) -> View | None:
         by_mean, by_variance = torch.autograd.grad(value.sum(), (mean, variance))
         slope = np.zeros_like(X)
         for k, m in enumerate(moments):
-            slope += by_mean[:, k, None].numpy() * m.mean_gradient
-            slope += by_variance[:, k, None].numpy() * m.variance_gradient
+            slope += m.pull(by_mean[:, k].numpy(), by_variance[:, k].numpy())
         return value.detach().numpy(), slope
 
     return evaluate
@@ -190,15 +189,11 @@ def _improvement(acqf: Any, rows: Tensor) -> View | None:
         least = torch.finfo(rows.dtype).tiny
 
     def evaluate(X: Array, row: Array, gradient: bool) -> tuple[Array, Array | None]:
-        moments = moments_at(X, row, gradient)
+        mean, variance, pull = moments_at(X, row, gradient)
         value, of_mean, of_variance = _value_and_slopes(
-            moments.mean, moments.variance, best, sign, log, least
+            mean, variance, best, sign, log, least
         )
-        if not gradient:
-            return value, None
-        slope = of_mean[:, None] * moments.mean_gradient
-        slope += of_variance[:, None] * moments.variance_gradient
-        return value, slope
+        return value, pull(of_mean, of_variance) if gradient else None
 
     return evaluate
 

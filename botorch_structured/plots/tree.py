@@ -90,16 +90,6 @@ def plot_tree(
     return Drawing(tree, names, texts, data).draw(ax)
 
 
-def tree_size(
-    space: SearchSpace, X: Tensor, Y: Tensor, minimize: bool
-) -> tuple[float, float]:
-    """Inches that `plot_tree` takes with these arguments where nothing shrinks."""
-    tree, names, texts = with_names(space, None, None)
-    data = PathData(tree, X, Y, minimize, ".4g")
-    drawing = Drawing(tree, names, texts, data)
-    return drawing.width, drawing.height
-
-
 def with_names(
     tree: Any, names: Sequence[str] | None, labels: Mapping[int, Sequence[str]] | None
 ) -> tuple[ParameterTree, list[str], dict[tuple[int, Any], str]]:

@@ -15,7 +15,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
 from itertools import pairwise
 from typing import Any
@@ -102,13 +102,14 @@ class Decision:
         intervals: Its intervals, ascending and closed; or its declared values, twice
             each.
         numeric: Whether these are intervals.
-        strict: Whether values that were not declared are an error.
+        strict: Whether values that were not declared are an error. It does not matter
+            for equality.
     """
 
     col: int
     intervals: tuple[Span, ...]
     numeric: bool
-    strict: bool
+    strict: bool = field(compare=False)
 
     def __len__(self) -> int:
         return len(self.intervals)

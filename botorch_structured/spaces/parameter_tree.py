@@ -14,8 +14,8 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from dataclasses import dataclass, field
-from functools import cached_property, partial
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache, partial
 from graphlib import CycleError, TopologicalSorter
 from itertools import accumulate
 from typing import Any, NoReturn
@@ -192,10 +192,16 @@ class ParameterTree:
 
         ``space.tree`` is such a tree: it is equal to this one, and optimisers that are
         given it ask ``tree.space`` which columns hold integers, which hold categories
-        and what is forbidden. Pickles of it hold the space, too.
+        and what is forbidden. Pickles of it hold the space, too. Other values than
+        those of its categories are an error.
         """
         tree = copy.copy(self)
         tree.space = space
+        tree._lookups = {}
+        tree._decisions = [
+            replace(o, strict=o.strict or hasattr(space.columns[o.col], "codes"))
+            for o in self._decisions
+        ]
         return tree
 
     @classmethod
@@ -217,7 +223,7 @@ class ParameterTree:
                 )
             return x
         if isinstance(x, Mapping):
-            return cls(dim, x)
+            return _first_equal(cls(dim, x))
         raise ValueError(
             "hierarchical_dependencies: expected a ParameterTree, such as space.tree, "
             "or {column: {value: [columns]}}, with {} for a space without decisions, "
@@ -259,6 +265,12 @@ class ParameterTree:
     def decision_values(self) -> dict[int, list[Any]]:
         """Decision column -> declared values, or ``(lo, hi)`` intervals, ascending."""
         return {o.col: list(o.values) for o in self._decisions}
+
+    @cached_property
+    def top_decision(self) -> int | None:
+        """The decision column that is always active; None if none or several are."""
+        top = [c for c in self.decision_columns if self.over_states[c] == ALWAYS]
+        return top[0] if len(top) == 1 else None
 
     @cached_property
     def edge_offsets(self) -> list[int]:
@@ -652,6 +664,15 @@ class ParameterTree:
         if decision.strict:
             expected = f"one of its declared values {list(decision.values)}"
         raise ValueError(f"X: column {decision.col}: expected {expected}, got {got}.")
+
+
+@lru_cache(maxsize=16)
+def _first_equal(tree: ParameterTree) -> ParameterTree:
+    """The first of equal trees, which has its tables already.
+
+    A loop that names dependencies makes a tree of them in each iteration.
+    """
+    return tree
 
 
 def _overlapping(decision: Decision, spans: Sequence[Span]) -> int:

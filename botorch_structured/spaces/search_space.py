@@ -698,12 +698,14 @@ class SearchSpace:
                 where none of these is feasible).
             seed: The same seed gives the same points. Default: PyTorch's generator;
                 for ``"middle"`` and ``"default"`` 0.
-            at_most: In place of ``n``, no more than this: one start on each of up to
-                ten paths. Of more paths, as many as it takes to show every value of
-                every decision that can be active, and to have every column active once,
-                but five at least. Where these are too many, values that share columns
-                with some of the others come first, if they take half of the starts at
-                most: models are too sure of such a path without a start.
+            at_most: In place of ``n``, no more than this: one start for each value (or
+                interval) of the decision that is always active, if it is the only one.
+                Otherwise one on each of up to ten paths; of more paths, as many as it
+                takes to show every value of every decision that can be active, and to
+                have every column active once, but five at least. Where these are too
+                many, values that share columns with some of the others come first, if
+                they take half of the starts at most: models are too sure of such a path
+                without a start.
 
         Returns:
             ``n x d`` points; inactive columns hold ``fill``.

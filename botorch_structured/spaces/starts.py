@@ -72,10 +72,13 @@ class Starts:
         """``n x D`` states of the decisions."""
         search = self.tree._search
         outcomes = []
+        of_top = []
         excluded = [c.replaced(self._certain) for c in self.space._forbidden]
         for k, decision in enumerate(self.tree._decisions):
             for code in range(len(decision)):
                 outcomes.append(State(k, 2 << code))
+                if decision.col == self.tree.top_decision:
+                    of_top.append(outcomes[-1])
                 if self._span(k, code) is None:
                     excluded.append(outcomes[-1])
         where = negated(Or(tuple(excluded)))
@@ -94,6 +97,10 @@ class Starts:
             if is_path and search.holds(where, states).all():
                 first = states
         seed = int(torch.randint(1 << 62, (), generator=self.generator))
+        if at_most is not None:
+            few = search.cover(at_most, where, of_top, seed, first)
+            if len(few) > 1:
+                return few
         if at_most is not None and (not is_complete or len(some) > many):
             first = search.cover(at_most, where, goals, seed, first)
             n = min(at_most, max(len(first), 5))

@@ -142,7 +142,7 @@ class StudyLog:
             if lacks_end := _is_object(tail):
                 data += b"\n"
                 end = len(data)
-            elif tail and not _is_beginning(tail, is_first=not end):
+            elif tail.strip() and not _is_beginning(tail, is_first=not end):
                 _parse(tail, self.where(data.count(b"\n") + 1))
             if end:
                 self.seed = self._read(data[:end], settings)
@@ -181,8 +181,10 @@ class StudyLog:
 
     def _read(self, data: bytes, settings: Mapping[str, Any]) -> int:
         """Check all lines, keep the entries, and return the seed."""
-        first, *others = data.splitlines()
-        where = self.where(1)
+        numbered = enumerate(data.splitlines(), start=1)
+        lines = [(k, line) for k, line in numbered if line.strip()]
+        (number, first), *others = lines or [(1, b"")]
+        where = self.where(number)
         header = _parse(first, where)
         _check_keys(header, ["study", *settings], [], where)
         if header["study"] != 1:
@@ -208,9 +210,7 @@ class StudyLog:
                 f"{where}: {key}: expected {json.dumps(expected)} as in this "
                 f"study, got {json.dumps(got)}.{hint if key == 'seed' else ''}"
             )
-        for number, line in enumerate(others, start=2):
-            if not line.strip():
-                continue
+        for number, line in others:
             where = self.where(number)
             entry = _parse(line, where)
             if "asked" in entry:  # earlier versions wrote more

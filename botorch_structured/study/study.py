@@ -56,6 +56,7 @@ from botorch_structured.study.trials import (
 from botorch_structured.suggest import Surrogates
 from botorch_structured.suggest.suggestion import hold, make_criterion, propose
 from botorch_structured.suggest.surrogates import (
+    MAX_ROWS,
     TrainingData,
     fit_checked,
     old_studies_predict,
@@ -97,16 +98,18 @@ class Study:
     several at a time, fail, or have been made before; with a log, a study survives the
     end of its process.
 
-    The first configurations are starts: one for each path of the space; of more than
-    ten paths, five to sixteen that show every value of every decision, if sixteen can.
-    Paths that something is known of count as started. Then come those of `suggest`, at
-    first random ones where fewer than two evaluations have worked. Configurations that
-    were asked for and not told yet are pending: they are taken into account. In an
-    equal loop starts are ``space.starts(kind="inner", seed=seed, at_most=16)``, and the
-    suggestion after ``n`` evaluations has the seed ``seed + n``, and up to 20 of them
-    no ``start_from``. Above that it is ``fit_surrogates`` of the first ``m``
-    evaluations with the seed ``m``, unless these are all: ``n`` rounded down to a
-    multiple of 10, from 400 evaluations on of 20, from 800 on of 40, and so on.
+    The first configurations are starts: one for each value of the decision that is
+    always active, if it is the only one. Otherwise one for each path; of more than ten
+    paths, five to sixteen that show every value of every decision, if sixteen can.
+    Values (or paths) that something is known of count as started. Then come those of
+    `suggest`, at first random ones where fewer than two evaluations have worked.
+    Configurations that were asked for and not told yet are pending: they are taken into
+    account. In an equal loop starts are ``space.starts(kind="inner", seed=seed,
+    at_most=16)``, and the suggestion after ``n`` evaluations has the seed ``seed + n``,
+    and up to 20 of them no ``start_from``. Above that it is ``fit_surrogates`` of the
+    first ``m`` evaluations with the seed ``m``, unless these are all: ``n`` rounded
+    down to a multiple of 10, from 400 evaluations on of 20, from 800 on of 40, and so
+    on.
 
     Args:
         space: What to search: a `SearchSpace`, a ConfigSpace ``ConfigurationSpace``, or
@@ -119,8 +122,8 @@ class Study:
         log: A file to write everything to, one JSON object a line, each on the disk
             before the study goes on; missing folders are made. If it exists, the study
             goes on where it was: configurations that were asked for and not told come
-            first. What is given as ``model``, ``acquisition``, ``starts`` or
-            ``earlier`` is not in it: give it again.
+            first. What is given as ``model``, ``acquisition``, ``starts``, ``earlier``
+            or ``max_rows`` is not in it: give it again.
         seed: The same seed and the same calls give the same configurations. Default:
             drawn once, see ``.seed``; that of the log, if it exists.
         model: ``(space, X, Y) -> model``: a function that returns a fitted model of
@@ -132,7 +135,7 @@ class Study:
             over all paths for one point at a time; ``X_pending`` is None or ``k x d``.
             Default: that of `suggest`; for a model of your own the logarithm of the
             expected improvement. With several outcomes give both functions or none.
-        starts: Which start each path has: ``"inner"`` (the default), ``"random"``,
+        starts: What the starts hold: ``"inner"`` (the default), ``"random"``,
             ``"spread"``, ``"middle"`` or ``"default"``, see `SearchSpace.starts`. Or
             instead configurations to begin with, or a function of space and seed that
             returns ``n x d`` points: each is asked for, unless it is known itself.
@@ -151,6 +154,7 @@ class Study:
             Parameters are matched by name; a warning says what does not match. Of the
             outcomes ranks count: scales may differ. Or what
             `OldStudiesMean.from_studies` has learnt. For one objective.
+        max_rows: How many evaluations of a path models see, see `suggest`; None: all.
 
     Raises:
         ValueError: An argument is not what it should be, another process works with the
@@ -176,8 +180,12 @@ class Study:
         starts: Starts | None = None,
         costs: bool = False,
         earlier: Any = None,
+        max_rows: int | None = MAX_ROWS,
     ) -> None:
         self.space = read_space(space)
+        if max_rows is not None:
+            check_count("max_rows", max_rows)
+        self._max_rows = max_rows
         self._goals = Goals(objectives, constraints)
         self._functions = (model, acquisition)
         for name, made in (("model", model), ("acquisition", acquisition)):
@@ -881,6 +889,13 @@ class Study:
         """A number for the path of each point, the same for the same path."""
         return self.space.tree.path_key(self._tensor(points)).tolist()
 
+    def _branches(self, points: Sequence[Point]) -> Sequence[float]:
+        """The value of the top decision of each point, or else its path."""
+        top = self.space.tree.top_decision
+        if top not in self.space.tree.decisions_by_value:
+            return self._paths(points)
+        return [point[top] for point in points]
+
     def _next(
         self,
         q: int,
@@ -991,9 +1006,7 @@ class Study:
         old = self.earlier
         if old is not None and not any(trial.values for trial in self._trials):
             return self._all_starts()
-        paths = set(self._paths(points))
-        if len(paths) >= min(self.space.tree.num_paths, MOST_STARTS):
-            return []
+        branches = set(self._branches(points))
         starts = self._own_starts()
         most = MOST_STARTS if callable(self._starts) else len(starts)
         if old is not None:
@@ -1002,11 +1015,11 @@ class Study:
                 starts = [*self._all_starts()[:2], *starts]
             elif old_studies_predict(old, X, Y, C, Yvar):
                 return []
-        new: dict[int, Point] = {}
-        for start, path in zip(starts, self._paths(starts), strict=True):
-            if path not in paths:
-                new.setdefault(path, start)
-        return [*new.values()][: max(most - len(paths), 0)]
+        new: dict[float, Point] = {}
+        for start, branch in zip(starts, self._branches(starts), strict=True):
+            if branch not in branches:
+                new.setdefault(branch, start)
+        return [*new.values()][: max(most - len(branches), 0)]
 
     def _choose(
         self, q: int, busy: Sequence[Point], fixed_features: Mapping[int, float]
@@ -1094,6 +1107,7 @@ class Study:
                 data,
                 start_from,
                 self.earlier,
+                self._max_rows,
             )
 
 

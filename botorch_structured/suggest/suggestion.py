@@ -32,11 +32,13 @@ from botorch_structured.models.contexts import quiet
 from botorch_structured.models.fast_inference import FastSingleTaskGP
 from botorch_structured.models.tree.leaf_model import LeafModel
 from botorch_structured.models.tree.noise import has_steps
+from botorch_structured.models.tree.point_moments import point_means
 from botorch_structured.optim import optimize_acqf_paths
 from botorch_structured.optim.problem import best_of_paths, read_fixed
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.spaces.arguments import check_count
 from botorch_structured.suggest.surrogates import (
+    MAX_ROWS,
     Mixture,
     Surrogates,
     TrainingData,
@@ -52,6 +54,8 @@ from botorch_structured.transforms import ClipTail
 _TRIES = 3
 # After so many points on a branch that brought nothing, one is for another branch.
 _STANDSTILL = 5
+# Means of more points are computed without their variances, equal up to rounding.
+_MANY_POINTS = 500
 
 
 class Suggestion(NamedTuple):
@@ -89,6 +93,7 @@ def suggest(
     ref_point: Tensor | Sequence[float] | None = None,
     fixed_features: Mapping[int, float] | None = None,
     earlier: OldStudiesMean | Sequence[tuple[Tensor, Tensor]] | None = None,
+    max_rows: int | None = MAX_ROWS,
     **kwargs: Any,
 ) -> Suggestion:
     r"""Points of a space to evaluate next.
@@ -139,6 +144,10 @@ def suggest(
             ``earlier.starts()`` and the next of these on another path, and where they
             mislead (`TransferGP.log_odds` below 0) with those of ``space.starts()`` on
             paths without a point; `Study` does this by itself. For one objective.
+        max_rows: How many evaluations of a path models see: a quarter are the best
+            ones, the others are spread by value. None: all, in time cubic in them.
+            Hyperparameters are fitted to at most 240 of a path, or 800 in all, in any
+            case. Beside ``earlier`` models see all.
         kwargs: Further arguments of the models of objectives, such as
             ``outcome_transform``, or ``train_Yvar`` (``n x m``).
 
@@ -181,7 +190,7 @@ def suggest(
     # Nobody can do anything about a jitter of 1e-8 where pending points are close to
     # each other, or in single precision, of which BoTorch warns by itself.
     with seeded_if(seed, data.X.device), quiet():
-        surrogates = fit_checked(space, data, start, old, **kwargs)
+        surrogates = fit_checked(space, data, start, old, max_rows, **kwargs)
         X = propose(
             space,
             data,
@@ -343,10 +352,10 @@ def _other_branches(
         values: Their values, larger is better.
 
     Returns:
-        The other branches of the decision that all points have, those with the fewest
-        points first, if the last five evaluations were on one branch and none was the
-        best. Nothing otherwise, while nothing has worked, where a point elsewhere is
-        pending, or where all points have several decisions: with these it was worse.
+        The other branches of the top decision, those with the fewest points first, if
+        the last five evaluations were on one branch and none was the best. Nothing
+        otherwise, while nothing has worked, where a point elsewhere is pending, or
+        where several decisions are always active: with these it was worse.
         Branches on which three tries failed are left out.
     """
     tree = space.tree
@@ -354,20 +363,18 @@ def _other_branches(
     recent = values[-_STANDSTILL:]
     if n <= _STANDSTILL or not values[:-_STANDSTILL].max() >= recent.max():
         return []
-    codes, _, _ = tree.locate(points, strict=False)
-    top = (codes >= 0).all(0).nonzero().flatten().tolist()
-    column = tree.decision_columns[top[0]] if len(top) == 1 else -1
+    column = tree.top_decision
     if column not in tree.decisions_by_value or values.max() == -math.inf:
         return []
-    branch = codes[:, top[0]]
+    branch = points[:, column]
     last = branch[n - 1]
     if (branch[n - _STANDSTILL :] != last).any():
         return []
     others = []
-    for code, value in enumerate(tree.decision_values[column]):
-        outcomes = values[branch[:n] == code].tolist()
+    for value in tree.decision_values[column]:
+        outcomes = values[branch[:n] == value].tolist()
         best = max(outcomes, default=0.0)
-        if code != last and (len(outcomes) < _TRIES or best > -math.inf):
+        if value != last and (len(outcomes) < _TRIES or best > -math.inf):
             others.append((len(outcomes), -best, value))
     return [{column: value} for _, _, value in sorted(others)]
 
@@ -470,10 +477,12 @@ def make_criterion(
         X_start = best_of_paths(space.tree, compared, log_probability)
     else:
         if len(objectives) == 1:
+            means = _means(surrogates.objectives[0], compared[feasible])
             criterion, X_start = _improvement(
                 space,
                 objectives[0],
                 compared[feasible],
+                means,
             )
         else:
             criterion, X_start = _hypervolume(
@@ -489,7 +498,7 @@ def make_criterion(
                 space.tree, compared[~feasible], log_probability[~feasible]
             )
             X_start = torch.cat([X_start, others])
-        elif len(objectives) == 1:
+        elif len(objectives) == 1 and len(points) <= _MANY_POINTS:
             X_start = None
     if surrogates.cost is not None:
         cost = CostPrior(surrogates.cost)
@@ -574,13 +583,15 @@ def _limit(outcomes: Tensor) -> Tensor:
 
 
 def _improvement(
-    space: SearchSpace, objective: Mixture, X: Tensor
+    space: SearchSpace,
+    objective: Mixture,
+    X: Tensor,
+    means: Tensor,
 ) -> tuple[AcquisitionFunction, Tensor]:
     """The criterion of one objective, over its best mean at feasible points.
 
     Also the best of these points on each path.
     """
-    means = torch.stack([_means(model, X) for model in objective.models])
     # With noise the best outcome is not the best point; without, both are the same.
     best_f = means.amax(-1)
     return (
@@ -593,10 +604,18 @@ def _improvement(
     )
 
 
-def _means(model: FastSingleTaskGP, X: Tensor) -> Tensor:
-    """``n`` posterior means at ``n x d`` points."""
-    with torch.no_grad():
-        return model.posterior(X.unsqueeze(-2)).mean.flatten()
+@torch.no_grad()
+def _means(mixture: Mixture, X: Tensor) -> Tensor:
+    """Posterior means of each model at ``n x d`` points, ``k x n``."""
+    means = []
+    for model in mixture.models:
+        mean = None
+        if len(X) > _MANY_POINTS and isinstance(model, LeafModel):
+            mean = point_means(model, X)
+        if mean is None:
+            mean = model.posterior(X.unsqueeze(-2)).mean.flatten()
+        means.append(mean)
+    return torch.stack(means)
 
 
 def _hypervolume(

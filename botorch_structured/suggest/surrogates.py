@@ -11,9 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from botorch.exceptions import InputDataWarning
-from botorch.fit import fit_gpytorch_mll
 from botorch.models.transforms.outcome import ChainedOutcomeTransform
-from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
 from botorch_structured.models import (
@@ -27,16 +25,19 @@ from botorch_structured.models.fast_inference import FastSingleTaskGP
 from botorch_structured.models.leave_one_out import leave_one_out_weights
 from botorch_structured.models.outcome_scale import AnyScaleStandardize
 from botorch_structured.models.tree.leaf_model import LeafModel, take_values
+from botorch_structured.models.tree.row_subsets import fit_to_some, with_most_rows
 from botorch_structured.spaces import SearchSpace
-from botorch_structured.spaces.arguments import check_seed
+from botorch_structured.spaces.arguments import check_count, check_seed
 from botorch_structured.transforms import ClipTail
 
 # With so few observations the model with old studies is alone, if they predict these,
 # and it begins with so many times the weight of each other one.
 _ALONE = 5
 _ODDS = 20.0
-# A first fit of twice as many rows or more starts from one of about so many of them.
-_SUBSET = 800
+
+
+#: Models see at most so many rows of a path: the best ones, and a spread of others.
+MAX_ROWS = 1_000
 
 
 class TrainingData(NamedTuple):
@@ -154,23 +155,10 @@ def _fit_model(
     start_from: LeafModel | None,
     refits: bool = True,
     train_Yvar: Tensor | None = None,
+    max_rows: int | None = None,
     **kwargs: Any,
 ) -> LeafModel:
     """One model; if it need not be fitted, with the hyperparameters of the start."""
-    step = len(train_X) // _SUBSET
-    if start_from is None and step > 1 and bool(train_Y[::step].isfinite().any()):
-        options = {name: deepcopy(value) for name, value in kwargs.items()}
-        if train_Yvar is not None:
-            options["train_Yvar"] = train_Yvar[::step]
-        X = train_X[::step]
-        start_from = _fit_model(
-            kind,
-            space,
-            X,
-            train_Y[::step],
-            None,
-            **options,
-        )
     model: LeafModel = kind(
         train_X,
         train_Y,
@@ -178,15 +166,16 @@ def _fit_model(
         train_Yvar=train_Yvar,
         **kwargs,
     )
-    mll = ExactMarginalLogLikelihood(model.likelihood, model)
+    if max_rows is not None:
+        model = with_most_rows(model, max_rows)
     # variances of the noise may be told now that were not, or the other way round
     if start_from is None or type(start_from.likelihood) is not type(model.likelihood):
-        fit_gpytorch_mll(mll)
+        fit_to_some(model)
     elif refits:
-        fit_gpytorch_mll(mll, start_from=start_from)
+        fit_to_some(model, start_from)
     else:
         take_values(model, start_from)
-        mll.eval()
+        model.eval()
     return model
 
 
@@ -201,6 +190,7 @@ def fit_surrogates(
     train_Yvar: Tensor | None = None,
     seed: int | None = None,
     earlier: OldStudiesMean | None = None,
+    max_rows: int | None = MAX_ROWS,
     **kwargs: Any,
 ) -> Surrogates:
     """All models behind `suggest`, fitted: what it does before it searches.
@@ -218,6 +208,7 @@ def fit_surrogates(
         train_Yvar: ``n x m`` variances of the objectives' noise.
         seed: That of the suggestion whose fits are repeated.
         earlier: What old studies have taught, for one objective.
+        max_rows: See `suggest`.
         kwargs: Further arguments of the models of objectives.
 
     Returns:
@@ -236,7 +227,7 @@ def fit_surrogates(
     )
     check_data(space, data)
     with seeded_if(seed, train_X.device):
-        return fit_checked(space, data, start_from, earlier, **kwargs)
+        return fit_checked(space, data, start_from, earlier, max_rows, **kwargs)
 
 
 def fit_checked(
@@ -244,13 +235,20 @@ def fit_checked(
     data: TrainingData,
     start_from: Surrogates | None = None,
     old: OldStudiesMean | None = None,
+    max_rows: int | None = MAX_ROWS,
     **kwargs: Any,
 ) -> Surrogates:
     """`fit_surrogates` of data that `check_data` has seen."""
+    if max_rows is not None:
+        check_count("max_rows", max_rows)
     last = Surrogates([], []) if start_from is None else start_from
     n, m = data.Y.shape
     # hyperparameters hardly change any more
-    refits = n <= 1_000 or last.num_fitted < 0.95 * n
+    common: dict[str, Any] = {
+        "refits": n <= 1_000 or last.num_fitted < 0.95 * n,
+        # weights beside old studies are of the same rows
+        "max_rows": max_rows if old is None else None,
+    }
     averaged = m == 1  # of several objectives the second model makes the front worse
     alone = False
     if old is not None and n <= _ALONE:
@@ -272,7 +270,7 @@ def fit_checked(
         start = last.objectives[k].models if k < len(last.objectives) else []
         objectives.append(
             _fit_mixture(
-                space, data.X, y, start, averaged, old, alone, refits=refits, **options
+                space, data.X, y, start, averaged, old, alone, **common, **options
             )
         )
     constraints = []
@@ -287,8 +285,8 @@ def fit_checked(
                 c[told],
                 start,
                 averaged,
-                refits=refits,
                 outcome_transform=tail,
+                **common,
             )
         )
     cost = None
@@ -297,13 +295,13 @@ def fit_checked(
         if int(told.sum()) > 1:
             logs = data.cost[told].log()
             cost = _fit_model(
-                TreeStructuredGP, space, data.X[told], logs, last.cost, refits
+                TreeStructuredGP, space, data.X[told], logs, last.cost, **common
             )
     return Surrogates(
         objectives,
         constraints,
         cost,
-        n if refits else last.num_fitted,
+        n if common["refits"] else last.num_fitted,
     )
 
 

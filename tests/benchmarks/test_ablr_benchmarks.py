@@ -24,21 +24,6 @@ def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(methods, "_FIRST_STEPS", 10)
 
 
-def test_one_task_is_left_out() -> None:
-    tasks = QuadraticTasks(num_tasks=5)
-    problem = QuadraticTask(tasks, 2, 4, seed=1)
-    history = problem.history
-    assert history.task == 2 and history.num_tasks == 5
-    assert history.X.shape == (16, 4) and history.Y.shape == (16, 1)
-    assert history.X[:, -1].unique().tolist() == [0, 1, 3, 4]
-    assert torch.equal(history.Y.squeeze(-1), tasks(history.X))
-    X = torch.cat([problem.starts(0), problem.optimizers])
-    own = torch.cat([X, X.new_full((3, 1), 2.0)], -1)
-    torch.testing.assert_close(problem(X), tasks(own))
-    assert problem(X)[-1].item() == pytest.approx(problem.optimal_value)
-    assert problem(problem.space.sample(500, seed=0)).min() > problem.optimal_value
-
-
 @pytest.mark.parametrize("name", METHODS)
 def test_methods_are_functions_of_the_rows(name: str) -> None:
     """Whatever is remembered, and whatever their order was."""

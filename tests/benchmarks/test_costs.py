@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.quality import costs
-from benchmarks.quality.costs import Trace, main, report
+from benchmarks.quality.costs import main
 from botorch_structured.spaces import ParameterTree, SearchSpace
 
 TREE = ParameterTree(3, {0: {0.0: [1], 1.0: [2]}})
@@ -43,20 +43,8 @@ def test_the_command_goes_on(
     main(arguments)
     full, limited = costs._read(file)
     assert len(full.errors) == 8 and len(limited.errors) <= 9
-    assert sum(limited.seconds[:-1]) < 0.5 * full.spent
+    assert sum(limited.seconds[:-1]) < 0.5 * sum(full.seconds)
     before = file.read_text()
     file.write_text(before + '{"problem": "3", "me')  # killed while it wrote
     main([*arguments, "--report"])
     assert file.read_text() == before and "| limited " in capsys.readouterr().out
-
-
-def test_the_report() -> None:
-    full = Trace("3", "full", 0, [0.4, 0.3, 0.2], [10.0, 20.0, 30.0])
-    run = Trace("3", "limited", 0, [float("inf"), 0.3, 0.2], [1.0, 2.0, 3.0])
-    assert run.best(1.0) == float("inf") and run.best(3.0) == 0.3
-    assert run.seconds_to(0.25) == 6.0 and run.seconds_to(0.15) == float("inf")
-    table = report([full, run], {"3": (0.1, 0.6)}).splitlines()
-    cells = [cell.strip() for cell in table[-1].split("|")[1:-1]]
-    # at half the seconds of "full" (30 of 60) and later: 0.2, scaled (0.2 - 0.1) / 0.5
-    assert cells[:2] == ["limited", "1"] and cells[4:7] == ["0.2000"] * 3
-    assert cells[7:] == ["0.100", "1 of 1", "0 / 0", "1 / 0"]

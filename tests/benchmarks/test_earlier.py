@@ -50,8 +50,8 @@ def test_runs_go_on_and_are_reported(
         X = problem.space.sample(25, seed=int(name[-1]))
         studies[name] = (X.tolist(), (-problem.truths(X)[:, None]).tolist())
     (tmp_path / "old.json").write_text(json.dumps(studies))
-    methods = ["without", "earlier-3", "portfolio-3", "rgpe-2", "copula-2"]
-    methods += ["shuffled-2", "reversed-2", "unrelated-2", "ablr-2", "warm-2"]
+    methods = ["without", "earlier-3", "rgpe-2", "warm-2"]
+    methods += ["shuffled-2", "reversed-2", "unrelated-2"]
     arguments = ["--methods", *methods, "--tasks", "1", "--budget", "5", "--kinds"]
     arguments += ["yahpo", "--processes", "0", "--out", str(tmp_path), "--old"]
     arguments.append(str(tmp_path / "old.json"))
@@ -65,8 +65,7 @@ def test_runs_go_on_and_are_reported(
     assert complete_runs(runs, 5) == len(methods)
     pack(runs, tmp_path / "all.jsonl.xz")
     report = ["--report", str(tmp_path / "all.jsonl.xz"), "--reference", "earlier-3"]
-    earlier.main([*report, "--figure", str(tmp_path / "regret.png")])
-    assert (tmp_path / "regret.png").stat().st_size > 5_000
+    earlier.main(report)
     assert capsys.readouterr().out == shown
     # the first point with old studies is near their optima
     row = next(line for line in shown.splitlines() if line.startswith("| `earlier-3`"))

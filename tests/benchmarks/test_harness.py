@@ -111,31 +111,3 @@ def test_a_broken_problem_ends_its_runs_only(processes: int, tmp_path: Path) -> 
     assert "code 3" in failures.get(RunKey("dies", "walk", 0), "code 3")
     assert len(failures) == len(problems) - 1
     assert len(points(tmp_path)["toy/walk/0.jsonl"]) == 6
-
-
-class Remembers:
-    """Goes on from a number of its own, and fails now and then."""
-
-    keeps_state = True
-
-    def __call__(self, problem, X, Y, seed, state):
-        if len(X) == 5:
-            raise ArithmeticError("no suggestion")
-        x = problem.sample(1, seed)[0]
-        x[0] = (0.0 if state is None else state[0]) / 100.0
-        return x, (len(X), "x")
-
-
-def test_a_state_is_kept_and_survives(tmp_path: Path) -> None:
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    for out, budget in ((whole, 9), *((parts, b) for b in (4, 7, 9))):  # resumed
-        changes = {"budget": budget, "out": out}
-        run({"remembers": Remembers()}, {"toy": Toy}, **ONE | changes)
-    assert points(whole) == points(parts)
-    records = read_records(RunKey("toy", "remembers", 0).path(whole))
-    states = [r.get("state") for r in records]
-    assert states == [None, None, *([k, "x"] for k in (2, 3, 4)), None] + [
-        [k, "x"] for k in (6, 7, 8)
-    ]
-    assert "no suggestion" in records[5]["error"]
-    assert records[6]["x"][0] == 0.04  # of the last state there was

@@ -2,7 +2,6 @@ import gzip
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -10,26 +9,7 @@ from scipy.stats import loguniform
 from sklearn.linear_model import Ridge
 
 from benchmarks.reach import many_tables, search_cv
-from benchmarks.reach.search_cv import main, report
-
-
-def test_pairs_are_means_of_data_sets() -> None:
-    """Two splits of "a", one better by more than the other is worse, and one of "b"."""
-    splits = [{"data": "a", "seed": 0}, {"data": "a", "seed": 1}]
-    splits.append({"data": "b", "seed": 0})
-    scores = {"structured": [0.9, 0.5, 0.2], "random": [0.6, 0.6, 0.3]}
-    rows: list[dict[str, Any]] = [
-        {"problem": "kernels", "method": method, "cpu_s": 1.0, **split}
-        | {"cv": score, "test": score}
-        for method, values in scores.items()
-        for split, score in zip(splits, values, strict=True)
-    ]
-    table = report(rows, ["structured", "random"]).splitlines()
-    assert "kernels, 3 splits of 2 data sets" in table[2]
-    # each data set counts the same
-    assert "| 0.4500 |" in table[2] and "| 0.4500 | 1, 0, 1 |" in table[3]
-    # a split that one of them has not is left out
-    assert "2 splits" in report(rows[:-1], ["structured", "random"])
+from benchmarks.reach.search_cv import main
 
 
 def test_a_run_goes_on_where_it_was(

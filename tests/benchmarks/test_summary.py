@@ -9,14 +9,10 @@ from benchmarks import packed, summary
 from benchmarks.harness import run
 from benchmarks.summary import (
     Run,
-    evaluations_to,
     load,
     mean_ranks,
-    one_sided,
-    pair,
     paired_test,
     paired_tests,
-    ranks_of,
 )
 
 
@@ -40,25 +36,6 @@ def test_ranks_and_paired_tests() -> None:
     header, rows = paired_tests(runs, "a")
     assert header[0] == "a better than" and [row[0] for row in rows] == ["b", "c"]
     assert float(rows[0][3]) == pytest.approx(2 * p, rel=0.05)
-
-
-def test_what_pairs_say() -> None:
-    runs = [one("a", 0, 3.0, 1.0, 2.0), one("b", 0, 2.0, 2.0, 1.0)]
-    runs += [one("a", 1, 3.0, 3.0, 3.0), one("b", 1, 3.0, 2.0, 0.0)]
-    runs += [one("a", 0, 1.0, 1.0, 0.0, problem="q")]
-    runs += [one("b", 0, 1.0, 0.0, 0.0, problem="q")]
-    paired = pair([*runs, one("a", 7, 1.0, 1.0, 1.0)], ["a", "b"], 3)
-    assert paired.problems == ["p", "p", "q"]
-    assert paired.traces[0].tolist() == [[3, 1, 1], [2, 2, 1]]
-    assert paired.by_problem(paired.traces[:, 0, -1]).tolist() == [2.0, 0.0]
-    assert evaluations_to(paired.traces, 1.0).tolist() == [[2, 3], [4, 3], [1, 1]]
-    means = ranks_of(paired.traces).mean(0)
-    np.testing.assert_allclose(means[0], [(2 + 1.5 + 1.5) / 3, 5 / 3, 5 / 3])
-    with pytest.raises(ValueError, match="with 4 values"):
-        pair(runs, ["a", "b"], 4)
-    ones = np.ones(6)
-    assert one_sided(ones, ones + 1e-15) == 1.0
-    assert one_sided(ones, ones + np.arange(1, 7)) == pytest.approx(1 / 64)
 
 
 def test_a_file_says_what_the_folder_says(

@@ -12,13 +12,8 @@ import pytest
 import torch
 from botorch.acquisition import (
     LogExpectedImprovement,
-    qKnowledgeGradient,
     qLogExpectedImprovement,
     qLogNoisyExpectedImprovement,
-)
-from botorch.acquisition.max_value_entropy_search import (
-    qLowerBoundMaxValueEntropy,
-    qMaxValueEntropy,
 )
 from botorch.acquisition.multi_objective.logei import (
     qLogNoisyExpectedHypervolumeImprovement,
@@ -27,7 +22,6 @@ from botorch.acquisition.objective import ScalarizedPosteriorTransform
 from botorch.acquisition.utils import prune_inferior_points
 from botorch.cross_validation import batch_cross_validation, gen_loo_cv_folds, loo_cv
 from botorch.fit import fit_gpytorch_mll
-from botorch.generation.sampling import MaxPosteriorSampling
 from botorch.models import ModelListGP
 from botorch.models.transforms import Normalize, Standardize
 from botorch.optim import optimize_acqf, optimize_acqf_mixed
@@ -184,13 +178,6 @@ class StructuredModelTestCase:
         total = after.variance.mean(0) + (after.mean - mean).square().mean(0)
         assert (total - before.variance).abs().max() < 1e-7 * spread.square()
 
-    def test_knowledge_gradient(self) -> None:
-        kg = qKnowledgeGradient(self.fitted(), num_fantasies=4)
-        X = self.points(2, 2 + 4).requires_grad_(True)
-        value = kg(X)
-        (gradient,) = torch.autograd.grad(value.sum(), X)
-        assert value.shape == (2,) and torch.isfinite(gradient).all()
-
     def test_noisy_expected_improvement(self) -> None:
         model = self.fitted()
         X = self.make_data(24)[0]
@@ -228,17 +215,10 @@ class StructuredModelTestCase:
         assert acquisition(self.points(3, 2)).shape == (3,)
         assert models.subset_output([1]).posterior(X).mean.shape == (24, 1)
 
-    def test_entropy_search(self) -> None:
-        model, candidates = self.fitted(), self.points(30)
-        for kind in (qMaxValueEntropy, qLowerBoundMaxValueEntropy):
-            value = kind(model, candidate_set=candidates)(self.points(3, 1))
-            assert value.shape == (3,) and torch.isfinite(value).all()
-
-    def test_prune_and_sample(self) -> None:
+    def test_prune(self) -> None:
         model = self.fitted()
         X = self.make_data(24)[0]
         assert prune_inferior_points(model, X).shape[-1] == self.dim
-        assert MaxPosteriorSampling(model)(X, num_samples=2).shape == (2, self.dim)
 
     def test_copies(self) -> None:
         model, X = self.fitted(), self.points(3, 2)

@@ -702,3 +702,30 @@ def test_random_candidates_of_many_paths_show_all_choices() -> None:
     fitted = search(Wide(), space, 50).fit(X, y)
     learners = [p["learn"] for p in fitted.cv_results_["params"]]
     assert min(learners.count(i) for i in range(5)) > 1
+
+
+@pytest.mark.usefixtures("random_points")
+def test_a_scorer_of_several_numbers_without_a_refit() -> None:
+    def scorer(estimator: Any, X: Any, y: Any) -> dict[str, float]:
+        return {"a": estimator.score(X, y), "b": 0.0}
+
+    fitted = search(n_iter=5, scoring=scorer, refit=False).fit(X, y)
+    assert fitted.study_.objectives == {"a": "maximize", "b": "maximize"}
+    assert len(fitted.study_.trials) == len(fitted.cv_results_["mean_test_a"]) == 5
+
+
+@pytest.mark.usefixtures("random_points")
+def test_a_space_that_the_processes_use_up() -> None:
+    with pytest.warns(UserWarning, match="got 4: all of them were evaluated"):
+        fitted = search(space={"x": [0.1, 0.2, 0.3, 0.4]}, n_iter=20, n_jobs=4).fit(
+            X, y
+        )
+    assert len(fitted.study_.trials) == 4
+
+
+@pytest.mark.usefixtures("random_points")
+def test_a_quarter_of_few_candidates_are_starts() -> None:
+    space = [{"kind": [f"k{i}"], "x": (0.0, 1.0)} for i in range(36)]
+    fitted = search(space=space, n_iter=24).fit(X, y)
+    kinds = [p["kind"] for p in fitted.cv_results_["params"]]
+    assert len(set(kinds[:6])) == 6

@@ -39,7 +39,7 @@ def data(n: int = 10) -> tuple[Tensor, Tensor]:
     return X, -((leaf - 0.3).square() + X[:, 3]).unsqueeze(-1)
 
 
-OPTIONS = "shared_features leaf_inputs leaf_hyperparameters leaf_offset leaf_kernel"
+OPTIONS = "shared_features leaf_inputs leaf_hyperparameters leaf_offset"
 
 
 @pytest.mark.parametrize("option", OPTIONS.split())

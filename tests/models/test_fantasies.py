@@ -15,16 +15,18 @@ from botorch.models.transforms import Normalize
 from botorch.sampling import IIDNormalSampler
 from botorch.settings import propagate_grads
 from conformance.model_test_case import PlusMinus
-from gpytorch.kernels import MaternKernel
+from gpytorch.kernels import MaternKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood
 from torch import Tensor
 
+from botorch_structured.kernels import ConditionalKernel
 from botorch_structured.models import (
     ConditionalGP,
     MonotoneGP,
     TreedGP,
     TreeStructuredGP,
 )
+from botorch_structured.spaces import ParameterTree
 
 pytestmark = pytest.mark.usefixtures("double")
 
@@ -47,7 +49,8 @@ def data(m: int = 1, batch: tuple[int, ...] = (), n: int = 40) -> tuple[Tensor, 
 
 def dense_tree(X: Tensor, Y: Tensor, **kwargs: Any) -> TreeStructuredGP:
     batch = X.shape[:-2] + (Y.shape[-1:] if Y.shape[-1] > 1 else ())
-    kernel = MaternKernel(batch_shape=batch)
+    base = ConditionalKernel(MaternKernel(batch_shape=batch), ParameterTree(3, TREE))
+    kernel = ScaleKernel(base, batch_shape=batch)
     return TreeStructuredGP(X, Y, TREE, covar_module=kernel, **kwargs)
 
 

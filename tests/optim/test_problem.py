@@ -305,7 +305,7 @@ def test_what_is_given_restricts_what_the_tree_brings() -> None:
         **beside,
     )
     assert X.tolist() == [[0, 4, 1, -1]]
-    with pytest.raises(ValueError, match=r"categorical_features\[2\]: .*got \[2\]"):
+    with pytest.raises(ValueError, match=r"categorical_features\[2\]: .*got \[2.0\]"):
         optimize_acqf_paths(acqf, categorical_features={2: [0, 2]}, **beside)
     # Whole numbers of another scale are none.
     unit = torch.tensor([[0.0], [1.0]], dtype=torch.double).expand(2, 4)

@@ -327,3 +327,31 @@ def test_a_million_paths(optimize, peak) -> None:
     assert torch.equal(X[0, :20], (gain > 0).double())
     best = float(gain.clamp_min(0).sum())
     assert best - 10 * 1e-8 <= float(value) <= best + 1e-12
+
+
+def test_a_seed_decides_where_paths_are_drawn(peak) -> None:
+    tree = ParameterTree(40, {k: {0: [], 1: [20 + k]} for k in range(20)})
+    bounds = torch.zeros(2, 40, dtype=torch.double)
+    bounds[1] = 1.0
+    acqf = Function(lambda X: torch.sin(1e3 * X.sum(-1)))
+    found = []
+    for state in (1, 2):
+        torch.manual_seed(state)
+        before = torch.get_rng_state()
+        found.append(optimize_acqf_paths(acqf, bounds, tree, seed=7, raw_samples=8)[0])
+        assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(*found)
+
+
+def test_starts_on_paths_that_are_left_out_do_not_count(small) -> None:
+    tree, bounds = small
+    X = data(tree)[0]
+    acqf = Function(lambda X: X.sum(-1))
+    first = tree.path_key(X[:1])
+    best = optimize_acqf_paths(acqf, bounds, tree, X_start=X, avoid_paths=first)[0]
+    assert tree.path_key(best) != first
+    value = 1.0 - float(X[0, 0])
+    best = optimize_acqf_paths(
+        acqf, bounds, tree, X_start=X[:1], fixed_features={0: value}
+    )[0]
+    assert best[0, 0] == value

@@ -741,3 +741,9 @@ def test_boxes_that_a_relation_forbids() -> None:
     upper[:, space.names.index("x")] = 1.0
     active = torch.ones(2, 3, dtype=torch.bool)
     assert space.forbids(lower, upper, active).tolist() == [True, False]
+
+
+def test_a_choice_below_its_first_value_is_the_first() -> None:
+    space = SearchSpace.from_dictionaries({"kind": ["a", "b", "c"]})
+    X = torch.tensor([[-0.2], [2.2]], dtype=torch.double)
+    assert [c["kind"] for c in space.decode(X)] == ["a", "c"]

@@ -345,14 +345,10 @@ def test_flags_are_covered_and_not_listed(n: int) -> None:
 def test_at_most() -> None:
     """Of many paths as many as show everything, but five; never one path twice."""
     flags = {i: {0: [], 1: [4 + i]} for i in range(4)}
-    deep = {i: {0: [], 1: [i + 1]} for i in range(6)}
     for tree, most, wanted in [
         (ParameterTree(8, flags), 10, 5),
         (ParameterTree(8, flags), 16, 5),
         (ParameterTree(8, flags), 3, 3),
-        (ParameterTree(7, deep), 10, 7),
-        (ParameterTree(7, deep), 6, 6),
-        (ParameterTree(2, {0: {v: [1] for v in range(12)}}), 10, 10),
         (ParameterTree(2), 10, 1),
     ]:
         space = unit_space(tree)
@@ -362,6 +358,13 @@ def test_at_most() -> None:
             assert len(tree.path_index(X).unique()) == wanted
             if most == 10 and wanted < most:
                 check_cover(space, X)
+    deep = {i: {0: [], 1: [i + 1]} for i in range(6)}
+    flat = {0: {v: [1] for v in range(12)}}
+    for hierarchical_dependencies, wanted in [(deep, 2), (flat, 10)]:
+        space = unit_space(ParameterTree(7, hierarchical_dependencies))
+        for kind in KINDS:
+            X = space.starts(kind=kind, seed=1, at_most=10)
+            assert len(X) == len(X[:, 0].unique()) == wanted
     cs = CS.ConfigurationSpace()
     cs.add(a := CS.Categorical("a", list("xyz")), CS.Categorical("b", ["u", "v"]))
     cs.add(c := CS.Float("c", (0, 1)), CS.EqualsCondition(c, a, "x"))
@@ -379,21 +382,24 @@ def test_paths_that_share_columns_come_first() -> None:
         dictionaries.append({"m": ["xgboost"], **booster, **more})
     space = SearchSpace.from_dictionaries(dictionaries)
     for seed in range(10):
-        configs = space.decode(space.starts(seed=seed, at_most=16))
+        configs = space.decode(space.starts(16, seed=seed))
         assert len(configs) == 16
         assert {"tree", "dart"} <= {c.get("b") for c in configs}
+        first = space.decode(space.starts(seed=seed, at_most=16))
+        assert len({c["m"] for c in first}) == 16
     # of more such values than half of the starts the other learners come first
     variants = [{"m": ["a"], "v": [f"v{i}"], "eta": (0.0, 1.0)} for i in range(20)]
     space = SearchSpace.from_dictionaries([*variants, *dictionaries[:12]])
-    configs = space.decode(space.starts(seed=0, at_most=16))
-    assert len({c["m"] for c in configs}) == 13
+    for n, at_most in ((16, None), (None, 16)):
+        configs = space.decode(space.starts(n, seed=0, at_most=at_most))
+        assert len({c["m"] for c in configs}) == 13
     # a column that is active where a decision is not
     conditions = {i: Equals(0, 1.0) for i in (1, 2, 3, 4)} | {5: Inactive(1)}
     values = {i: [0.0, 1.0] for i in range(5)}
     conditions |= {6 + i: Equals(i, 1.0) for i in range(1, 5)}
     space = unit_space(ParameterTree(11, conditions=conditions, values=values))
     assert space.tree.num_paths == 17
-    assert len(space.starts(seed=0, at_most=16)) == 5
+    assert len(space.starts(5, seed=0)[:, :6].unique(dim=0)) == 5
 
 
 def test_few_starts_differ_at_the_top() -> None:

@@ -1,14 +1,15 @@
 """Old studies at every door: their forms, spaces that differ, and what they bring."""
 
+import csv
 import json
 import math
 import pickle
 import warnings
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 import torch
 from torch import Tensor
@@ -67,7 +68,11 @@ def forms(path: Path) -> dict[str, Any]:
     two = STUDIES[:2]
     logged = [told(k, log=path / f"{k}.jsonl") for k in (0, 1)]
     del logged
-    pd.DataFrame(table(two)).to_csv(path / "old.csv", index=False)
+    with (path / "old.csv").open("w", newline="") as file:
+        names = {name: None for row in table(two) for name in row}
+        writer = csv.DictWriter(file, [*names], restval="")
+        writer.writeheader()
+        writer.writerows(table(two))
     X = [torch.tensor(s._points).double() for s in two]
     values = [[math.nan if t.value is None else t.value for t in s.trials] for s in two]
     Y = [torch.tensor(v).double()[:, None] for v in values]
@@ -75,16 +80,20 @@ def forms(path: Path) -> dict[str, Any]:
         {"params": [t.config for t in s.trials], "mean_test_score": [-y for y in v]}
         for s, v in zip(two, values, strict=True)
     ]
-    return {
+    found = {
         "studies": two,
         "logs": [path / "0.jsonl", str(path / "1.jsonl")],
         "csv": path / "old.csv",
-        "frame": pd.DataFrame(table(two)),
         "rows": table(two),
         "points": list(zip(X, Y, strict=True)),
         "searches": searches,
-        "frames of searches": [pd.DataFrame(search) for search in searches],
     }
+    if find_spec("pandas"):
+        import pandas as pd
+
+        found["frame"] = pd.DataFrame(table(two))
+        found["frames of searches"] = [pd.DataFrame(search) for search in searches]
+    return found
 
 
 def test_all_forms_say_the_same(tmp_path: Path) -> None:
@@ -190,6 +199,12 @@ def test_what_is_no_study_is_refused_before_any_work(what: Any) -> None:
 
 
 def test_errors(old: OldStudiesMean, tmp_path: Path) -> None:
+    X = SPACE.sample(3, seed=0)
+    with pytest.raises(ValueError, match="say whether smaller outcomes are better"):
+        read_studies([(X, X[:, :1])], "value", None)
+    for wrong_pair in (X, (X,), (X, X[:, :1], X)):
+        with pytest.raises(ValueError, match="studies: expected"):
+            OldStudiesMean.from_studies([wrong_pair], SPACE)
     (wrong := tmp_path / "other.jsonl").write_text('{"study": 1}\n')
     with pytest.raises(ValueError, match="earlier: expected the log of a Study"):
         read_earlier(SPACE, wrong)

@@ -143,7 +143,7 @@ def table(tmp_path: Path, text: str) -> Path:
 @pytest.mark.parametrize("missing", ["", "NaN", "NA"])
 def test_a_table_is_told_row_by_row(missing: str, tmp_path: Path) -> None:
     names = [*SPACE.names, "loss", "memory", "cost"]
-    configs = SPACE.decode(SPACE.starts(kind="inner", seed=0))
+    configs = SPACE.decode(SPACE.starts(kind="inner", seed=0))[:3]
     outcomes = [(0.5, 3.0, 10.0), (missing, missing, 2.0), (0.25, 9.0, missing)]
     rows = [
         {**c, **dict(zip(names[-3:], o, strict=True))}
@@ -153,11 +153,10 @@ def test_a_table_is_told_row_by_row(missing: str, tmp_path: Path) -> None:
     path = table(tmp_path, "\n".join([",".join(names), *lines]) + "\n")
     study = Study(SPACE, {"loss": "minimize"}, ["memory <= 8"], seed=0)
     study.read_csv(path)
-    assert [t.config for t in study.trials] == configs[:3]
+    assert [t.config for t in study.trials] == configs
     assert [t.cost for t in study.trials] == [10.0, 2.0, None]
     assert [t.state for t in study.trials] == ["complete", "failed", "complete"]
     assert study.best == (configs[0], 0.5)  # 0.25 needs too much memory
-    assert study.ask() == [configs[3]]
 
 
 @pytest.mark.parametrize(

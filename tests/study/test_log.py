@@ -95,6 +95,14 @@ def test_a_line_cut_by_a_kill_is_dropped(
     assert path.read_bytes() == b"".join(lines)
 
 
+def test_blank_lines_are_skipped(lines: list[bytes], tmp_path: Path) -> None:
+    path = tmp_path / "study.jsonl"
+    path.write_bytes(b"\n" + b"\n \r\n".join([*lines, b"  "]))
+    assert len(Study(SPACE, log=path).trials) == sum(
+        b'"told"' in line for line in lines
+    )
+
+
 def test_killed_at_random_moments(lines: list[bytes], tmp_path: Path) -> None:
     path, rng, size, kills = tmp_path / "log.jsonl", random.Random(0), 0, 0
     while True:
@@ -433,3 +441,10 @@ def test_choices_that_are_read_as_themselves(tmp_path: Path) -> None:
     )
     again = Study(space, log=path)
     assert [repr(t) for t in again.trials] == [repr(t) for t in study.trials]
+
+
+def test_a_line_that_is_no_text_is_named(lines: list[bytes], tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(b"".join([*lines[:3], b"\xff" + lines[3], *lines[4:]]))
+    with pytest.raises(ValueError, match="log.jsonl line 4: expected"):
+        Study(SPACE, log=path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import pickle
+import time
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ def value(config: dict[str, Any]) -> float:
 
 
 def explicit_loop(seed: int, n: int) -> Tensor:
-    X = SPACE.starts(kind="inner", seed=seed)
+    X = SPACE.starts(kind="inner", seed=seed, at_most=16)
     Y = -PROBLEM(X).unsqueeze(-1)
     while len(X) < n:
         x = suggest(SPACE, X, Y, seed=seed + len(X)).X
@@ -181,12 +182,19 @@ def test_fixed_parameters_with_starts_of_ones_own_and_a_log(tmp_path: Path) -> N
     assert again.ask(2) == [first[0], first[2]]
 
 
-def test_starts_leave_paths_out_that_are_known() -> None:
-    study = Study(SPACE, seed=0)
-    starts = SPACE.decode(SPACE.starts(kind="inner", seed=0))
-    study.tell(starts[1], 0.5)
-    assert study.ask(pending=[starts[2]]) == [starts[0]]
-    assert study.ask(pending=[starts[2]]) == [starts[3]]
+def test_starts_leave_branches_out_that_are_known() -> None:
+    """One start for each value of the decision above all others, on any path."""
+    space = SearchSpace.from_dictionaries(
+        [{"m": ["a"], "k": ["r", "s"], "x": (0.0, 1.0)}]
+        + [{"m": [m], m: (0.0, 1.0)} for m in "bcd"]
+    )
+    study = Study(space, seed=0)
+    starts = study.starts
+    assert starts == space.decode(space.starts(kind="inner", seed=0, at_most=16))
+    assert sorted(c["m"] for c in starts) == list("abcd")
+    a, *others = sorted(starts, key=lambda c: c["m"])
+    study.tell({"m": "a", "k": "r" if a["k"] == "s" else "s", "x": 0.5}, 0.5)
+    assert study.ask(pending=others[:1]) == [c for c in starts if c in others[1:]][:1]
 
 
 def test_sixteen_starts_at_most() -> None:
@@ -454,7 +462,13 @@ def test_optimize_is_the_loop(capsys: pytest.CaptureFixture[str]) -> None:
     study.optimize(value, 0, progress=False)
     assert not capsys.readouterr().err
     assert torch.equal(points(study), explicit_loop(0, 9))
-    assert all(t.cost is not None and t.cost > 0.0 for t in study.trials)
+
+
+@pytest.mark.usefixtures("random_points")
+def test_a_cost_is_the_time_of_the_evaluation() -> None:
+    study = Study(SPACE, seed=0)
+    study.optimize(lambda config: time.sleep(0.05) or value(config), 2, progress=False)
+    assert all(t.cost is not None and 0.05 <= t.cost < 5.0 for t in study.trials)
 
 
 @pytest.mark.usefixtures("random_points")
@@ -609,6 +623,7 @@ def test_trials_cannot_be_changed_and_are_a_table() -> None:
     for trial in study.trials:
         trial.config["x"] = trial.values["error"] = 9.0
     assert [t.config for t in study.trials] == configs and not study.trials[1].values
+    pytest.importorskip("pandas")
     frame = study.trials_frame()
     assert frame["number"].tolist() == [0, 1]
     assert frame["values_error"].isna().tolist() == [False, True]
@@ -634,10 +649,9 @@ def test_starts_of_ones_own() -> None:
     assert study.ask(4) == study.starts == SPACE.decode(middle(SPACE, 0))
     by_kind = Study(SPACE, seed=0, starts="middle")
     by_kind.tell(given[0], 1.0)
-    path = SPACE.tree.path_key(SPACE.encode(given[:1]))
-    others = SPACE.tree.path_key(SPACE.encode(study.starts)) != path
-    wanted = [c for c, other in zip(study.starts, others, strict=True) if other]
-    assert by_kind.ask(3) == wanted
+    starts = SPACE.starts(kind="middle", seed=0, at_most=16)
+    is_other = starts[:, 0] != SPACE.encode(given[:1])[0, 0]
+    assert by_kind.ask() == SPACE.decode(starts[is_other])
     with pytest.raises(ValueError, match=r"starts: expected one of .*got 'best'"):
         Study(SPACE, starts="best")
     for starts in ([{"x": 1.0}], {"x": 1.0}, lambda space, seed: torch.zeros(2, 1)):
@@ -681,7 +695,7 @@ def test_equals_the_explicit_loop_with_constraints_and_costs() -> None:
         told = dict(zip("abc", outcomes, strict=True)) if i != failed else None
         study.tell(config, told, None if math.isnan(cost) else cost)
 
-    X = SPACE.starts(kind="inner", seed=1)
+    X = SPACE.starts(kind="inner", seed=1, at_most=16)
     rows: list[tuple[list[float], float]] = []
     while len(rows) < n:
         for config in SPACE.decode(X[len(rows) :]):

@@ -385,3 +385,15 @@ def test_a_branch_that_brings_nothing_is_left_for_one_point() -> None:
     with mock.patch.object(suggestion, "make_criterion", wraps=make_criterion) as spy:
         suggest(space, X, Y, seed=0)
     assert [call.args[-1] for call in spy.call_args_list] == [{}]
+
+
+def test_a_branch_is_left_although_it_began_late() -> None:
+    """Ten points on one branch, then five on another without a gain."""
+    tree = ParameterTree(3, {0: {0.0: [1], 1.0: [2]}})
+    space = SearchSpace(["m", "a", "b"], [[0.0] * 3, [1.0] * 3], tree)
+    X = space.fill.repeat(15, 1)
+    X[10:, 0] = 1.0
+    X[:, 1] = torch.where(X[:, 0] == 0.0, torch.linspace(0.05, 0.95, 15), X[:, 1])
+    X[:, 2] = torch.where(X[:, 0] == 1.0, torch.linspace(0.05, 0.95, 15), X[:, 2])
+    Y = torch.where(X[:, :1] == 0.0, X[:, 1:2] - 2.0, -1.5 - X[:, 2:])
+    assert suggest(space, X, Y, seed=0).X[0, 0] == 0.0

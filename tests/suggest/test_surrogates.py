@@ -11,6 +11,7 @@ from torch import Tensor
 
 from botorch_structured.models import ConditionalGP, TreeStructuredGP
 from botorch_structured.spaces import SearchSpace
+from botorch_structured.study import Study
 from botorch_structured.suggest import fit_surrogates, suggest
 from botorch_structured.test_functions import JenattonTree
 
@@ -193,3 +194,26 @@ def test_bad_data() -> None:
             suggest(space, X, **{"train_Y": Y, **change})
     with pytest.raises(ValueError, match=r"one evaluated point, got none.*starts"):
         suggest(space, X[:0], Y[:0])
+
+
+@pytest.mark.parametrize(("max_rows", "seen"), [(20, 40), (None, 90)])
+def test_models_see_some_rows_of_each_path(max_rows: int | None, seen: int) -> None:
+    space = SearchSpace.from_dictionaries(
+        [{"kind": ["a"], "x": (0.0, 1.0)}, {"kind": ["b"], "y": (0.0, 1.0)}]
+    )
+    X = space.sample(90, seed=0)
+    Y = -(X.sum(-1, keepdim=True) - 0.7).square()
+    Y[3] = -math.inf
+    found = suggest(space, X, Y, seed=0, max_rows=max_rows)
+    assert [len(model.train_targets) for model in found.models] == [seen, seen]
+
+
+def test_a_bad_number_of_rows_is_refused() -> None:
+    space = SearchSpace.from_dictionaries({"x": (0.0, 1.0)})
+    X = space.sample(4, seed=0)
+    for make in (
+        lambda: suggest(space, X, X, max_rows=0),
+        lambda: Study(space, max_rows=0),
+    ):
+        with pytest.raises(ValueError, match="max_rows"):
+            make()

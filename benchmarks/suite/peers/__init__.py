@@ -11,14 +11,12 @@ from importlib.util import find_spec
 from typing import Any
 
 from benchmarks import methods
-from benchmarks.suite.peers import evolution, gaussian_processes, optuna_samplers, smac
+from benchmarks.suite.peers import gaussian_processes, optuna_samplers, smac
 
 _BY_LIBRARY: dict[str, dict[str, Any]] = {
     "botorch": {
         "random": methods.random,
         "imputed": gaussian_processes.imputed,
-        "arc": gaussian_processes.arc,
-        "hierarchical": gaussian_processes.hierarchical,
         "independent": methods.independent,
         "marginal": methods.marginal,
         "published": methods.published,
@@ -29,7 +27,6 @@ _BY_LIBRARY: dict[str, dict[str, Any]] = {
         "gpsampler": optuna_samplers.GPSampler(),
     },
     "smac": {"smac": smac.SMAC(), "smac_starts": smac.SMACWithStarts()},
-    "cmaes": {"cmaes": evolution.CMAES()},
 }
 
 PEERS: dict[str, Any] = {

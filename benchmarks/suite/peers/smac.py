@@ -8,9 +8,8 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import ConfigSpace
 import torch
@@ -93,62 +92,29 @@ def _quietly() -> Iterator[None]:
         yield
 
 
-@dataclass
-class _Live:
-    """A facade, how many outcomes it was told, and what it asked for last."""
-
-    seed: int
-    folder: Any
-    facade: Any
-    told: int
-    asked: Any = None
-
-
 class SMACWithStarts:
     """SMAC3, which knows the common starts and has no initial design of its own.
 
-    The forest grows anew after every eighth evaluation, as it comes. The process of a
-    run keeps the facade; another one asks and tells from the start, maybe with other
-    random numbers.
+    It is made anew at each step, with a forest after every evaluation.
 
     Args:
         budget: Evaluations of a run; a quarter of them is a design.
     """
 
-    keeps_state: Literal[True] = True
-
     def __init__(self, budget: int = _BUDGET) -> None:
         self.budget = budget
-        self._live: _Live | None = None
 
-    def __call__(
-        self, problem: Any, X: Tensor, Y: Tensor, seed: int, state: Any
-    ) -> tuple[Tensor, Any]:
-        """The next point; the state is the first seed and the number of starts."""
-        from smac.runhistory.dataclasses import TrialValue
+    def __call__(self, problem: Any, X: Tensor, Y: Tensor, seed: int) -> Tensor:
+        from smac.runhistory.dataclasses import TrialInfo, TrialValue
 
-        state = {"seed": seed, "starts": len(X)} if state is None else state
         space = problem.space
         costs = (-finite(Y)).squeeze(-1).tolist()
-        live = self._live
-        with _quietly():
-            if live is None or (live.seed, live.told) != (state["seed"], len(X) - 1):
-                n = state["starts"]
-                folder = tempfile.TemporaryDirectory()
-                facade, cs = _facade(space, state["seed"], folder.name, initial=0)
-                _tell(facade, cs, space, X[:n], costs[:n])
-                live = self._live = _Live(state["seed"], folder, facade, n)
-            while live.told < len(X):
-                if live.asked is None:
-                    live.asked = live.facade.ask()
-                value = TrialValue(cost=costs[live.told])
-                live.facade.tell(live.asked, value, save=False)
-                live.told += 1
-                live.asked = None
-            return first_feasible(space, _points(live, space), seed), state
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_live": None}
+        with tempfile.TemporaryDirectory() as folder, _quietly():
+            facade, cs = _facade(space, seed, folder, initial=0)
+            for values, cost in zip(active_values(space, X), costs, strict=True):
+                info = TrialInfo(ConfigSpace.Configuration(cs, values=values), seed=0)
+                facade.tell(info, TrialValue(cost=cost), save=False)
+            return first_feasible(space, _points(facade, space), seed)
 
 
 class SMAC(SMACWithStarts):
@@ -159,8 +125,7 @@ class SMAC(SMACWithStarts):
         space = problem.space
         with tempfile.TemporaryDirectory() as folder, _quietly():
             facade, _ = _facade(space, seed, folder, initial=None)
-            live = _Live(seed, folder, facade, 0)
-            points = itertools.islice(_points(live, space), _BUDGET // 4)
+            points = itertools.islice(_points(facade, space), _BUDGET // 4)
             different = {tuple(p.tolist()): p for p in points}
         X = torch.stack(list(different.values()))
         return X[space.feasible(X)][: self.budget // 4]
@@ -186,26 +151,11 @@ def _facade(
     return facade, cs
 
 
-def _tell(
-    facade: Any,
-    cs: ConfigSpace.ConfigurationSpace,
-    space: SearchSpace,
-    X: Tensor,
-    costs: list[float],
-) -> None:
-    from smac.runhistory.dataclasses import TrialInfo, TrialValue
-
-    for values, cost in zip(active_values(space, X), costs, strict=True):
-        info = TrialInfo(ConfigSpace.Configuration(cs, values=values), seed=0)
-        facade.tell(info, TrialValue(cost=cost), save=False)
-
-
-def _points(live: _Live, space: SearchSpace) -> Iterator[Tensor]:
+def _points(facade: Any, space: SearchSpace) -> Iterator[Tensor]:
     """``d`` points of what SMAC asks for."""
     while True:
-        live.asked = live.facade.ask()
         x = space.fill.clone()
-        config = dict(live.asked.config)
+        config = dict(facade.ask().config)
         for c, column in enumerate(space.columns):
             if column.name in config:
                 x[c] = from_native(column, config[column.name])

@@ -25,8 +25,7 @@ section 2.1, empirical Bayes                ``MultiTaskABLR.custom_fit``
 section 2.2, ``tanh`` network               ``feature_maps.TanhNetwork``;
                                             ``feature_maps.published_network``
 section 2.2, L-BFGS over z, alpha, beta     ``MultiTaskABLR.custom_fit``
-section 2.3, random Fourier features        ``botorch_structured.kernels``
-                                            ``.RandomFourierFeatures``
+section 2.3, random Fourier features        ``kernels.RandomFourierFeatures``
 section 3.1, quadratic tasks                ``test_functions.QuadraticTasks``,
                                             ``benchmarks.quality.quadratics``
 section 3.1, contexts as inputs of a GP     not here: the paper found no clear gain for

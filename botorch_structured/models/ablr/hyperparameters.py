@@ -30,6 +30,7 @@ from botorch_structured.linalg.batch_kernel import BatchKernel
 from botorch_structured.linalg.hyperparameter import Hyperparameter, LogInterval
 from botorch_structured.models.ablr.tasks import Tasks
 from botorch_structured.models.fast_inference import noise_is_known
+from botorch_structured.models.paths import refuse_paths
 
 
 class RawValue:
@@ -150,6 +151,12 @@ class TaskFeatureKernel(BatchKernel):
             same = task == self.tasks.index(x2).mT
             covariance = torch.where(same, covariance / beta[task], 0.0)
         return covariance.diagonal(dim1=-1, dim2=-2) if diag else covariance
+
+
+refuse_paths(
+    TaskFeatureKernel,
+    "the prior of a MultiTaskABLR: draw_matheron_paths draws from its posterior",
+)
 
 
 class TaskLikelihood(HadamardGaussianLikelihood):

@@ -830,7 +830,9 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         if outputs is None:
             return transform, X
         if self.tasks.column is None:
-            return transform.subset_output(self._indices(outputs)), X
+            if self.num_outputs > 1:
+                transform = transform.subset_output(self._indices(outputs))
+            return transform, X
         one = len(outputs) == 1
         return transform, self.tasks.insert(X, outputs[0]) if one else None
 

@@ -46,6 +46,7 @@ from botorch_structured.models import checks
 from botorch_structured.models.fantasies import gradients_in_data
 from botorch_structured.models.outcome_scale import (
     at_unit_scale,
+    check_scale,
     least_variance,
     with_least_variance,
 )
@@ -464,6 +465,9 @@ def _check_components(models: Sequence[Model]) -> None:
                 "models: expected different components, which are independent, got "
                 f"component {i} twice: multiply its outcomes by two instead."
             )
+        if gp:  # BoTorch's own Standardize leaves small outcomes as they are
+            targets = model.train_targets.unsqueeze(-1)
+            check_scale(targets, targets)
     if all(isinstance(model, DeterministicModel) for model in models):
         raise ValueError(
             "models: expected at least one component with data, got "

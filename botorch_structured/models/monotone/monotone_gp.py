@@ -575,7 +575,8 @@ class MonotoneGP(FastSingleTaskGP):
         ends = torch.cat([first, first + step], dim=-2)
         transform = getattr(self, "outcome_transform", None)
         if transform is not None:
-            ends, _ = transform.untransform(ends)
+            row = checks.raw_inputs(self)[..., [0, 0], :]
+            ends, _ = transform.untransform(ends, X=row)
         slopes = ends.diff(dim=-2) / step
         return slopes.mT if several else slopes.squeeze(-1)
 

@@ -42,7 +42,6 @@ from botorch.models.model import FantasizeMixin
 from botorch.models.utils import gpt_posterior_settings
 from botorch.posteriors import GPyTorchPosterior, Posterior
 from botorch.posteriors.fully_bayesian import MCMC_DIM, GaussianMixturePosterior
-from botorch.sampling.pathwise.posterior_samplers import DrawMatheronPaths
 from gpytorch import Module, settings
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
 from gpytorch.kernels import Kernel
@@ -65,6 +64,7 @@ from botorch_structured.models.fast_inference import (
     with_variance_floor,
 )
 from botorch_structured.models.outcome_scale import least_variance, with_least_variance
+from botorch_structured.models.paths import refuse_paths
 from botorch_structured.models.tree.leaf_model import LeafModel
 
 # For models with leaves: with more points inference by leaf is faster than one matrix.
@@ -490,17 +490,7 @@ def _check_models(models: list[GPyTorchModel]) -> None:
         )
 
 
-@DrawMatheronPaths.register(SampledGP)
-def _no_paths(model: SampledGP, **kwargs: Any) -> Any:
-    """BoTorch's hook for drawing functions, which takes one GP.
-
-    Raises:
-        UnsupportedError: Always.
-    """
-    raise UnsupportedError(
-        "model: expected one GP to draw whole paths from, got a SampledGP: draw from "
-        "one of its samples, draw_matheron_paths(model.models[s], ...)."
-    )
+refuse_paths(SampledGP, "a SampledGP; one of model.models[s] is")
 
 
 def _normal_of(posterior: Posterior, name: str) -> MultivariateNormal:

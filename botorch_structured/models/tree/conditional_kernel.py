@@ -16,7 +16,11 @@ from gpytorch.kernels import Kernel
 from linear_operator import to_dense
 from torch import Tensor
 
-from botorch_structured.linalg.correlations import squared_distance, stationary_form
+from botorch_structured.linalg.correlations import (
+    column_lengthscales,
+    squared_distance,
+    stationary_form,
+)
 from botorch_structured.models.tree.leaf_inference import LeafKernel, LeafRows
 from botorch_structured.spaces import ParameterTree
 
@@ -111,6 +115,10 @@ class ConditionalKernel(LeafKernel):
     def fill(self) -> Tensor:
         """Values of inactive columns for the base kernel, ``d``."""
         return self._imputation.values
+
+    def column_lengthscales(self) -> Tensor:
+        """See ``LeafKernel.column_lengthscales``."""
+        return column_lengthscales(self.base_kernel, self.tree.dim).unsqueeze(-2)
 
     def locate(self, X: Tensor) -> _Places:
         """Where rows ``batch_shape x n x d`` are in the tree."""

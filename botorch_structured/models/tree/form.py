@@ -52,7 +52,10 @@ from botorch_structured.linalg.correlations import computes_as
 from botorch_structured.models.parameters import UnknownFormError
 from botorch_structured.models.tree.conditional_kernel import ConditionalKernel
 from botorch_structured.models.tree.leaf_inference import COVARIANCE, LeafKernel
-from botorch_structured.models.tree.tree_structured_kernel import TreeStructuredKernel
+from botorch_structured.models.tree.tree_structured_kernel import (
+    TreeStructuredKernel,
+    check_declared,
+)
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -202,6 +205,8 @@ class Form(_Quantities):
         count = len(places.key)
         self.variance = self.add(count)
         self.factors: list[Factor] = []
+        # those that have the correlation of a tree kernel
+        self._correlated: list[Factor] = []
         self.listed_codes: dict[int, Array] = {}
         self.undeclared: Array | None = None
         self.offsets = np.zeros(0, dtype=np.int64)
@@ -256,7 +261,7 @@ class Form(_Quantities):
             return
         name = f"{kernel.correlation.name}_frequencies"
         self.frequencies = getattr(kernel.weights, name).double().numpy()
-        for factor in self.factors:
+        for factor in self._correlated:
             factor.name = "rbf" if kernel.correlation.name == "rbf" else "matern52"
 
     # -- the tree kernel ----------------------------------------------------------
@@ -269,11 +274,19 @@ class Form(_Quantities):
             c: getattr(hyper, f"known_{c}").double().numpy() for c in kernel.categorical
         }
         columns = np.append(kernel.columns, kernel.tree.dim).astype(np.int64)
-        own_columns = np.append(columns[:width], columns[-1])
-        unordered = np.isin(own_columns, [*self.listed_codes])
-        lengths = self._tree_lengths(kernel)
         seen = places.seen[:, :width]
-        self.factors.append(Factor("", own_columns, lengths, seen, unordered))
+        lengths = self._tree_lengths(kernel)
+        if kernel.leaf_kernels is None:
+            own_columns = np.append(columns[:width], columns[-1])
+            unordered = np.isin(own_columns, [*self.listed_codes])
+            factor = Factor("", own_columns, lengths, seen, unordered)
+            self._correlated.append(factor)
+            self.factors.append(factor)
+        elif kernel.categorical or places.path is not None:
+            raise UnknownFormError
+        else:
+            for base in kernel.leaf_kernels.values():
+                self._read_base(base, columns[:width], seen)
         if kernel.context_columns:
             of_context = self.add(len(columns) - width)
             raw = self._read(hyper.context_lengthscale, "raw_value")
@@ -282,6 +295,7 @@ class Form(_Quantities):
             seen = places.seen[:, width:]
             plain = np.zeros(len(of_context), dtype=bool)
             context = Factor("", columns[width:], lengths, seen, plain)
+            self._correlated.append(context)
             self.factors.append(context)
         undeclared = places.codes >= kernel.weights.num_outcomes
         if bool(undeclared.any()) and kernel.weights.num_offsets:
@@ -295,9 +309,8 @@ class Form(_Quantities):
         count = len(self.variance)
         width = hyper.num_columns
         if hyper.sharing == "independent":
+            check_declared(places.path, len(hyper.pair))
             path = places.path.numpy()
-            if path.max(initial=0) >= len(hyper.pair):
-                raise UnknownFormError  # the kernel raises an error that says why
             outputscale = read(hyper.outputscale, "raw_value")
             self.depend(self.variance, outputscale[path], 1.0)
             table = np.pad(hyper.pair.numpy()[path], ((0, 0), (0, 1)))
@@ -365,10 +378,24 @@ class Form(_Quantities):
     # -- the conditional kernel ---------------------------------------------------
 
     def _read_conditional(self, kernel: ConditionalKernel) -> None:
+        columns = np.arange(kernel.tree.dim)
+        self._read_base(kernel.base_kernel, columns, self.places.active)
+
+    def _read_base(
+        self,
+        base: Kernel,
+        columns: Indices,
+        active: Tensor,
+    ) -> None:
+        """A kernel of GPyTorch, whose inactive columns are constant on a path.
+
+        Args:
+            base: The kernel.
+            columns: Its inputs, ``C``.
+            active: Which of these a path has, ``m x C``.
+        """
         read = self._read
-        places = self.places
-        base = kernel.base_kernel
-        columns = _selected(base, np.arange(kernel.tree.dim))
+        inputs = _selected(base, np.arange(len(columns)))
         if computes_as(base, ScaleKernel):
             self.depend(
                 self.variance,
@@ -378,23 +405,21 @@ class Form(_Quantities):
             base = base.base_kernel
         bases = list(base.kernels) if computes_as(base, ProductKernel) else [base]
         for one in bases:
-            seen_columns = columns if one is base else _selected(one, columns)
+            places = inputs if one is base else _selected(one, inputs)
             name, exponent, unordered = correlation_of(one)
-            if one.ard_num_dims not in (None, len(seen_columns)):
+            if one.ard_num_dims not in (None, len(places)):
                 raise UnknownFormError
             raw = read(one, "raw_lengthscale")
             # of columns without an order the kernel takes the mean
-            constant = -math.log(len(seen_columns)) if unordered else 0.0
-            lengths = self.add(len(seen_columns) + 1, constant)
+            constant = -math.log(len(places)) if unordered else 0.0
+            lengths = self.add(len(places) + 1, constant)
             self.depend(lengths[:-1], raw, -exponent)
-            # an inactive column is constant on a path
-            seen = places.active[:, seen_columns]
             self.factors.append(
                 Factor(
                     name,
-                    np.append(seen_columns, kernel.tree.dim),
-                    np.broadcast_to(lengths, (len(seen), len(lengths))),
-                    seen,
+                    np.append(columns[places], self.kernel.tree.dim),
+                    np.broadcast_to(lengths, (len(active), len(lengths))),
+                    active[:, places],
                     np.full(len(lengths), unordered),
                 )
             )

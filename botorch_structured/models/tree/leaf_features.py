@@ -18,8 +18,10 @@ from typing import Any
 
 import torch
 from botorch.exceptions.errors import UnsupportedError
+from botorch.models import SingleTaskGP
 from botorch.sampling.pathwise.features.generators import GenKernelFeatures
 from botorch.sampling.pathwise.features.maps import FeatureMap
+from botorch.sampling.pathwise.posterior_samplers import DrawMatheronPaths
 from botorch.utils.sampling import draw_sobol_normal_samples
 from torch import Tensor
 from torch.quasirandom import SobolEngine
@@ -27,7 +29,9 @@ from torch.quasirandom import SobolEngine
 from botorch_structured.linalg.correlations import stationary_form
 from botorch_structured.models.tree.conditional_kernel import ConditionalKernel
 from botorch_structured.models.tree.leaf_inference import MAX_LISTED_PATHS
+from botorch_structured.models.tree.leaf_model import LeafModel
 from botorch_structured.models.tree.tree_structured_kernel import TreeStructuredKernel
+from botorch_structured.spaces import ParameterTree
 from botorch_structured.spaces.lookup import mix
 
 # The time and memory of a draw are proportional to this number: about 1 s and, for
@@ -74,6 +78,7 @@ class _LeafFeatureMap(FeatureMap):
         room = min(room, _MAX_BLOCK_FEATURES)
         self.num_blocks = max(1, min(kernel.tree.num_paths, room // (2 * half)))
         self.input_transform = self.output_transform = None
+        self.data_keys: Tensor | None = None
         seeds = torch.randint(2**62, (half,), device=kernel.device)
         self.register_buffer("seeds", seeds)
         normal = draw_sobol_normal_samples(
@@ -101,6 +106,9 @@ class _LeafFeatureMap(FeatureMap):
         kernel = self.kernel
         places = kernel.locate(x)
         rows = kernel.rows(x, places)
+        if self.data_keys is not None:
+            apart = ~torch.isin(rows.key, self.data_keys.to(x.device))
+            _check_declared(kernel.tree, x[apart])
         masks: list[Any] = [1.0]
         if isinstance(kernel, ConditionalKernel):
             seen = kernel.select(places.active).to(rows.points)
@@ -153,6 +161,43 @@ class _LeafFeatureMap(FeatureMap):
         return (block * features.unsqueeze(-2)).flatten(-2)
 
 
+def _unsupported(expected: str, kernel: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"model: expected {expected}, to draw whole paths from, got {kernel}. Draw at "
+        "a finite set of points instead: posterior(X).rsample(), or "
+        "MaxPosteriorSampling."
+    )
+
+
+def _check_declared(tree: ParameterTree, x: Tensor) -> None:
+    """Raise a ``ValueError`` for points on paths without data that are not declared.
+
+    Each undeclared value is a path of its own: of many, some function is large on one.
+    """
+    if len(x) and not tree.is_declared(x).all():
+        raise ValueError(
+            "X: expected values of decisions that are declared or in the data, got "
+            "others. Functions on spaces with decisions have optima path by path: "
+            "optimize_acqf_paths(PathwiseThompsonSampling(model), ...), whose points "
+            "entropy searches take as optimal_inputs."
+        )
+
+
+@DrawMatheronPaths.register(LeafModel)
+def draw_in_space(model: LeafModel, **kwargs: Any) -> Any:
+    """Functions drawn from the posterior, for points of the space.
+
+    Args:
+        model: A model over a tree.
+        kwargs: See ``draw_matheron_paths``.
+    """
+    paths = DrawMatheronPaths.dispatch(SingleTaskGP)(model, **kwargs)
+    features = getattr(paths["prior_paths"], "feature_map", None)
+    if isinstance(features, _LeafFeatureMap):
+        features.data_keys = model.tree.path_key(model.train_inputs[0]).unique()
+    return paths
+
+
 @GenKernelFeatures.register(TreeStructuredKernel)
 def tree_structured_features(
     kernel: TreeStructuredKernel,
@@ -166,7 +211,12 @@ def tree_structured_features(
         kernel: The covariance of a ``TreeStructuredGP``.
         num_inputs: Columns.
         num_outputs: How many features the leaves have.
+
+    Raises:
+        UnsupportedError: For a ``leaf_kernel`` of the caller's own.
     """
+    if kernel.leaf_kernels is not None:
+        raise _unsupported('leaf_kernel "matern" or "rbf"', "another one")
     matern = kernel.correlation.name == "matern"
     return _LeafFeatureMap(
         kernel,
@@ -195,11 +245,9 @@ def conditional_features(
     """
     form = stationary_form(kernel.base_kernel)
     if form is None:
-        raise UnsupportedError(
-            "model: expected a base kernel that is RBF or Matern-5/2, scaled or not, "
-            "to draw whole paths from, got a ConditionalKernel of "
-            f"{type(kernel.base_kernel).__name__}. Draw at a finite set of points "
-            "instead: posterior(X).rsample(), or MaxPosteriorSampling."
+        raise _unsupported(
+            "a base kernel that is RBF or Matern-5/2, scaled or not",
+            f"a ConditionalKernel of {type(kernel.base_kernel).__name__}",
         )
     seen = kernel.base_kernel.active_dims
     columns = kernel.tree.dim if seen is None else len(seen)

@@ -27,6 +27,7 @@ from botorch_structured.linalg.block_low_rank import (
     pad_rows,
     positions,
 )
+from botorch_structured.linalg.correlations import mean_lengthscale
 from botorch_structured.linalg.redefinition import redefined_names
 from botorch_structured.spaces import ParameterTree
 
@@ -129,6 +130,35 @@ class LeafKernel(BatchKernel):
     def num_weights(self) -> int:
         """V, the number of weights."""
         return 0
+
+    @abstractmethod
+    def column_lengthscales(self) -> Tensor:
+        """Lengthscales of all paths, or of each, ``batch_shape x (1 or m) x d``.
+
+        NaN where there is none on any path.
+        """
+
+    def path_lengthscales(self) -> Tensor:
+        """Lengthscales by path, ``batch_shape x num_paths x d``.
+
+        Paths are in the order of ``tree.paths``; NaN where a column is inactive or has
+        no lengthscale.
+
+        Raises:
+            ValueError: There are more than 4,096 paths.
+        """
+        table = self.column_lengthscales()
+        active = self.tree.active_mask(self.tree.path_points).to(table.device)
+        return torch.where(active, table, torch.nan)
+
+    @property
+    def lengthscale(self) -> Tensor | None:
+        """Lengthscales by column, ``batch_shape x 1 x d``; None if there is none.
+
+        The geometric mean over paths. It is finite: a column without a lengthscale, as
+        a decision, has the geometric mean of the other columns.
+        """
+        return mean_lengthscale(self.column_lengthscales())
 
     @abstractmethod
     def locate(self, X: Tensor) -> Any:

@@ -39,7 +39,8 @@ from botorch_structured.models.tree.leaf_inference import (
     log_evidence,
 )
 from botorch_structured.models.tree.moments import LeafMoments
-from botorch_structured.models.tree.objective import LeafObjective
+from botorch_structured.models.tree.noise import begin_fit
+from botorch_structured.models.tree.objective import LeafObjective, device_units
 from botorch_structured.models.tree.point_moments import (
     ModelMoments,
     moments_on,
@@ -53,9 +54,12 @@ from botorch_structured.models.tree.solver import (
 )
 from botorch_structured.models.tree.warm_start import take_values
 from botorch_structured.spaces import ParameterTree, SearchSpace
+from botorch_structured.spaces.arguments import check_count
 
 #: After so many fits that start from an earlier one, a full one is made.
 MAX_SHORT_FITS = 4
+#: Up to so many rows of a model on another device are fitted on the host.
+HOST_ROWS = 200
 #: The same if minus the objective per data point has grown by so much.
 MAX_LOSS = 0.1
 
@@ -170,6 +174,8 @@ class LeafModel(FastSingleTaskGP):
     _data_caches = ("_structure_cache",)
     # state of a fit, not a hyperparameter: copied and pickled, not in ``state_dict``
     _fit_record: _FitRecord | None = None
+    #: Whether fits begin at another noise than training loops, see ``noise``.
+    _begins_fits = False
     _structure_cache: Structure | None = None
 
     def _warn_of_scales(
@@ -359,16 +365,48 @@ class LeafModel(FastSingleTaskGP):
 
     # -- as BoTorch calls it ------------------------------------------------------
 
+    def _fit_on_host(self, mll: MarginalLogLikelihood, kwargs: dict[str, Any]) -> bool:
+        """Fit a copy in double precision on the CPU where it has a closed form.
+
+        Evidences in single precision lose their digits at a noise below 1e-6, and fits
+        of few rows take less time on one thread than on a GPU.
+
+        Returns:
+            Whether there is one, and the parameters are those of its fit.
+        """
+        tensors = (*self.train_inputs, self.train_targets, *mll.parameters())
+        kinds = {(t.device.type, t.dtype) for t in tensors}
+        rows = self.train_targets.shape[-1]
+        if (
+            kinds == {("cpu", torch.float64)}
+            or kwargs.get("closure") is not None
+            or kwargs.get("optimizer") is not None
+            or any(t.grad_fn is not None for t in tensors)
+            or (rows > HOST_ROWS and any(device != "cpu" for device, _ in kinds))
+        ):
+            return False
+        twin = deepcopy(mll).to("cpu", torch.float64)
+        if not twin.model._fit_objectives(twin, kwargs):
+            return False
+        twin.model.custom_fit(twin, **kwargs)
+        mll.load_state_dict(twin.state_dict())
+        self._fit_record = twin.model._fit_record
+        return True
+
     def custom_fit(
         self,
         mll: MarginalLogLikelihood,
         start_from: Self | None = None,
+        num_restarts: int = 1,
         **kwargs: Any,
     ) -> MarginalLogLikelihood:
         r"""Fit by L-BFGS-B, with BoTorch's retries.
 
         ``fit_gpytorch_mll(mll, start_from=model)`` calls this; every argument of it is
         honoured. Not for direct use.
+
+        Objectives in closed form are evaluated on the host in double precision, those
+        of single precision and of up to ``HOST_ROWS`` rows on another device, too.
 
         Args:
             mll: The objective.
@@ -378,6 +416,11 @@ class LeafModel(FastSingleTaskGP):
                 default start and keeps the best result, is made if there has been
                 none for ``MAX_SHORT_FITS`` fits, or if the objective per data point is
                 more than ``MAX_LOSS`` worse than after the last one.
+            num_restarts: Starts of a full fit, of which the best end is kept: the model
+                as it is, and draws from the priors, which in closed form are the same
+                in each fit. Of 200 data sets of 10 to 60 rows one start ended more than
+                .1 nats below the best of 36 in 7 % (``as_published`` 9 %,
+                ``ConditionalGP`` 6 %), and four starts in 1 % (5 %, 5 %).
             kwargs: See ``fit_gpytorch_mll``.
 
         Raises:
@@ -387,6 +430,14 @@ class LeafModel(FastSingleTaskGP):
             self._clear_cache()
         else:
             mll.train()  # in evaluation mode inputs are transformed already
+        if num_restarts != 1:
+            check_count("num_restarts", num_restarts)
+        arguments = {"start_from": start_from, "num_restarts": num_restarts}
+        if self._fit_on_host(mll, {**arguments, **kwargs}):
+            return mll.eval()
+        if num_restarts > 1:
+            kwargs["max_attempts"] = num_restarts
+            kwargs["pick_best_of_all_attempts"] = True
         objectives = self._fit_objectives(mll, kwargs)
         parameters = [] if objectives else [*mll.parameters()]
         failure: ModelFittingError | None = None
@@ -434,6 +485,8 @@ class LeafModel(FastSingleTaskGP):
             if record is None:
                 for kernel in self._kernels():
                     restore(cold, kernel)
+                    if self._begins_fits and kwargs.get("optimizer") is None:
+                        begin_fit(self.likelihood)
                     fit(kernel)
             if best.loss == math.inf:
                 raise failure or ModelFittingError("The evidence is not finite.")
@@ -481,6 +534,7 @@ class LeafModel(FastSingleTaskGP):
             map_fit.fit_map(
                 mll,
                 map_fit.FIT_OPTIONS if with_decisions else None,
+                units=device_units,
                 **kwargs,
             )
             return

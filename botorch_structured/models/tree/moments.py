@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from copy import copy
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -63,14 +62,13 @@ class PointMoments(NamedTuple):
     Attributes:
         mean: ``t``.
         variance: ``t``.
-        mean_gradient: ``t x d``, or None.
-        variance_gradient: ``t x d``, or None.
+        pull: Derivatives of a function by means and variances, ``t`` each, to its
+            gradients by the points, ``t x d``. None where no gradients are wanted.
     """
 
     mean: Any
     variance: Any
-    mean_gradient: Any = None
-    variance_gradient: Any = None
+    pull: Any = None
 
 
 class ColumnScales:
@@ -117,60 +115,62 @@ class PathMoments:
 
     Args:
         names: The correlations k_f.
-        tables: Factors and data of each of the ``U`` paths, see ``LeafMoments``; ``U x
-            a x b`` each. Unused places have zero factors.
-        data: The rows of each leaf, extended, ``U x N x d``.
+        tables: Those of ``U`` paths, with their rows, see ``PathTables``.
+        inverse_chol: L^-1, zero where padded, ``U x N x N``.
+        half: [e, H], ``U x N x (1 + D)``.
     """
 
     def __init__(
         self,
         names: Sequence[str],
         tables: dict[str, Array],
-        data: Array,
+        inverse_chol: Array,
+        half: Array,
     ) -> None:
-        t = dict(tables)
-        dtype = data.dtype
-        parts = [t.pop(f"inputs{i}") for i in range(len(names))]
-        used = np.concatenate([*parts, t.pop("columns")], axis=-1)[:, 0]
-        order = used.argsort(-1, kind="stable")
-        columns = np.take_along_axis(used, order, -1)
-        # of several places with the same column the first one is its place
-        again = columns[:, 1:] == columns[:, :-1]
-        place = np.tile(np.arange(used.shape[1]), (len(used), 1))
-        place[:, 1:][again] = 0
-        np.maximum.accumulate(place, axis=-1, out=place)
-        places = np.empty_like(place)
-        np.put_along_axis(places, order, place, -1)
-        columns[:, 1:][again] = -1
+        parts = [tables[f"inputs{i}"] for i in range(len(names))]
+        used = np.concatenate([*parts, tables["columns"]], axis=-1)[:, 0]
+        order = used.argsort(-1)
+        ascending = np.take_along_axis(used, order, -1)
+        rank = (np.diff(ascending, prepend=-1) > 0).cumsum(-1) - 1
         #: The columns, ``U x k``, each once; -1 for none.
-        self.columns = columns
+        self.columns = np.full((len(used), rank.max(initial=-1) + 1), -1)
+        np.put_along_axis(self.columns, rank, ascending, -1)
+        places = np.empty_like(rank)
+        np.put_along_axis(places, order, rank, -1)
 
+        t = {name: tables[name] for name in ("variance", "level", "weights")}
+        t["inverse_chol"] = inverse_chol
+        t["half"] = half
+        t["alpha"] = half[..., :1].swapaxes(1, 2) @ inverse_chol
+        t["total"] = (t["variance"] + tables["constant"])[..., 0]
+        self._offset = bool(tables["constant"].any())
+        if self._offset:
+            t["constant"] = tables["constant"]
         self._factors: list[tuple[str, str]] = []
-        path = np.arange(len(used))[:, None]
-        x = np.take_along_axis(data, columns[:, None], -1)
         start = 0
         for i, name in enumerate(names):
-            scales = t.pop(f"inverse{i}")[:, 0]
-            end = start + scales.shape[1]
-            table = np.zeros(columns.shape, dtype)
-            np.add.at(table, (path, places[:, start:end]), scales)
-            start = end
-            if table.any():
+            inverse = tables[f"inverse{i}"]
+            path, _, place = inverse.nonzero()
+            if len(path):
                 self._factors.append((name, str(i)))
-                t[f"scales{i}"] = table[:, None]
-                t[f"data{i}"] = scaled = x * table[:, None]
-                t[f"squares{i}"] = np.add.reduce(np.square(scaled), -1)[:, None]
+                data = tables[f"data{i}"]
+                column = places[path, start + place]
+                t[f"squares{i}"] = np.add.reduce(np.square(data), -1)[:, None]
+                for key, table in (("scales", inverse), ("data", -2.0 * data)):
+                    shape = *table.shape[:2], self.columns.shape[1]
+                    t[f"{key}{i}"] = by_column = np.zeros(shape, half.dtype)
+                    by_column[path, :, column] = table[path, :, place]
+            start += inverse.shape[-1]
         # Weights of nodes come first, and are constant on a path.
-        moving = ((t["slope"] != 0.0) | (t["wave"] != 0.0)).any((0, 1)).nonzero()[0]
+        is_moving = (tables["slope"] != 0.0) | (tables["wave"] != 0.0)
+        moving = is_moving.any((0, 1)).nonzero()[0]
         self._moving = len(moving) > 0
-        self._first = int(moving[0]) if self._moving else t["level"].shape[-1]
-        for name in ("slope", "wave", "frequency", "phase"):
-            t[name] = t[name][..., self._first :]
-        t["rate"] = t["wave"] * t["frequency"]
-        t["places"] = places[:, None, start + self._first :]
-        self._offset = bool(t["constant"].any())
-        t["total"] = (t["variance"] + t["constant"])[..., 0]
-        t["variance"] = t["variance"] * np.ones_like(t["alpha"])
+        self._first = int(moving[0]) if self._moving else half.shape[-1] - 1
+        if self._moving:
+            for name in ("slope", "wave", "frequency", "phase"):
+                t[name] = tables[name][..., self._first :]
+            t["rate"] = t["wave"] * t["frequency"]
+            t["places"] = places[:, start + self._first :]
         self._tables = t
 
     def take(
@@ -188,7 +188,8 @@ class PathMoments:
             covariance: M^-1, or S of M^-1 = I - S'S, likewise.
             is_explained: Whether it is S.
         """
-        new = copy(self)
+        new = PathMoments.__new__(PathMoments)
+        new.__dict__.update(self.__dict__)
         new.columns = self.columns[rows]
         t = {name: table[rows] for name, table in self._tables.items()}
         weights = t.pop("weights")[:, 0]
@@ -210,7 +211,7 @@ class PathMoments:
     @cached_property
     def _readers(self) -> Array:
         """Matrices that read the columns of moving weights, ``U x k x D'``."""
-        places = self._tables["places"]
+        places = self._tables["places"][:, None]
         table = places == np.arange(self.columns.shape[1])[:, None]
         return table.astype(self._tables["rate"].dtype)
 
@@ -218,38 +219,39 @@ class PathMoments:
         self,
         x: Array,
         gradient: bool,
-    ) -> tuple[Array, ...]:
-        """Moments.
+    ) -> PointMoments:
+        """Moments, ``U x w``.
 
         Args:
             x: Transformed values of the columns, ``U x w x k``.
-            gradient: Whether gradients are wanted.
-
-        Returns:
-            Means, variances, ``U x w``, and their gradients, ``U x w x k``, if wanted.
+            gradient: Whether gradients are wanted, ``U x w x k``.
         """
         t = self._tables
         first = self._first
-        w = x.shape[1]
-        k = np.repeat(t["variance"], w, axis=1)
+        k = t["variance"]
         points: list[Array] = []
         slopes: list[Array] = []
         for name, i in self._factors:
             point = x * t[f"scales{i}"]
             distance: Array = point @ t[f"data{i}"].swapaxes(1, 2)
-            distance *= -2.0
             distance += t[f"squares{i}"]
             distance += np.add.reduce(np.square(point), -1, keepdims=True)
             np.maximum(distance, 0.0, out=distance)
             if gradient:
                 value, slope = ARRAY_SLOPES[name](distance)
-                slopes = [other * value for other in slopes] + [slope * k]
+                for other in slopes:
+                    other *= value
+                slope *= k
+                slopes.append(slope)
             else:
                 value = ARRAY_VALUES[name](distance, distance)
-            k = k * value
+            value *= k
+            k = value
             points.append(point)
+        if not points:
+            k = k * np.ones((1, x.shape[1], t["alpha"].shape[-1]), k.dtype)
         if self._offset:
-            k += t["constant"]
+            k = k + t["constant"]
         weight = k @ t["inverse_chol"].swapaxes(1, 2)
         both = weight @ t["half"]
         mean = both[..., :1] + t["still"]
@@ -258,9 +260,8 @@ class PathMoments:
             if len(self.columns[0]) <= _FEW_COLUMNS:
                 at = x @ self._readers
             else:
-                paths = np.arange(len(x))[:, None]
-                by_column = x.transpose(2, 0, 1)
-                at = by_column[t["places"][:, 0].T, paths.T].transpose(1, 2, 0)
+                each = zip(x, t["places"], strict=True)
+                at = np.stack([some[:, places] for some, places in each])
             angle = at * t["frequency"]
             angle += t["phase"]
             z = np.sin(angle)
@@ -278,31 +279,34 @@ class PathMoments:
         variance -= np.add.reduce(np.square(weight), -1)
         variance += t["total"]
         if not gradient:
-            return mean[..., 0], variance
-        back = of_weights @ t["half"][..., 1:].swapaxes(1, 2)
-        back += weight
-        back = back @ t["inverse_chol"]
-        back *= -2.0
-        # Gradients of the mean, then of the variance.
-        pull = np.zeros((len(x), 2 * w, x.shape[-1]), dtype=k.dtype)
-        for (_, i), point, slope in zip(self._factors, points, slopes, strict=True):
-            slope *= 2.0
-            g = np.concatenate([slope * t["alpha"], slope * back], axis=1)
-            by_point = g @ t[f"data{i}"]
-            total = np.add.reduce(g, -1, keepdims=True)
-            each = by_point.reshape(len(x), 2, w, point.shape[-1])
-            each -= point[:, None] * total.reshape(len(x), 2, w, 1)
-            by_point *= t[f"scales{i}"]
-            pull += by_point
-        if self._moving:
-            rate = np.cos(angle)
-            rate *= t["rate"]
-            rate += t["slope"]
-            of_variance = of_weights[..., first:] * rate
-            of_variance *= 2.0
-            g = np.concatenate([rate * t["mu"].swapaxes(1, 2), of_variance], axis=1)
-            pull += g @ self._readers.swapaxes(1, 2)
-        return mean[..., 0], variance, pull[:, :w], pull[:, w:]
+            return PointMoments(mean[..., 0], variance)
+
+        def pull(of_mean: Array, of_variance: Array) -> Array:
+            of_mean = of_mean[..., None]
+            of_variance = 2.0 * of_variance[..., None]
+            back = of_weights @ t["half"][..., 1:].swapaxes(1, 2)
+            back += weight
+            of_k = back @ t["inverse_chol"]
+            of_k *= of_variance
+            of_k -= of_mean * t["alpha"]
+            out = np.zeros_like(x)
+            for (_, i), point, slope in zip(self._factors, points, slopes, strict=True):
+                g = slope * of_k
+                by_point = g @ t[f"data{i}"]
+                by_point += point * (2.0 * np.add.reduce(g, -1, keepdims=True))
+                by_point *= t[f"scales{i}"]
+                out += by_point
+            if self._moving:
+                rate = np.cos(angle)
+                rate *= t["rate"]
+                rate += t["slope"]
+                g = of_variance * of_weights[..., first:]
+                g += of_mean * t["mu"].swapaxes(1, 2)
+                g *= rate
+                out += g @ self._readers.swapaxes(1, 2)
+            return out
+
+        return PointMoments(mean[..., 0], variance, pull)
 
 
 class PathTables:
@@ -389,20 +393,102 @@ class PathTables:
             **{name: table[weights] for name, table in self._features().items()},
         }
         for i, factor in enumerate(form.factors):
-            columns: list[int] = []
-            owner: list[int] = []
-            share: list[float] = []
-            for j, column in enumerate(factor.columns[:-1].tolist()):
-                places = self._behind[column] if factor.unordered[j] else [column]
-                columns += places
-                owner += [j] * len(places)
-                share += [0.5 if factor.unordered[j] else 1.0] * len(places)
-            used = positions(factor.seen[which][:, owner]).numpy()
-            of_column = np.array([*owner, -1])[used]
-            W = np.take_along_axis(q[factor.lengths[which]], of_column, 1)
-            tables[f"inputs{i}"] = np.array([*columns, 0])[used]
-            tables[f"inverse{i}"] = np.sqrt(W * np.array([*share, 0.0])[used])
+            # a column without an order has a place for each of its values
+            start = factor.columns[:-1].copy()
+            sizes = np.ones_like(start)
+            for j in factor.unordered[:-1].nonzero()[0]:
+                places = self._behind[start[j]]
+                start[j] = places.start
+                sizes[j] = len(places)
+            owner = np.arange(len(start)).repeat(sizes)
+            start -= sizes.cumsum() - sizes
+            columns = start[owner] + np.arange(len(owner))
+            share = np.where(factor.unordered[owner], 0.5, 1.0)
+            seen = factor.seen.numpy()[which][:, owner]
+            used = positions(torch.from_numpy(seen)).numpy()
+            W = np.take_along_axis(
+                q[factor.lengths[which]], np.append(owner, -1)[used], 1
+            )
+            tables[f"inputs{i}"] = np.append(columns, 0)[used]
+            tables[f"inverse{i}"] = np.sqrt(W * np.append(share, 0.0)[used])
         return {name: table[:, None] for name, table in tables.items()}
+
+    def with_rows(
+        self,
+        which: Any,
+        data: Array,
+        weights: Array | None = None,
+    ) -> dict[str, Array]:
+        """Tables of some of the paths with rows on them, scaled: "data0", ...
+
+        Args:
+            which: Index of these paths.
+            data: Rows of each, extended, ``m x N x d``. Tables have its precision.
+            weights: The weights of each path in the order wanted, ``m x D``.
+        """
+        tables = self(which, weights)
+        for name, table in tables.items():
+            if table.dtype == np.float64:
+                tables[name] = table.astype(data.dtype, copy=False)
+        for i in range(len(self.names)):
+            scaled = np.take_along_axis(data, tables[f"inputs{i}"], -1)
+            tables[f"data{i}"] = scaled * tables[f"inverse{i}"]
+        return tables
+
+    def covariance(
+        self,
+        tables: dict[str, Array],
+        data: Array,
+    ) -> tuple[Array, Array]:
+        """K_p and the features of the weights, ``m x N x N`` and ``m x N x D``.
+
+        Args:
+            tables: Of ``with_rows``.
+            data: The rows.
+        """
+        N = data.shape[1]
+        k = np.repeat(np.repeat(tables["variance"], N, axis=1), N, axis=2)
+        for i, name in enumerate(self.names):
+            x = tables[f"data{i}"]
+            squares = np.add.reduce(np.square(x), -1, keepdims=True)
+            distance: Array = x @ (-2.0 * x.swapaxes(1, 2))
+            distance += squares
+            distance += squares.swapaxes(1, 2)
+            np.maximum(distance, 0.0, out=distance)
+            distance.reshape(len(x), -1)[:, :: N + 1] = 0.0  # in spite of rounding
+            k *= ARRAY_VALUES[name](distance, distance)
+        k += tables["constant"]
+        features = np.repeat(tables["level"], N, axis=1)
+        if tables["slope"].any() or tables["wave"].any():
+            at = np.take_along_axis(data, tables["columns"], -1)
+            features += tables["slope"] * at
+            angle = at * tables["frequency"] + tables["phase"]
+            features += tables["wave"] * np.sin(angle)
+        return k, features
+
+    @cached_property
+    def _places(self) -> tuple[Array, Array, Array]:
+        """Column and value (NaN: unknown) of the places of codes, where each begins."""
+        codes = [[*values.tolist(), math.nan] for values in self.codes.values()]
+        sizes = [len(code) for code in codes]
+        return (
+            np.repeat([*self.codes], sizes),
+            np.array([v for code in codes for v in code]),
+            np.cumsum([0, *sizes])[:-1],
+        )
+
+    def extend(self, x: Array) -> Array:
+        """``n x d`` with more columns, the one-hot codes of categorical ones.
+
+        The last place of each code is that of unknown values.
+        """
+        if not self.codes:
+            return x
+        columns, values, start = self._places
+        code = x[:, columns] == values  # nothing equals NaN
+        last = np.append(start[1:], len(columns)) - 1
+        code[:, last] = ~np.logical_or.reduceat(code, start, axis=1)
+        return np.concatenate([x, code.astype(x.dtype)], axis=1)
 
     def _features(self) -> dict[str, Array]:
         """j, a, b, u, w and t of all weights and of none, ``V + 1``."""
@@ -440,42 +526,24 @@ class LeafMoments:
     threads may call it.
 
     Args:
-        solver: The ``LeafSolver`` of the data.
-
-    Raises:
-        UnknownFormError: Where there are no ``PathTables`` of the kernel.
+        solver: The ``LeafSolver`` of the data, which has ``PathTables``.
     """
 
     def __init__(self, solver: Any) -> None:
         self.solver = solver
         self.kernel: LeafKernel = solver.kernel
-        self._X: Tensor = solver.X
-        places = solver.structure.leaf_places
-        self._paths = PathTables(self.kernel, places, self._X)
-        # Column and value (NaN: unknown) of each place of a code, and the first place
-        # of each code.
-        codes = [[*values.tolist(), math.nan] for values in self._paths.codes.values()]
-        sizes = [len(code) for code in codes]
-        self._code_columns = np.repeat([*self._paths.codes], sizes)
-        self._code_values = np.array([v for code in codes for v in code])
-        self._code_starts = np.cumsum([0, *sizes])[:-1]
-        self._data = self.extend(self._X.numpy())
+        self.paths: PathTables = solver.paths
+        # bucket, and place in it, of each leaf; one more of points on other paths
+        layout = solver.structure.layout
+        self.bucket_of_leaf = np.full(layout.num_leaves + 1, -1)
+        self.place_of_leaf = np.zeros_like(self.bucket_of_leaf)
+        for i, bucket in enumerate(layout.buckets):
+            leaves = bucket.leaves.numpy()
+            self.bucket_of_leaf[leaves] = i
+            self.place_of_leaf[leaves] = np.arange(len(leaves))
         self._of_bucket: dict[int, PathMoments] = {}
         # decisions of the rows of the last call, and the moments on their paths
         self._last: tuple[tuple[int, bytes] | None, Any] = None, None
-
-    def extend(self, x: Array) -> Array:
-        """``n x d`` with more columns, the one-hot codes of categorical ones.
-
-        The last place of each code is that of unknown values.
-        """
-        start = self._code_starts
-        if not len(start):
-            return x
-        code = x[:, self._code_columns] == self._code_values  # nothing equals NaN
-        last = np.append(start[1:], len(self._code_columns)) - 1
-        code[:, last] = ~np.logical_or.reduceat(code, start, axis=1)
-        return np.concatenate([x, code.astype(x.dtype)], axis=1)
 
     def __call__(
         self,
@@ -486,7 +554,7 @@ class LeafMoments:
 
         Args:
             X: ``t x d``, not empty.
-            gradient: Whether gradients are wanted, by ``X``.
+            gradient: Whether gradients are wanted, by ``X``; those are arrays.
         """
         x = X.detach().numpy()
         decisions = len(x), x[:, self.kernel.tree.decision_columns].tobytes()
@@ -494,8 +562,8 @@ class LeafMoments:
         if decisions != before:
             paths = MomentsOnPaths(self, X.detach())
             self._last = decisions, paths
-        moments = paths(x, np.arange(len(x)), gradient)
-        return PointMoments(*(p if p is None else torch.from_numpy(p) for p in moments))
+        mean, variance, pull = paths(x, np.arange(len(x)), gradient)
+        return PointMoments(torch.from_numpy(mean), torch.from_numpy(variance), pull)
 
     def graph(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """Moments of ``t x d`` inputs by operations that autograd knows."""
@@ -539,17 +607,13 @@ class LeafMoments:
 
     def _with_data(self, number: int) -> PathMoments:
         """All leaves of a bucket."""
-        block = self.solver.blocks[number]
-        bucket = block.bucket
-        tables = self._paths(bucket.leaves.numpy(), block.weights.numpy())
-        # padding repeats the last row: L^-1 and H are zero there, except for the
-        # identity in L^-1, whose part of the covariance is to be zero
-        data = self._data[bucket.index.clamp_max(len(self._data) - 1).numpy()]
+        bucket = self.solver.structure.layout.buckets[number]
         inverse, half = self.solver.factors[number]
         if bucket.real is not None:
+            # it is the identity where padded, of which nothing is to be explained
             inverse = inverse * bucket.real.unsqueeze(-1)
-        arrays = data, inverse.numpy(), half.numpy()
-        return self._with_rows(self._paths, tables, *arrays)
+        tables = self.solver.tables[number]
+        return PathMoments(self.paths.names, tables, inverse.numpy(), half.numpy())
 
     def _without_data(
         self,
@@ -557,41 +621,18 @@ class LeafMoments:
         path: bool,
     ) -> PathMoments:
         """The paths of some rows: prior covariances, of weights alone if wanted."""
-        paths = PathTables(self.kernel, self.kernel.locate(rows), self._X)
-        tables = paths(slice(None))
+        X = self.solver.X
+        paths = PathTables(self.kernel, self.kernel.locate(rows), X)
+        m = len(rows)
+        width = paths.extend(X[:1].numpy()).shape[1]
+        data = np.zeros((m, 0, width), X.numpy().dtype)
+        tables = paths.with_rows(slice(None), data)
         if path:
             tables["variance"] = np.zeros_like(tables["variance"])
             tables["constant"] = np.zeros_like(tables["constant"])
-        m = len(rows)
-        inverse = np.zeros((m, 0, 0), self._data.dtype)
-        half = np.zeros((m, 0, 1 + tables["weights"].shape[-1]), self._data.dtype)
-        data = np.zeros((m, 0, self._data.shape[-1]), self._data.dtype)
-        return self._with_rows(paths, tables, data, inverse, half)
-
-    def _with_rows(
-        self,
-        paths: PathTables,
-        tables: dict[str, Array],
-        data: Array,
-        inverse_chol: Array,
-        half: Array,
-    ) -> PathMoments:
-        """Tables of leaves with those of their data.
-
-        Args:
-            paths: Where the tables are from.
-            tables: The tables.
-            data: The rows of each leaf, extended, ``U x N x d``.
-            inverse_chol: L^-1, zero where padded, ``U x N x N``.
-            half: [e, H], ``U x N x (1 + D)``.
-        """
-        for name, table in tables.items():
-            if table.dtype == np.float64:
-                tables[name] = table.astype(data.dtype, copy=False)
-        tables["inverse_chol"] = inverse_chol
-        tables["half"] = half
-        tables["alpha"] = half[..., :1].swapaxes(1, 2) @ inverse_chol
-        return PathMoments(paths.names, tables, data)
+        inverse = np.zeros((m, 0, 0), data.dtype)
+        half = np.zeros((m, 0, 1 + tables["weights"].shape[-1]), data.dtype)
+        return PathMoments(paths.names, tables, inverse, half)
 
 
 class _Tables(NamedTuple):
@@ -645,8 +686,8 @@ class MomentsOnPaths:
         self._scales = scales
         solver = moments.solver
         keys = moments.kernel.tree.locate(rows)[2]
-        leaf = solver.structure.layout.find(keys)
-        bucket = solver.bucket_of_leaf[leaf].numpy()
+        leaf = solver.structure.layout.find(keys).numpy()
+        bucket = moments.bucket_of_leaf[leaf]
         if path:  # no data are looked at
             bucket = np.full_like(bucket, -1)
         key = keys.numpy()
@@ -661,10 +702,11 @@ class MomentsOnPaths:
         )
         self._rows = rows[torch.from_numpy(first)]
         self._bucket = bucket[first]
-        self._place = solver.place_of_leaf[leaf].numpy()[first]
+        self._place = moments.place_of_leaf[leaf][first]
         # How many numbers the tables of each path have.
-        widest = max(block.weights.shape[-1] for block in solver.blocks)
-        sizes = [block.bucket.index.shape[-1] for block in solver.blocks]
+        widest = max(weights.shape[-1] for weights in solver.structure.weights)
+        buckets = solver.structure.layout.buckets
+        sizes = [bucket.index.shape[-1] for bucket in buckets]
         widest *= min(widest, len(solver.weight_covariance.inverse_chol))
         self._sizes = 1 + widest + np.square([*sizes, 0])[self._bucket]
         self._last: tuple[bytes | None, list[_Group]] = None, []
@@ -696,35 +738,33 @@ class MomentsOnPaths:
             self._tables = {}
             for group in groups:
                 self._tables[group.paths.tobytes()] = group.tables
-        extended = self._moments.extend(X)
+        extended = self._moments.paths.extend(X)
         dtype = extended.dtype
         # one more row and column, for padding
         mean = np.empty(n + 1, dtype)
         variance = np.empty(n + 1, dtype)
-        if gradient:
-            shape = n + 1, extended.shape[1] + 1
-            mean_gradient = np.zeros(shape, dtype)
-            variance_gradient = np.zeros(shape, dtype)
+        pulls = []
         for _, index, (moments, columns, scales) in groups:
-            x = extended[np.minimum(index, n - 1)[:, :, None], columns]
+            point = np.minimum(index, n - 1)
+            x = extended[point[:, :, None], columns]
             rate: Any = 1.0
             if scales is not None:
                 x, rate = scales(x)
-            parts = moments(x.astype(dtype, copy=False), gradient)
-            mean[index] = parts[0]
-            variance[index] = parts[1]
-            if gradient:
-                places = index[:, :, None], columns
-                mean_gradient[places] = parts[2] * rate
-                variance_gradient[places] = parts[3] * rate
+            mean[index], variance[index], back = moments(
+                x.astype(dtype, copy=False), gradient
+            )
+            pulls.append((index, point, columns, rate, back))
         if not gradient:
             return PointMoments(mean[:n], variance[:n])
-        return PointMoments(
-            mean[:n],
-            variance[:n],
-            mean_gradient[:n, :d],
-            variance_gradient[:n, :d],
-        )
+
+        def pull(of_mean: Array, of_variance: Array) -> Array:
+            out = np.zeros((n + 1, extended.shape[1] + 1), dtype)
+            for index, point, columns, rate, back in pulls:
+                slope = back(of_mean[point], of_variance[point])
+                out[index[:, :, None], columns] = slope * rate
+            return out[:n, :d]
+
+        return PointMoments(mean[:n], variance[:n], pull)
 
     def _graph_is_smaller(self, path: Array) -> bool:
         """Whether tables would be larger than the features of all points."""
@@ -812,9 +852,8 @@ class _OfPoints(torch.autograd.Function):
                 create_graph=True,
             )
             return grad_X, None
-        of_mean, of_variance = (g.unsqueeze(-1) for g in grad_outputs)
-        grad_X = of_mean * ctx.at_points.mean_gradient
-        return grad_X.addcmul_(of_variance, ctx.at_points.variance_gradient), None
+        slope = ctx.at_points.pull(*(g.numpy() for g in grad_outputs))
+        return torch.from_numpy(slope), None
 
 
 def differentiable_moments(X: Tensor, moments: LeafMoments) -> tuple[Tensor, Tensor]:

@@ -36,6 +36,12 @@ from botorch_structured.linalg.hyperparameter import (
 _EXACT = (1e-6, 3.0, 1e-9)
 # BoTorch's own: LogNormal(-4, 1), whose mode in log space is exp(-5), and its floor
 _STEPS = (math.exp(-5.0), 1.0, 1e-4)
+# Where a training loop begins. At 1e-4 the loss of 20 exact outcomes may be 1,000, and
+# a step of SGD or Adam leaves all optima. The quasi-Newton fits of ``TreeStructuredGP``
+# begin there: of 200 data sets 7 % (as published 9 %) ended more than .1 nats below the
+# best optimum, and 11 % (20 %) from .03. ``ConditionalGP`` is better from .03.
+_START = 0.03
+_FIT_START = 1e-4
 
 # A smooth objective may repeat one or two values; step functions repeat many.
 _MANY_REPEATS = 0.25
@@ -47,7 +53,7 @@ def default_likelihood(batch_shape: torch.Size) -> GaussianLikelihood:
     mode, scale, floor = _EXACT
     return GaussianLikelihood(
         noise_prior=log_gaussian_prior(mode, scale),
-        noise_constraint=LogInterval(floor, 1e1, initial_value=1e-4),
+        noise_constraint=LogInterval(floor, 1e1, initial_value=_START),
         batch_shape=batch_shape,
     )
 
@@ -59,7 +65,7 @@ def horseshoe_likelihood(batch_shape: torch.Size) -> GaussianLikelihood:
     smallest noise variance.
     """
     likelihood = GaussianLikelihood(
-        noise_constraint=LogInterval(_EXACT[2], 1e1, initial_value=1e-4),
+        noise_constraint=LogInterval(_EXACT[2], 1e1, initial_value=_START),
         batch_shape=batch_shape,
     )
     register_root_prior(likelihood.noise_covar, HorseshoePrior(1.0))
@@ -111,8 +117,19 @@ def set_noise_floor(
     noise = likelihood.noise_covar
     noise.raw_noise_constraint.lower_bound.fill_(floor)
     # what ``initialize`` does in three times as long; the raw value is the logarithm
-    noise.raw_noise.data.fill_(math.log(max(mode, floor) if steps else 1e-4))
+    noise.raw_noise.data.fill_(math.log(mode if steps else _START))
     return mode, scale, floor
+
+
+def begin_fit(likelihood: GaussianLikelihood) -> None:
+    """Set a free noise that is as the constructor left it to where a fit begins.
+
+    Args:
+        likelihood: From ``default_likelihood``.
+    """
+    raw = likelihood.noise_covar.raw_noise
+    if raw.requires_grad:
+        raw.data.masked_fill_(raw.data == math.log(_START), math.log(_FIT_START))
 
 
 def register_root_prior(module: ScaleKernel | HomoskedasticNoise, prior: Prior) -> None:

@@ -15,6 +15,7 @@ the covariance (``linalg.block_evidence``). Log-normal priors are quadratic in u
 from __future__ import annotations
 
 import math
+from copy import deepcopy
 from dataclasses import dataclass
 
 import numpy as np
@@ -239,6 +240,46 @@ def _distances(
     return PairDistances(distances.reshape(*places.shape, rows.shape[1] ** 2))
 
 
+# -- units ------------------------------------------------------------------------
+
+
+def _units(
+    mll: MarginalLogLikelihood,
+    parameters: RawParameters,
+    priors: LogPriors,
+) -> Array:
+    """See ``LeafObjective.units``."""
+    # data determine a variance with a wide prior better than that; not that of the
+    # noise, which may be anywhere below the signal
+    units = np.minimum(priors.deviations, 1.0)
+    if isinstance(mll.likelihood, GaussianLikelihood):
+        noise = parameters.logarithm(mll.likelihood.noise_covar.raw_noise)
+        units[noise] = priors.deviations[noise]
+    _, slope = parameters.logarithms(parameters.read())
+    if slope is not None:  # raw values that are no logarithms are used as they are
+        units[slope != 1.0] = 1.0
+    return 0.25 * units[parameters.free]
+
+
+def device_units(mll: MarginalLogLikelihood) -> Array | None:
+    """The units of a model on another device, in which its fit takes the same steps.
+
+    Args:
+        mll: Its objective.
+
+    Returns:
+        The units, ``k``; None where a prior or a constraint has no closed form.
+    """
+    model = mll.model
+    data = model.train_inputs, model.train_targets
+    twin = deepcopy(mll, {id(part): None for part in data}).to("cpu", torch.float64)
+    try:
+        parameters = RawParameters(twin)
+        return _units(twin, parameters, LogPriors(twin.model, parameters, True))
+    except UnknownFormError:
+        return None
+
+
 # -- the objective ----------------------------------------------------------------
 
 
@@ -301,15 +342,11 @@ class LeafObjective:
         n = len(X)
         self._num_data = n
         self._targets = model.train_targets[index].detach().numpy().copy()
-        # data determine a variance with a wide prior better than that; not that of the
-        # noise, which may be anywhere below the signal
-        units = np.minimum(self._priors.deviations, 1.0)
         self._noise = np.zeros(0, dtype=np.int64)
         fixed_noise = np.zeros(n)
         if isinstance(likelihood, GaussianLikelihood):
             noise = parameters.logarithm(likelihood.noise_covar.raw_noise)
             self._noise = form.exponentials(noise)
-            units[noise] = self._priors.deviations[noise]
         else:
             fixed_noise[:] = likelihood.noise[index].detach().numpy()
         self._level = self._levels(model.mean_module, X)
@@ -326,11 +363,8 @@ class LeafObjective:
         levels = np.append(self._level, len(parameters.values))
         parts = [levels[leaves.rows].ravel() for leaves in self._leaves]
         self._padded_level = np.concatenate(parts)
-        _, slope = parameters.logarithms(parameters.read())
-        if slope is not None:  # raw values that are no logarithms are used as they are
-            units[slope != 1.0] = 1.0
         self.bounds = parameters.bounds
-        self.units = 0.25 * units[parameters.free]
+        self.units = _units(mll, parameters, self._priors)
         self._last_theta = np.zeros(0)
         self._last_value = math.nan
         if kernel is not model.covar_module:  # of a SingleTaskGP: natural values

@@ -145,26 +145,26 @@ class ModelMoments:
             row: For each point, the number of the row whose path it is on, ``n``.
             gradient: Whether gradients are wanted, by ``X``.
         """
-        moments = self._moments(X, row, gradient)
+        mean, variance, back = self._moments(X, row, gradient)
         slope: Any = 0.0
         if self._prior is not None:
             prior = self._prior[row]
         else:
             prior, slope = self._prior_mean(X, gradient)
         scale = self._scale
-        mean = (moments.mean + prior) * scale + self._shift
-        variance = np.maximum(moments.variance, self._floor) * scale**2
-        if not gradient:
-            return PointMoments(mean, variance)
-        mean_slope = (moments.mean_gradient + slope) * scale
-        variance_slope = moments.variance_gradient * scale**2
-        variance_slope[moments.variance <= self._floor] = 0.0
-        return PointMoments(
-            mean,
-            variance,
-            mean_slope,
-            variance_slope,
-        )
+        floor = self._floor
+        at_scale = (mean + prior) * scale + self._shift
+        limited = np.maximum(variance, floor) * scale**2
+        if back is None:
+            return PointMoments(at_scale, limited)
+
+        def pull(of_mean: Array, of_variance: Array) -> Array:
+            of_mean = of_mean * scale
+            of_variance = of_variance * np.where(variance > floor, scale**2, 0.0)
+            out = back(of_mean, of_variance.astype(X.dtype, copy=False))
+            return out if self._prior is not None else out + of_mean[:, None] * slope
+
+        return PointMoments(at_scale, limited, pull)
 
     def _prior_mean(
         self,
@@ -229,3 +229,21 @@ def point_posterior(model: Any, X: Tensor) -> GPyTorchPosterior | None:
     normal = ScaledNormal(mean.view(shape), covariance)
     normal.least = settings.min_variance.value(X.dtype) * square
     return GPyTorchPosterior(normal)
+
+
+def point_means(model: Any, X: Tensor) -> Tensor | None:
+    """Posterior means of ``n x d`` points, without variances; None for `posterior`'s.
+
+    Args:
+        model: A ``LeafModel`` of one outcome.
+        X: The points, not transformed.
+    """
+    outcome = outcome_scale(model, X)
+    solver = None if outcome is None else model.solver
+    if outcome is None or solver is None or solver.moments is None:
+        return None
+    scale, shift = outcome
+    x = model.transform_inputs(X)
+    (leaves,) = solver.solvers
+    mean = leaves.means(leaves.kernel.rows(x)) + model.mean_module(x)
+    return mean * scale + shift

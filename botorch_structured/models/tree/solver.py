@@ -21,7 +21,8 @@ batch dimensions of their own, and the posterior is differentiable in them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
@@ -36,17 +37,22 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from botorch_structured._botorch_names import functorch_is_active
-from botorch_structured.linalg.block_low_rank import factorise
+from botorch_structured.linalg.block_low_rank import WeightedBlock, factorise
 from botorch_structured.linalg.factor import given_last
 from botorch_structured.models.fast_inference import with_gradient, with_variance_floor
 from botorch_structured.models.parameters import UnknownFormError
 from botorch_structured.models.tree.leaf_inference import (
+    LeafBlock,
     LeafKernel,
     LeafRows,
     Structure,
     leaf_blocks,
 )
-from botorch_structured.models.tree.moments import LeafMoments, differentiable_moments
+from botorch_structured.models.tree.moments import (
+    LeafMoments,
+    PathTables,
+    differentiable_moments,
+)
 
 
 class LeafSolver:
@@ -60,7 +66,7 @@ class LeafSolver:
         residual: Outcomes less prior means, ``n``.
 
     Attributes:
-        blocks: The rows of each bucket of leaves.
+        paths: The covariance by tables, on a CPU and where it has that form.
         factors: L^-1 and [e, H] of each bucket.
         weight_covariance: M^-1.
         weight_mean: mu.
@@ -80,20 +86,58 @@ class LeafSolver:
         self.kernel.fixed_values = kernel.values()
         self.X = X
         self.structure = structure
-        self.blocks = leaf_blocks(self.kernel, X, structure)
+        self.paths: PathTables | None = None
+        if X.device.type == "cpu" and not functorch_is_active():
+            with suppress(UnknownFormError):
+                self.paths = PathTables(self.kernel, structure.leaf_places, X)
+        #: Tables of the leaves of each bucket, if there are ``paths``.
+        self.tables: list[dict[str, Any]] = []
+        if self.paths is None:
+            weighted = [block.noisy(kernel, noise) for block in self.blocks]
+        else:
+            weighted = self._by_tables(self.paths, noise)
         self.factors, self.weight_covariance, self.weight_mean = factorise(
-            [block.noisy(kernel, noise) for block in self.blocks],
+            weighted,
             residual,
             kernel.num_weights,
         )
-        # one more leaf, of points without data on their path
-        count = structure.layout.num_leaves + 1
-        self.bucket_of_leaf = torch.full((count,), -1, device=X.device)
-        self.place_of_leaf = torch.zeros_like(self.bucket_of_leaf)
-        for i, block in enumerate(self.blocks):
-            leaves = block.bucket.leaves
-            self.bucket_of_leaf[leaves] = i
-            self.place_of_leaf[leaves] = torch.arange(len(leaves), device=X.device)
+
+    @cached_property
+    def blocks(self) -> list[LeafBlock]:
+        """The rows of each bucket of leaves, as the kernel knows them."""
+        with torch.no_grad():
+            return leaf_blocks(self.kernel, self.X, self.structure)
+
+    def _by_tables(
+        self,
+        paths: PathTables,
+        noise: Tensor,
+    ) -> list[WeightedBlock]:
+        """The blocks of the covariance, in a third of the time of ``blocks``."""
+        extended = paths.extend(self.X.numpy())
+        noises = np.append(noise.detach().numpy(), 1.0).astype(extended.dtype)
+        weighted = []
+        for bucket, weights in zip(
+            self.structure.layout.buckets,
+            self.structure.weights,
+            strict=True,
+        ):
+            data = extended[bucket.rows.numpy()]
+            tables = paths.with_rows(bucket.leaves.numpy(), data, weights.numpy())
+            self.tables.append(tables)
+            k, features = paths.covariance(tables, data)
+            if bucket.real is not None:
+                real = bucket.real.numpy()[:, :, None]
+                k *= real & real.swapaxes(1, 2)
+                features *= real
+            diagonal = k.reshape(len(k), -1)[:, :: k.shape[-1] + 1]
+            diagonal += noises[bucket.index.numpy()]
+            covariance = torch.from_numpy(k)
+            block = WeightedBlock(
+                bucket, covariance, torch.from_numpy(features), weights
+            )
+            weighted.append(block)
+        return weighted
 
     @cached_property
     def moments(self) -> LeafMoments | None:
@@ -101,12 +145,7 @@ class LeafSolver:
 
         On a GPU there are none, as they read values of points.
         """
-        if self.X.device.type != "cpu":
-            return None
-        try:
-            return LeafMoments(self)
-        except UnknownFormError:
-            return None
+        return None if self.paths is None else LeafMoments(self)
 
     def joint(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """Moments of points jointly, on the scale of transformed outcomes.
@@ -149,18 +188,50 @@ class LeafSolver:
         """
         features = rows.features
         layout = self.structure.layout
-        place = torch.searchsorted(layout.keys, rows.key)
-        place = place.clamp_max(layout.num_leaves - 1)
-        leaf = torch.where(
-            layout.keys[place] == rows.key,
-            place,
-            layout.num_leaves,
-        )
+        leaf = layout.find(rows.key)
         # rows on paths without data keep the prior
         mean = features @ self.weight_mean
         explained = features.new_zeros(len(features), layout.max_size)
         reduced = pad(features, (0, 1))
-        for block, (inverse, half) in zip(self.blocks, self.factors, strict=True):
+        for number, places, index, k in self._covariances(rows, leaf):
+            inverse, half = self.factors[number]
+            w = k @ inverse[places].mT
+            both = w @ half[places]
+            w = pad(w, (0, layout.max_size - w.shape[-1]))
+            mean = mean.index_put((index,), both[..., 0], accumulate=True)
+            explained = explained.index_put((index,), w, accumulate=True)
+            weights = self.blocks[number].weights[places].unsqueeze(-2)
+            reduced = reduced.index_put(
+                (index.unsqueeze(-1), weights),
+                -both[..., 1:],
+                accumulate=True,
+            )
+        weight = self.weight_covariance.rooted(reduced[:, :-1])
+        return mean, leaf, explained, weight
+
+    def means(self, rows: LeafRows) -> Tensor:
+        """Means less prior ones of ``t`` points, as `predict` has them.
+
+        They take time linear in the rows of a leaf, variances quadratic.
+        """
+        mean = rows.features @ self.weight_mean
+        leaf = self.structure.layout.find(rows.key)
+        for number, places, index, k in self._covariances(rows, leaf):
+            inverse, half = self.factors[number]
+            alpha = inverse[places].mT @ half[places, :, :1]
+            mean = mean.index_put((index,), (k @ alpha)[..., 0], accumulate=True)
+        return mean
+
+    def _covariances(
+        self, rows: LeafRows, leaf: Tensor
+    ) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
+        """Covariances of points with the data of their leaves, in batches.
+
+        Yields:
+            The number of a bucket, places in it, ``U``, numbers of points, ``U x t'``,
+            and k, ``U x t' x N``, zero where padded.
+        """
+        for number, block in enumerate(self.blocks):
             for places, index, real in _groups(leaf, block.bucket.leaves):
                 data = LeafRows(*map(itemgetter(places), block.rows))
                 points = LeafRows(*map(itemgetter(index), rows))
@@ -168,19 +239,7 @@ class LeafSolver:
                 pairs = real.unsqueeze(-1)
                 if block.bucket.real is not None:
                     pairs = pairs & block.bucket.real[places].unsqueeze(-2)
-                w = torch.where(pairs, k, 0.0) @ inverse[places].mT
-                both = w @ half[places]
-                w = pad(w, (0, layout.max_size - w.shape[-1]))
-                mean = mean.index_put((index,), both[..., 0], accumulate=True)
-                explained = explained.index_put((index,), w, accumulate=True)
-                weights = block.weights[places].unsqueeze(-2)
-                reduced = reduced.index_put(
-                    (index.unsqueeze(-1), weights),
-                    -both[..., 1:],
-                    accumulate=True,
-                )
-        weight = self.weight_covariance.rooted(reduced[:, :-1])
-        return mean, leaf, explained, weight
+                yield number, places, index, torch.where(pairs, k, 0.0)
 
     def append(
         self,

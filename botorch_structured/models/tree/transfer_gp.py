@@ -52,6 +52,7 @@ from torch import Tensor
 from botorch_structured._botorch_names import DefaultType
 from botorch_structured.models.checks import check_training_data
 from botorch_structured.models.fast_inference import FastSingleTaskGP
+from botorch_structured.models.paths import refuse_paths
 from botorch_structured.models.tree.moments import Array, PointMoments
 from botorch_structured.models.tree.old_studies import OldStudiesMean
 from botorch_structured.models.tree.point_moments import outcome_scale
@@ -70,6 +71,11 @@ class _EarlierKernel(Kernel):
         self.old = old
         self.register_buffer("scale", old.points.new_ones(()))
 
+    @property
+    def lengthscale(self) -> Tensor:
+        """That of the old studies' functions by column, ``1 x d``."""
+        return self.old.inverse_lengthscale.reciprocal().unsqueeze(0)
+
     def forward(
         self,
         x1: Tensor,
@@ -79,6 +85,12 @@ class _EarlierKernel(Kernel):
     ) -> Tensor:
         k = self.scale.square() * (self.old.covariance(x1, x2) + _LEVEL_VARIANCE)
         return k.diagonal(dim1=-2, dim2=-1) if diag else k
+
+
+refuse_paths(
+    _EarlierKernel,
+    "a TransferGP, whose covariance has no features",
+)
 
 
 def _evidence(
@@ -294,10 +306,18 @@ class TransferGP(FastSingleTaskGP):
             with torch.set_grad_enabled(gradient):
                 mean, variance = self._moments(self.transform_inputs(points))
             parts = [mean * scale + shift, variance * scale**2]
-            if gradient:
-                for part in parts[:2]:
-                    parts += torch.autograd.grad(part.sum(), points, retain_graph=True)
-            return PointMoments(*[part.detach().numpy() for part in parts])
+
+            def pull(*by_parts: Array) -> Array:
+                (slope,) = torch.autograd.grad(
+                    parts,
+                    points,
+                    [*map(torch.from_numpy, by_parts)],
+                    retain_graph=True,
+                )
+                return slope.numpy()
+
+            arrays = [part.detach().numpy() for part in parts]
+            return PointMoments(arrays[0], arrays[1], pull if gradient else None)
 
         return moments
 

@@ -19,7 +19,7 @@ import io
 import pickle
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from botorch.models.transforms.input import InputTransform
@@ -30,7 +30,7 @@ from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import Likelihood
 from gpytorch.means import ConstantMean, Mean
-from linear_operator import to_linear_operator
+from linear_operator import to_dense, to_linear_operator
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor, nn
 
@@ -40,7 +40,7 @@ from botorch_structured.linalg.correlations import CORRELATIONS
 from botorch_structured.models.fast_inference import with_gradient, with_variance_floor
 from botorch_structured.models.input_transforms import protect_decisions
 from botorch_structured.models.outcome_scale import least_variance, with_least_variance
-from botorch_structured.models.tree.leaf_inference import COVARIANCE
+from botorch_structured.models.tree.leaf_inference import COVARIANCE, LeafKernel
 from botorch_structured.models.tree.leaf_model import (
     Dependencies,
     LeafModel,
@@ -51,9 +51,11 @@ from botorch_structured.models.tree.noise import default_likelihood, set_noise_p
 from botorch_structured.models.tree.point_moments import column_scales, is_mean_of_paths
 from botorch_structured.models.tree.solver import LeafSolver
 from botorch_structured.models.tree.tree_structured_kernel import (
+    KernelOrFactory,
     PathMean,
     TreeStructuredKernel,
     check_choices,
+    make_kernel,
 )
 from botorch_structured.spaces import ParameterTree
 from botorch_structured.spaces.arguments import check_columns
@@ -98,7 +100,8 @@ class TreeStructuredGP(LeafModel):
             a quarter of the outcomes repeat exactly (error counts, clipped values),
             with BoTorch's prior and floor.
         covar_module: Replaces the default kernel, which the arguments below configure.
-            Inference is fast with a ``TreeStructuredKernel``, else dense.
+            Inference is fast with a ``TreeStructuredKernel`` or ``ConditionalKernel``,
+            else dense.
         mean_module: Default: a ``ConstantMean``, or one constant per path with
             ``leaf_offset="fixed"``.
         outcome_transform: Default: ``Standardize``, for outcomes of any scale. Under
@@ -120,8 +123,17 @@ class TreeStructuredGP(LeafModel):
         node_weights: False removes the weights of root and inner nodes.
         weight_variances: "tied" or "independent" prior variances of the weights.
         leaf_kernel: "evidence" (default: both are fitted, that with the larger
-            evidence is kept),
-            "matern" (5/2) or "rbf".
+            evidence is kept), "matern" (5/2) or "rbf". Or a K_p of your own: a GPyTorch
+            kernel kappa, which is copied, or a function that makes one for a list of
+            columns, as ``lambda columns: RQKernel(ard_num_dims=len(columns))``. Then
+            K_p = s_p kappa, with s_p as above (no ``ScaleKernel`` is needed) and the
+            priors that kappa brings. With "independent" each leaf has a kappa of its
+            own columns (a constant if there are none). Otherwise all leaves share one,
+            of all columns that some K_p sees: those that a leaf does not see are 0. A
+            column without an order stands in ``columns`` once for each value and once
+            for others, 0 or 1/sqrt(2) each. Smooth terms and K_context are Matern-5/2.
+            Fits are as fast as with "matern" where all leaves share products of
+            Matern, RBF and Laplace kernels; others are by autograd.
         context_features: Columns that describe the evaluation and not the candidate,
             such as the share of the training set (section 5). They have to be numeric
             and active on every path. Every K_p is multiplied by a kernel K_context over
@@ -132,8 +144,9 @@ class TreeStructuredGP(LeafModel):
 
     Raises:
         ValueError: An unknown option, columns out of range, an undeclared value in a
-            strictly declared decision, a transform that changes a decision column, or
-            options together with ``covar_module``.
+            strictly declared decision, a transform that changes a decision column,
+            options together with ``covar_module``, one that depends on inactive
+            columns, or a ``leaf_kernel`` that does not fit its columns.
 
     Example:
         >>> # x0 chooses between x1 and x2
@@ -144,6 +157,16 @@ class TreeStructuredGP(LeafModel):
         >>> # a SearchSpace brings its input transform and its categorical columns
         >>> model = TreeStructuredGP(space.sample(20), train_Y, space)
     """
+
+    #: What ``as_published`` gives to the constructor. ``batch_cross_validation`` wants
+    #: a class, and takes these as ``model_init_kwargs``.
+    published_arguments: ClassVar[dict[str, Any]] = {
+        "shared_features": "linear",
+        "leaf_inputs": "own",
+        "leaf_hyperparameters": "independent",
+        "leaf_offset": "fixed",
+        "leaf_kernel": "matern",
+    }
 
     def __init__(
         self,
@@ -167,7 +190,9 @@ class TreeStructuredGP(LeafModel):
         leaf_offset: Literal["random", "fixed"] = "random",
         node_weights: bool = True,
         weight_variances: Literal["tied", "independent"] = "tied",
-        leaf_kernel: Literal["evidence", "matern", "rbf"] = "evidence",
+        leaf_kernel: (
+            Literal["evidence", "matern", "rbf"] | KernelOrFactory
+        ) = "evidence",
         context_features: Sequence[int] | None = None,
     ) -> None:
         tree, input_transform, categorical_features = read_arguments(
@@ -189,7 +214,7 @@ class TreeStructuredGP(LeafModel):
             leaf_hyperparameters=leaf_hyperparameters,
             leaf_offset=leaf_offset,
             weight_variances=weight_variances,
-            leaf_kernel=leaf_kernel,
+            leaf_kernel="evidence" if callable(leaf_kernel) else leaf_kernel,
         )
         options = {
             "categorical_features": categorical_features is not None,
@@ -218,7 +243,7 @@ class TreeStructuredGP(LeafModel):
         # one leaf: exactly a SingleTaskGP with its defaults
         has_structure = bool(tree.decision_columns or known_values)
         structured = covar_module is None and has_structure
-        own_likelihood = False
+        begins_fits = False
         if structured:
             self._warn_of_scales(
                 train_X,
@@ -234,29 +259,41 @@ class TreeStructuredGP(LeafModel):
                         tree.dim,
                     )
                 )
-            template = _template(
+            arguments = (
                 tree,
                 tuple((c, tuple(values)) for c, values in known_values.items()),
                 context_features,
                 aug_batch_shape,
                 train_X.dtype,
                 train_X.device,
-                torch.get_default_dtype(),
-                shared_features=shared_features,
-                leaf_inputs=leaf_inputs,
-                leaf_hyperparameters=leaf_hyperparameters,
-                leaf_offset=leaf_offset == "random",
-                node_weights=bool(node_weights),
-                weight_variances=weight_variances,
-                correlation="matern" if leaf_kernel == "evidence" else leaf_kernel,
             )
-            defaults = template.copy([tree, *CORRELATIONS])
+            configuration: dict[str, Any] = {
+                "shared_features": shared_features,
+                "leaf_inputs": leaf_inputs,
+                "leaf_hyperparameters": leaf_hyperparameters,
+                "leaf_offset": leaf_offset == "random",
+                "node_weights": bool(node_weights),
+                "weight_variances": weight_variances,
+            }
+            if callable(leaf_kernel):
+                configuration["leaf_kernel"] = leaf_kernel
+                defaults = _modules(*arguments, **configuration)
+            else:
+                if leaf_kernel != "evidence":
+                    configuration["correlation"] = leaf_kernel
+                # new priors have the default dtype
+                dtype = torch.get_default_dtype()
+                template = _template(dtype, *arguments, **configuration)
+                defaults = template.copy([tree, *CORRELATIONS])
             covar_module, default_noise, default_mean = defaults
             if likelihood is None and train_Yvar is None:
                 likelihood = default_noise
-                own_likelihood = True
+                begins_fits = True
             if mean_module is None:
                 mean_module = default_mean
+        elif covar_module is None and callable(leaf_kernel):
+            columns = list(range(tree.dim))
+            covar_module = make_kernel(leaf_kernel, columns, aug_batch_shape)
         self._choose_kernel = structured and leaf_kernel == "evidence"
         super().__init__(
             train_X=train_X,
@@ -269,7 +306,10 @@ class TreeStructuredGP(LeafModel):
             input_transform=input_transform,
         )
         self.tree = tree
-        if own_likelihood:
+        if not structured:
+            self._check_kernel()
+        self._begins_fits = begins_fits
+        if begins_fits:
             set_noise_prior(self.likelihood, self.train_targets)
         if structured:
             self._subset_batch_dict = output_dimensions(self)
@@ -281,6 +321,7 @@ class TreeStructuredGP(LeafModel):
         train_Y: Tensor,
         hierarchical_dependencies: Dependencies,
         train_Yvar: Tensor | None = None,
+        leaf_kernel: Literal["matern", "rbf"] | KernelOrFactory = "matern",
         **kwargs: Any,
     ) -> Self:
         r"""The model as published; in searches the default finds better points.
@@ -288,19 +329,21 @@ class TreeStructuredGP(LeafModel):
         That is ``TreeStructuredGP`` with ``shared_features="linear"`` (section 2.4),
         ``leaf_inputs="own"``, ``leaf_hyperparameters="independent"`` (a K_p of its own
         on each leaf), ``leaf_offset="fixed"`` (a free b_p) and ``leaf_kernel="matern"``
-        (section 4), see [Jenatton2017tree]_. Its search is in two steps, path and
-        shared columns first (section 3.2): ``optimize_acqf_two_step`` with
+        (section 4, the default), see [Jenatton2017tree]_. Its search is in two steps,
+        path and shared columns first (section 3.2): ``optimize_acqf_two_step`` with
         ``fix_shared=True``.
 
         What the paper leaves open is as in the default: outcomes are standardised,
         hyperparameters have priors, noise has a floor of 1e-9, and the diagonal Sigma_c
-        is a multiple of the identity, as in section 2.3 (``weight_variances``).
+        has two variances: one for nodes, one for linear terms (``weight_variances``).
+        In section 2.3, which has no linear terms, it is a multiple of the identity.
 
         Args:
             train_X: ``batch_shape x n x d``, see the class.
             train_Y: ``batch_shape x n x m``.
             hierarchical_dependencies: The tree.
             train_Yvar: ``batch_shape x n x m`` observed noise variances.
+            leaf_kernel: K_p, see the class.
             kwargs: Other arguments of the constructor.
 
         Raises:
@@ -321,13 +364,28 @@ class TreeStructuredGP(LeafModel):
             train_Y,
             hierarchical_dependencies,
             train_Yvar,
-            shared_features="linear",
-            leaf_inputs="own",
-            leaf_hyperparameters="independent",
-            leaf_offset="fixed",
-            leaf_kernel="matern",
+            **(cls.published_arguments | {"leaf_kernel": leaf_kernel}),
             **kwargs,
         )
+
+    def _check_kernel(self) -> None:
+        """Refuse a covariance that depends on inactive columns."""
+        X = self.transform_inputs(self.train_inputs[0])
+        kernel = self.covar_module
+        if isinstance(kernel, LeafKernel) and kernel.tree == self.tree:
+            return
+        # other values in the range of each column
+        other = 0.7 * X.mean(-2, keepdim=True) + 0.2
+        moved = torch.where(self.tree.active_mask(X), X, other)
+        with torch.no_grad():
+            first, second = (to_dense(kernel(X, points)) for points in (X, moved))
+        if not torch.allclose(first, second):
+            raise ValueError(
+                "covar_module: expected a kernel that does not depend on inactive "
+                f"columns, got {type(kernel).__name__}. As leaf_kernel= it is that of "
+                "each leaf over its columns; ConditionalKernel(kernel, tree) has zero "
+                "covariance across paths."
+            )
 
     def _kernels(self, chosen: bool = False) -> list[str | None]:
         """Both are fitted, and that with the larger evidence is kept."""
@@ -499,19 +557,17 @@ class _Pickler(pickle.Pickler):
         return self._place.get(id(obj))
 
 
-@lru_cache(maxsize=8)  # for one model after the other of the same tree
-def _template(
+def _modules(
     tree: ParameterTree,
     categorical: tuple[tuple[int, tuple[float, ...]], ...],
     context_features: Sequence[int] | None,
     batch_shape: torch.Size,
     dtype: torch.dtype,
     device: torch.device,
-    default_dtype: torch.dtype,  # of new priors
     *,
     leaf_offset: bool,
     **options: Any,
-) -> _Template:
+) -> nn.ModuleList:
     """Kernel, likelihood and mean of a model."""
     kernel = TreeStructuredKernel(
         tree,
@@ -525,8 +581,17 @@ def _template(
     if not leaf_offset:
         mean = PathMean(tree, batch_shape=batch_shape)
     modules = nn.ModuleList([kernel, default_likelihood(batch_shape), mean])
-    modules.to(dtype=dtype, device=device)
-    return _Template(modules, [tree, *CORRELATIONS])
+    return modules.to(dtype=dtype, device=device)
+
+
+@lru_cache(maxsize=8)  # for one model after the other of the same tree
+def _template(
+    default_dtype: torch.dtype,
+    tree: ParameterTree,
+    *args: Any,
+    **options: Any,
+) -> _Template:
+    return _Template(_modules(tree, *args, **options), [tree, *CORRELATIONS])
 
 
 def _known_values(

@@ -16,20 +16,25 @@ References:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from gpytorch import Module
+from gpytorch.kernels import Kernel
 from gpytorch.means import Mean
+from linear_operator import to_dense
 from torch import Tensor
 from torch.nn.functional import one_hot, pad
 
+from botorch_structured._botorch_names import functorch_is_active
+from botorch_structured.linalg.batch_kernel import take_batch
 from botorch_structured.linalg.correlations import (
     CORRELATIONS,
     Correlation,
+    column_lengthscales,
     squared_distance,
 )
 from botorch_structured.linalg.hyperparameter import Hyperparameter
@@ -46,6 +51,9 @@ _LENGTHSCALES = (2e-2, 2e1)
 _RATIOS = (5e-2, 2e1)
 
 _integers = partial(torch.tensor, dtype=torch.long)
+
+#: A kernel, or what makes one for columns of the inputs.
+KernelOrFactory: TypeAlias = Kernel | Callable[[list[int]], Kernel]
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "shared_features": ("additive", "linear", "fourier", "none"),
@@ -386,6 +394,7 @@ class LeafHyperparameters(Module):
         sharing: "hierarchical", "tied" or "independent".
         num_context: Number of context columns, which follow ``columns``.
         batch_shape: Batch shape of the model.
+        lengthscales: False where a kernel with parameters of its own sees ``columns``.
     """
 
     def __init__(
@@ -396,6 +405,7 @@ class LeafHyperparameters(Module):
         sharing: Literal["hierarchical", "tied", "independent"],
         num_context: int = 0,
         batch_shape: torch.Size = torch.Size(),  # noqa: B008 (immutable)
+        lengthscales: bool = True,
     ) -> None:
         super().__init__()
         self.num_columns = len(columns)
@@ -439,31 +449,31 @@ class LeafHyperparameters(Module):
                 tree.sorted_keys,
                 persistent=False,
             )
-            if count:
+            if count and lengthscales:
                 self.lengthscale = prior((1, count), 0.5, 1.0, _LENGTHSCALES)
             self.outputscale = prior((1, len(columns_of_path)), 1.0, 1.0, _VARIANCES)
             return
-        if columns:
+        if columns and lengthscales:
             self.common_lengthscale = prior((1, 1), 0.3, 0.5, _LENGTHSCALES)
         self.common_outputscale = prior((1, 1), 1.0, 1.0, _VARIANCES)
         related = sharing == "hierarchical"
-        if related and len(columns) > 1:
+        if related and lengthscales and len(columns) > 1:
             self.relative_lengthscale = prior((1, len(columns)), 1.0, 0.3, _RATIOS)
         if related and tree.num_edges > 0:
             self.relative_outputscale = prior((1, tree.num_edges), 1.0, 0.3, _RATIOS)
 
     def inverse_lengthscale(self) -> Tensor:
         """One over the lengthscales, see ``LeafValues``."""
-        if self.num_columns == 0:
-            inverse = self.dimension_scale.new_zeros(1, 0)
-        elif self.sharing == "independent":
+        if hasattr(self, "lengthscale"):
             inverse = self.lengthscale.value.reciprocal().squeeze(-2)
             inverse = pad(inverse, (0, 1))[..., self.pair]
-        else:
+        elif hasattr(self, "common_lengthscale"):
             scale = self.common_lengthscale.value * self.dimension_scale
             if hasattr(self, "relative_lengthscale"):
                 scale = scale * self.relative_lengthscale.value
             inverse = scale.reciprocal()
+        else:
+            inverse = self.dimension_scale.new_ones(1, self.num_columns)
         if hasattr(self, "context_lengthscale"):
             context = self.context_lengthscale.value.reciprocal()
             inverse = torch.cat(_expanded(inverse, context), dim=-1)
@@ -489,30 +499,35 @@ def _path_of_key(path_keys: Tensor, key: Tensor) -> Tensor:
     return torch.where(keys[place] == key, number[place], len(keys))
 
 
-def take_of_path(
-    table: Tensor,
-    path: Tensor,
-    option: str,
-) -> Tensor:
+def check_declared(path: Tensor, count: int) -> None:
+    """Raise a ``ValueError`` for a path with an undeclared value.
+
+    Args:
+        path: Numbers of paths.
+        count: That of the declared ones.
+    """
+    if path.numel() and int(path.max()) >= count:
+        raise ValueError(
+            'X: expected declared decision values only, as leaf_offset="fixed" and '
+            'leaf_hyperparameters="independent" have parameters for each declared '
+            "path, got an undeclared one. Declare it in `values` of the ParameterTree."
+        )
+
+
+def take_of_path(table: Tensor, path: Tensor) -> Tensor:
     """Rows of a table per path, with the batch dimensions of both broadcast.
 
     Args:
         table: ``batch_shape x num_paths x k``.
         path: ``other_batch x n``.
-        option: The option with parameters for each path, for the message.
 
     Returns:
         ``broadcast(batch_shape, other_batch) x n x k``.
 
     Raises:
-        ValueError: For a path with an undeclared value, which is not in the table.
+        ValueError: See ``check_declared``.
     """
-    if path.numel() and int(path.max()) >= table.shape[-2]:
-        raise ValueError(
-            f"X: expected declared decision values only, as {option} has parameters "
-            "for each declared path, got an undeclared one. Declare it in `values` of "
-            "the ParameterTree."
-        )
+    check_declared(path, table.shape[-2])
     if table.ndim == 2:
         return table[path]
     return one_hot(path, table.shape[-2]).to(table) @ table
@@ -566,7 +581,7 @@ class PathMean(Mean):
         table = self.raw_offset.unsqueeze(-1)
         key = self.tree.locate(x, strict=x.device.type == "cpu")[2]
         path = _path_of_key(self.path_keys, key)
-        return take_of_path(table, path, 'leaf_offset="fixed"').squeeze(-1)
+        return take_of_path(table, path).squeeze(-1)
 
 
 class TreeStructuredKernel(LeafKernel):
@@ -578,7 +593,8 @@ class TreeStructuredKernel(LeafKernel):
     (``LeafHyperparameters``) and z_p(x) the features of the weights c on the path
     (``WeightFeatures``). The covariance is exactly invariant to the values of inactive
     columns. With context columns beta, K_p(x_p, x'_p) is multiplied by a kernel
-    K_context(beta, beta') that all leaves share (section 5).
+    K_context(beta, beta') that all leaves share (section 5). With a ``leaf_kernel``
+    kappa, K_p is s_p kappa(x_p, x'_p).
 
     Choose ``TreeStructuredGP``, which has this covariance and fast inference, unless
     the covariance is to be part of another model. ``SingleTaskGP(X, Y,
@@ -601,7 +617,17 @@ class TreeStructuredKernel(LeafKernel):
             smooth terms.
         context_features: Context columns, see ``TreeStructuredGP``.
         batch_shape: Batch shape of the hyperparameters.
+        leaf_kernel: A kernel in place of the correlation within leaves, see
+            ``TreeStructuredGP``.
+
+    Raises:
+        ValueError: For an unknown option, or a ``leaf_kernel`` that does not fit its
+            columns.
     """
+
+    #: The kernels of leaves, by the number of the path; "0" is that of all leaves if
+    #: they share one.
+    leaf_kernels: torch.nn.ModuleDict | None
 
     def __init__(
         self,
@@ -618,6 +644,7 @@ class TreeStructuredKernel(LeafKernel):
         correlation: Literal["matern", "rbf"] = "matern",
         batch_shape: torch.Size = torch.Size(),  # noqa: B008 (immutable)
         context_features: Sequence[int] | None = None,
+        leaf_kernel: KernelOrFactory | None = None,
     ) -> None:
         check_choices(
             shared_features=shared_features,
@@ -664,6 +691,7 @@ class TreeStructuredKernel(LeafKernel):
             leaf_hyperparameters,
             len(context),
             batch_shape,
+            leaf_kernel is None,
         )
         self.columns = columns = columns + context
         numeric = [c for c in columns if c not in categorical]
@@ -673,6 +701,22 @@ class TreeStructuredKernel(LeafKernel):
             c for c, values in self.categorical.items() for _ in range(len(values) + 1)
         ]
         self.encoded_columns = [position[c] for c in encoded]
+        self.leaf_kernels = None
+        if leaf_kernel is not None:
+            groups = [columns[: self.leaf_hyperparameters.num_columns]]
+            if seen is not None and leaf_hyperparameters == "independent":
+                groups = seen
+            self.leaf_kernels = torch.nn.ModuleDict()
+            self.leaf_places: dict[str, list[int]] = {}
+            for path, group in enumerate(groups):
+                places = [i for i, c in enumerate(encoded) if c in group]
+                if places:
+                    self.leaf_places[str(path)] = places
+                    self.leaf_kernels[str(path)] = make_kernel(
+                        leaf_kernel,
+                        [encoded[i] for i in places],
+                        batch_shape,
+                    )
         # GPyTorch assumes that every buffer of a kernel has the batch shape in front
         flags = partial(torch.tensor, dtype=torch.bool)
         tables = {
@@ -700,6 +744,29 @@ class TreeStructuredKernel(LeafKernel):
     def num_weights(self) -> int:
         """V, the number of weights."""
         return self.weights.num_weights
+
+    def column_lengthscales(self) -> Tensor:
+        """See ``LeafKernel``; of smooth terms in columns that K_p does not see."""
+        leaf = self.leaf_hyperparameters
+        weights = self.weights
+        inverse = leaf.inverse_lengthscale()
+        lengths = inverse.reciprocal().masked_fill(inverse == 0.0, torch.nan)
+        if self.leaf_kernels is not None:
+            count = self.tree.num_paths if leaf.sharing == "independent" else 1
+            lengths = lengths.expand(*self.batch_shape, count, -1).clone()
+            lengths[..., : leaf.num_columns] = torch.nan
+            for path, kernel in self.leaf_kernels.items():
+                places = self.leaf_places[path]
+                columns = [self.encoded_columns[i] for i in places]
+                of_path = column_lengthscales(kernel, len(places))
+                lengths[..., int(path), columns] = of_path
+        shape = (*self.batch_shape, lengths.shape[-2], self.tree.dim)
+        table = lengths.new_full(shape, torch.nan)
+        if weights.smooth_columns:
+            table[..., weights.smooth_columns] = weights.smooth_lengthscale.value
+        smooth = table[..., self.columns]
+        table[..., self.columns] = torch.where(lengths.isnan(), smooth, lengths)
+        return table
 
     def set_correlation(self, name: str) -> None:
         """Choose "matern" or "rbf"; hyperparameters are left as they are."""
@@ -775,10 +842,9 @@ class TreeStructuredKernel(LeafKernel):
         inverse = values.inverse_lengthscale
         variance = values.outputscale
         if path is not None:
-            option = 'leaf_hyperparameters="independent"'
-            variance = take_of_path(variance.unsqueeze(-1), path, option).squeeze(-1)
+            variance = take_of_path(variance.unsqueeze(-1), path).squeeze(-1)
             if inverse.shape[-2] > 1:
-                inverse = take_of_path(inverse, path, option)
+                inverse = take_of_path(inverse, path)
         elif values.log_ratio is not None:
             # a product over the decisions on the path
             ratio = nodes[..., 1:].to(X) @ values.log_ratio.mT
@@ -796,6 +862,11 @@ class TreeStructuredKernel(LeafKernel):
             values,
         )
         variance = variance.expand(shape)
+        if self.leaf_kernels is not None:
+            number = torch.zeros_like(key) if path is None else path
+            columns = variance.unsqueeze(-1), number.to(X).unsqueeze(-1)
+            scaled = torch.cat(_expanded(scaled, *columns), dim=-1)
+            variance = variance * self._leaf_value(scaled, scaled, diag=True)
         return LeafRows(key, scaled, variance, constant, features)
 
     def leaf_covariance(
@@ -806,14 +877,42 @@ class TreeStructuredKernel(LeafKernel):
         """K_p, see ``LeafKernel.leaf_covariance``."""
         value = a.variance.unsqueeze(-1)
         points = [(a.points, b.points)]
-        if self.context_columns and self.is_product:
-            context = self.leaf_hyperparameters.is_context
+        context = self.leaf_hyperparameters.is_context
+        if self.leaf_kernels is not None:
+            scale = a.points[..., -2:-1]
+            value = scale * self._leaf_value(a.points, b.points)
+            points = [(x[..., :-2] * context, y[..., :-2] * context) for x, y in points]
+            points = points if self.context_columns else []
+        elif self.context_columns and self.is_product:
             masks = ~context, context
             points = [(a.points * mask, b.points * mask) for mask in masks]
         for x, y in points:
             squared = squared_distance(x, x if a is b else y)
             value = value * self.correlation.value(squared)
         return value + a.constant.unsqueeze(-1)
+
+    def _leaf_value(
+        self,
+        x: Tensor,
+        y: Tensor,
+        diag: bool = False,
+    ) -> Tensor:
+        """The kernel of the leaf of ``x``, whose last column is the path's number.
+
+        A leaf without columns has a constant.
+        """
+        path = x[..., -1] if diag else x[..., -1:]
+        value = torch.ones_like(path)
+        # a GPU would wait, and a transform of ``torch.func`` has no values
+        readable = x.device.type == "cpu" and not functorch_is_active()
+        for number, kernel in (self.leaf_kernels or {}).items():
+            inside = path == int(number)
+            if readable and not inside.any():
+                continue
+            columns = self.leaf_places[number]
+            part = to_dense(kernel(x[..., columns], y[..., columns], diag=diag))
+            value = torch.where(inside, part, value)
+        return value
 
     def active_weights(self, places: Places) -> Tensor:
         """See ``LeafKernel.active_weights``."""
@@ -826,6 +925,47 @@ class TreeStructuredKernel(LeafKernel):
         With RBF it is.
         """
         return bool(self.context_columns) and self.correlation.name != "rbf"
+
+
+def make_kernel(
+    source: KernelOrFactory,
+    columns: list[int],
+    batch_shape: torch.Size,
+) -> Kernel:
+    """The kernel of some columns: a copy, or a new one.
+
+    Args:
+        source: The argument ``leaf_kernel``.
+        columns: Columns of the inputs.
+        batch_shape: Batch shape of the copy's parameters.
+
+    Raises:
+        ValueError: For what is no kernel of so many columns.
+    """
+    kernel = source if isinstance(source, Kernel) else source(list(columns))
+    if not isinstance(kernel, Kernel):
+        raise ValueError(
+            "leaf_kernel: expected a GPyTorch kernel, or a function that makes one for "
+            f"a list of columns, got {type(kernel).__name__}."
+        )
+    x = torch.zeros(2, len(columns))
+    try:
+        with torch.no_grad():
+            shape = to_dense(kernel(x)).shape[-2:]
+    except (IndexError, RuntimeError) as error:
+        raise ValueError(
+            f"leaf_kernel: expected a kernel of the {len(columns)} columns {columns}, "
+            f"got {type(kernel).__name__}: {error} A function such as lambda columns: "
+            "RQKernel(ard_num_dims=len(columns)) makes one for each leaf."
+        ) from error
+    if shape != (2, 2):
+        raise ValueError(
+            "leaf_kernel: expected one output per input, got the derivatives too "
+            f"({type(kernel).__name__})."
+        )
+    count = kernel.batch_shape.numel()
+    elements = torch.arange(count).reshape(kernel.batch_shape)
+    return take_batch(kernel, kernel.batch_shape, elements.expand(batch_shape))
 
 
 def _check_context(

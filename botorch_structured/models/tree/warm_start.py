@@ -99,10 +99,12 @@ def _options(model: Any, earlier: Any) -> Iterator[tuple[str, object, object]]:
         yield "leaf_kernel", model._choose_kernel, earlier._choose_kernel
 
 
-def _module_classes(module: torch.nn.Module) -> list[type]:
+def _module_classes(module: torch.nn.Module) -> object:
     """The classes of a kernel and of what it is made of, of a likelihood or mean."""
     if isinstance(module, TreeStructuredKernel):
-        return [type(module)]  # its parts depend on the branches
+        # its other parts, and how many these are, depend on the branches
+        kernels = module.leaf_kernels or torch.nn.ModuleDict()
+        return {type(part) for part in [module, *kernels.values()]}
     return [type(part) for part in module.modules()]
 
 

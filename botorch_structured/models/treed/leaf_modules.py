@@ -16,9 +16,7 @@ from copy import deepcopy
 from typing import Any
 
 import torch
-from botorch.exceptions.errors import UnsupportedError
 from botorch.models.transforms.utils import kumaraswamy_warp
-from botorch.sampling.pathwise.features.generators import GenKernelFeatures
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.likelihoods.noise_models import Noise
@@ -33,6 +31,7 @@ from botorch_structured.linalg.batch_kernel import BatchKernel, take_batch
 from botorch_structured.linalg.correlations import (
     CORRELATIONS,
     Correlation,
+    mean_lengthscale,
     squared_distance,
 )
 from botorch_structured.linalg.hyperparameter import (
@@ -41,6 +40,7 @@ from botorch_structured.linalg.hyperparameter import (
     log_gaussian_prior,
     reads,
 )
+from botorch_structured.models.paths import refuse_paths
 from botorch_structured.models.treed.tree_partition import TreePartition
 
 # The prior of noise variances: its mode and deviation, and the largest.
@@ -113,35 +113,27 @@ class TreedKernel(BatchKernel):
     def _covariance(self, x1: Tensor, x2: Tensor, diag: bool, **params: Any) -> Tensor:
         """The dense definition."""
         (partition,) = self._partition
-        shape = torch.broadcast_shapes(
-            x1.shape[:-2], x2.shape[:-2], partition.tree_shape
-        )
-        x1 = x1.expand(*shape, *x1.shape[-2:])
-        x2 = x2.expand(*shape, *x2.shape[-2:])
-        # the batch of trees is the end of the batch: one column for each tree
-        count = partition.tree_shape.numel()
-        x1, x2, leaf1, leaf2 = (
-            t.reshape(-1, count, *t.shape[len(shape) :])
-            for t in (x1, x2, partition.leaf_index(x1), partition.leaf_index(x2))
-        )
-        totals = []
-        for e in range(count):
-            a = x1[:, e]
-            b = x2[:, e]
-            total = a.new_zeros(a.shape[:-1] if diag else (*a.shape[:-1], b.shape[-2]))
-            for leaf in range(partition.num_leaves):
-                leaves = torch.full((len(a),), leaf, device=a.device)
-                inside = leaf1[:, e] == leaf
+        n = x1.shape[-2]
+        batch_shape = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2])
+        points = [x.expand(*batch_shape, *x.shape[-2:]) for x in (x1, x2)]
+
+        def within_leaves(element: int, tree: TreePartition, x: Tensor) -> Tensor:
+            a = x[:, :n]
+            b = x[:, n:]
+            leaf = tree.leaf_index(x)
+            total: Any = 0.0
+            for j in range(partition.num_leaves):
+                leaves = torch.full((len(x),), j, device=x.device)
+                inside = leaf[:, :n] == j
                 if diag:
-                    part = self.leaf_variance(e, leaves, a)
+                    part = self.leaf_variance(element, leaves, a)
                 else:
-                    part = self.leaf_covariance(e, leaves, a, b)
-                    other = leaf2[:, e] == leaf
-                    inside = inside.unsqueeze(-1) & other.unsqueeze(-2)
-                total = torch.where(inside, part, total)
-            totals.append(total)
-        stacked = torch.stack(totals, dim=1)
-        return stacked.reshape(*shape, *stacked.shape[2:])
+                    part = self.leaf_covariance(element, leaves, a, b)
+                    inside = inside.unsqueeze(-1) & (leaf[:, n:] == j).unsqueeze(-2)
+                total = total + torch.where(inside, part, 0.0)
+            return total
+
+        return partition.by_tree(torch.cat(points, dim=-2), within_leaves)
 
 
 class TreedStationary(TreedKernel):
@@ -197,6 +189,18 @@ class TreedStationary(TreedKernel):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_kinds": None}
+
+    @property
+    def lengthscale(self) -> Tensor | None:
+        """Geometric means over leaves, ``batch_shape x 1 x d``.
+
+        By leaf they are ``lengthscale_of_leaf.value``, ``batch_shape x leaves x d``.
+        """
+        splits = (self._partition[0].column >= 0).sum(-1, keepdim=True)
+        table = self.lengthscale_of_leaf.value
+        leaves = torch.arange(table.shape[-2], device=table.device)
+        unused = (leaves > splits).unsqueeze(-1)
+        return mean_lengthscale(table.masked_fill(unused, torch.nan))
 
     def correlation(self, element: int) -> Correlation:
         """The correlation function of an element of the batch."""
@@ -290,18 +294,11 @@ class TreedCopies(TreedKernel):
         return torch.stack(parts)
 
 
-@GenKernelFeatures.register(TreedKernel)
-def _no_features(kernel: TreedKernel, **kwargs: Any) -> Any:
-    """BoTorch's hook for whole paths: leaves predict, not a prior and a correction.
-
-    Raises:
-        UnsupportedError: Always.
-    """
-    raise UnsupportedError(
-        "model: expected one with the prior that it predicts from, to draw whole paths "
-        "of, got a TreedGP with more than one leaf, warp or categorical_features: draw "
-        "at a finite set of points, posterior(X).rsample() or MaxPosteriorSampling."
-    )
+refuse_paths(
+    TreedKernel,
+    "a TreedGP with more than one leaf, warp or categorical_features: leaves predict, "
+    "not a prior and a correction",
+)
 
 
 # -- means and noise ----------------------------------------------------------------
@@ -322,15 +319,19 @@ class LeafMean(Mean):
     def leaf_mean(self, element: int, leaves: Tensor, X: Tensor) -> Tensor:
         """Means ``B x m`` under given leaves ``B`` of points ``B x m x d``."""
 
-    @abstractmethod
-    def in_all_leaves(self, X: Tensor) -> Tensor:
-        """Means ``batch_shape x n x L`` of points ``batch_shape x n x d``."""
-
     def forward(self, X: Tensor) -> Tensor:
         """Means of points ``batch_shape x n x d`` in their own leaves."""
-        leaf = self._partition[0].leaf_index(X)
-        values = self.in_all_leaves(X.expand(*leaf.shape, X.shape[-1]))
-        return values.gather(-1, leaf.unsqueeze(-1)).squeeze(-1)
+        (partition,) = self._partition
+
+        def of_own_leaf(element: int, tree: TreePartition, x: Tensor) -> Tensor:
+            leaf = tree.leaf_index(x)
+            mean = x.new_zeros(leaf.shape)
+            for j in range(partition.num_leaves):
+                leaves = torch.full((len(x),), j, device=x.device)
+                mean = torch.where(leaf == j, self.leaf_mean(element, leaves, x), mean)
+            return mean
+
+        return partition.by_tree(X, of_own_leaf)
 
 
 class TreedMean(LeafMean):
@@ -354,10 +355,6 @@ class TreedMean(LeafMean):
         """See ``LeafMean``."""
         constant = element_of(self.constant, element, 1)[leaves]
         return constant.unsqueeze(-1).expand(X.shape[:-1])
-
-    def in_all_leaves(self, X: Tensor) -> Tensor:
-        """See ``LeafMean``."""
-        return self.constant.unsqueeze(-2).expand(*X.shape[:-1], -1)
 
 
 @reads("constant")
@@ -393,10 +390,6 @@ class TreedMeanCopies(LeafMean):
             for leaf, x in zip(leaves, X, strict=True)
         ]
         return torch.stack(parts)
-
-    def in_all_leaves(self, X: Tensor) -> Tensor:
-        """See ``LeafMean``."""
-        return torch.stack([mean(X) for mean in self.copies], dim=-1)
 
 
 class LeafNoise(Noise):

@@ -59,8 +59,8 @@ class TreedPredictor:
         mean: Mean of the leaves.
         noise: The number of a leaf to the noise variances ``... x n`` that all data
             have under this leaf.
-        X: ``fantasies x n x d``, ``fantasies`` being any batch shape.
-        y: ``fantasies x n``.
+        X: ``E x n x d``, for E fantasies.
+        y: ``E x n``.
         lend: Whether a leaf predicts from its own data and what others lend; otherwise
             from all data, and there is no mixture.
         graph: Whether factors are differentiable (in data, and hyperparameters).
@@ -77,14 +77,9 @@ class TreedPredictor:
     graph: bool
 
     def __post_init__(self) -> None:
-        X = self.X
-        y = self.y
         # on a GPU, waiting for a condition takes longer than computing both leaves
-        self.masked = X.is_cuda
+        self.masked = self.X.is_cuda
         self.root = self.partition.nodes[0]
-        self.fantasies = shape = torch.broadcast_shapes(X.shape[:-2], y.shape[:-1])
-        self.X = X.expand(*shape, *X.shape[-2:]).reshape(-1, *X.shape[-2:])
-        self.y = y.expand(*shape, -1).reshape(-1, y.shape[-1])
         self._home = self.partition.leaf_index(self.X)
         everything = torch.ones_like(self._home, dtype=torch.bool)
         self._reach = self._members(self.root, everything)
@@ -287,12 +282,11 @@ class TreedPredictor:
         Leave-one-out predictions of this Gaussian are those of the leaf models.
 
         Returns:
-            Its mean, ``fantasies x n``, covariance, ``fantasies x n x n``, and the
-            leaves, ``fantasies x n``.
+            Its mean, ``E x n``, covariance, ``E x n x n``, and the leaves, ``E x n``.
         """
         mean = torch.zeros_like(self.y)
         n = self.y.shape[-1]
-        covariance = self.X.new_zeros(len(self.X), n, n)
+        covariance = self.y.new_zeros(len(self.y), n, n)
         for leaf in range(len(self._reach)):
             home = self._home == leaf
             borrowed: Tensor | None = ~home
@@ -308,8 +302,4 @@ class TreedPredictor:
             pair = home.unsqueeze(-1) & home.unsqueeze(-2)
             mean = torch.where(home, prior_mean, mean)
             covariance = torch.where(pair, prior, covariance)
-        return (
-            mean.reshape(*self.fantasies, n),
-            covariance.reshape(*self.fantasies, n, n),
-            self._home.reshape(*self.fantasies, n),
-        )
+        return mean, covariance, self._home

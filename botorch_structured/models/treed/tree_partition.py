@@ -193,19 +193,18 @@ class TreePartition(nn.Module):
         Args:
             X: ``batch_shape x n x d``; a batch of trees is the end of ``batch_shape``.
             value: The number of an element, its partition and points ``b x n x d`` to
-                values ``b x n``.
+                values ``b x ...``.
 
         Returns:
-            ``batch_shape x n``.
+            ``batch_shape x ...``.
         """
         shape = torch.broadcast_shapes(X.shape[:-2], self.tree_shape)
         X = X.expand(*shape, *X.shape[-2:])
         trees = self.tree_shape.numel()
         points = X.reshape(shape.numel() // trees, trees, *X.shape[-2:])  # n may be 0
-        values = [
-            value(e, self.element(e), points[:, e]) for e in range(points.shape[1])
-        ]
-        return torch.stack(values, dim=1).reshape(X.shape[:-1])
+        values = [value(e, self.element(e), points[:, e]) for e in range(trees)]
+        stacked = torch.stack(values, dim=1)
+        return stacked.reshape(*shape, *stacked.shape[2:])
 
     def leaf_probabilities(self, X: Tensor, blend: bool) -> Tensor:
         """Probability of each leaf, ``batch_shape x n x L``; no batch of trees.

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from itertools import chain
 from operator import attrgetter
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -171,6 +171,13 @@ class TreedGP(fast_inference.FastSingleTaskGP):
     # batch dimensions that the rows before them have in front of the batch of trees.
     _num_fantasies = 0
     _real_dims = 0
+    #: What ``as_published`` gives to the constructor, see ``TreeStructuredGP``.
+    published_arguments: ClassVar[dict[str, Any]] = {
+        "split_criterion": "variance",
+        "path_sharing": "all",
+        "condition_on": "all",
+        "leaf_noise": False,
+    }
 
     def __init__(
         self,
@@ -348,10 +355,7 @@ class TreedGP(fast_inference.FastSingleTaskGP):
             train_X,
             train_Y,
             train_Yvar,
-            split_criterion="variance",
-            path_sharing="all",
-            condition_on="all",
-            leaf_noise=False,
+            **cls.published_arguments,
             **kwargs,
         )
 
@@ -574,8 +578,19 @@ class TreedGP(fast_inference.FastSingleTaskGP):
         kernel = self.covar_module
         mean = self.mean_module
         likelihood = self.likelihood
+        leaves = (
+            isinstance(kernel, leaf_modules.TreedStationary)
+            and isinstance(mean, leaf_modules.TreedMean)
+            and not (kernel.warp or kernel.categorical)
+        )
+        single = (
+            type(kernel) is RBFKernel
+            and isinstance(mean, ConstantMean)
+            and kernel.active_dims is None
+        )
         if (
-            self.redefined & {"forward", "compute_custom_loss", "_fast_evidence"}
+            not (leaves or single)
+            or self.redefined & {"forward", "compute_custom_loss", "_fast_evidence"}
             or any(True for _ in self.added_loss_terms())
             or type(mll) is not ExactMarginalLogLikelihood
             or mll.likelihood is not likelihood
@@ -583,21 +598,13 @@ class TreedGP(fast_inference.FastSingleTaskGP):
         ):
             return None
         raw: tuple[Tensor, Tensor | None, Tensor]
-        if isinstance(kernel, leaf_modules.TreedStationary):
-            if kernel.warp or kernel.categorical:
-                return None
-            if not isinstance(mean, leaf_modules.TreedMean):
-                return None
+        if leaves:
             length = kernel.lengthscale_of_leaf.raw_value
             raw = length, kernel.variance_of_leaf.raw_value, mean.constant
             correlation = kernel.correlation(0)
-        elif type(kernel) is RBFKernel and isinstance(mean, ConstantMean):
-            if kernel.active_dims is not None:
-                return None
+        else:
             raw = kernel.raw_lengthscale, None, mean.raw_constant
             correlation = RBF
-        else:
-            return None
         raw_noise = None
         noise = None
         if isinstance(likelihood, leaf_modules.LeafNoiseLikelihood):
@@ -806,8 +813,7 @@ class TreedGP(fast_inference.FastSingleTaskGP):
         else:
             predictors = self._predictors()
 
-        def together(parts: Sequence[Tensor], *shape: int) -> Tensor:
-            parts = [p.reshape(-1, *shape) for p in parts]
+        def together(parts: tuple[Tensor, ...], *shape: int) -> Tensor:
             return torch.stack(parts, dim=1).reshape(*y.shape[:-1], *shape)
 
         means, covariances, leaves = zip(

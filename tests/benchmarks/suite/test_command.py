@@ -8,7 +8,6 @@ import torch
 from toy_benchmark import complete_runs
 
 from benchmarks.packed import pack
-from benchmarks.suite import __main__ as command
 from benchmarks.suite.__main__ import main, problems
 
 
@@ -39,13 +38,3 @@ def test_two_methods_from_run_to_report(
         shown.append(capsys.readouterr().out)
     assert shown[0] == shown[1] and "## All problems: 3 problems" in shown[0]
     assert "default against" in shown[0] and "## synthetic: 2 problems" in shown[0]
-
-
-def test_a_kind_without_its_package_or_files_is_left_out(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    monkeypatch.setitem(command._KINDS, "yahpo", "benchmarks.suite.not_installed")
-    found = problems("report", ["yahpo", "svm", "jenatton"], tmp_path)
-    assert len(found) == 10 and all(name.startswith("jenatton-") for name in found)
-    one, two = capsys.readouterr().err.splitlines()
-    assert one.startswith("yahpo: left out (") and two.startswith("svm: left out (")

@@ -1,16 +1,12 @@
 """Problems of the suite: what they say of themselves is so."""
 
-import gzip
-import math
 import pickle
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.data import FILES as FILES_OF_DATA
-from benchmarks.suite import jenatton, learners, optima, svm_tables
+from benchmarks.suite import jenatton, optima
 from benchmarks.suite.problem import kind_of
 from benchmarks.suite.synthetic import draw
 from botorch_structured.spaces import ParameterTree, SearchSpace
@@ -20,9 +16,6 @@ from botorch_structured.spaces.columns import (
     IntegerColumn,
 )
 from botorch_structured.test_functions import JenattonTree
-
-# -- independent decisions ----------------------------------------------------------
-
 
 # -- Jenatton's functions -----------------------------------------------------------
 
@@ -63,60 +56,6 @@ def test_a_problem_is_what_it_says(number: int) -> None:
     assert values.min() > problem.optimal_value - 1e-6 * room
     assert room > 0.1 * problem.spread
     assert problem.noise_std == pytest.approx(p["noise"] * problem.spread)
-
-
-# -- learners -----------------------------------------------------------------------
-
-
-def test_columns_of_text(tmp_path: Path) -> None:
-    (tmp_path / "uci").mkdir()
-    adult = "39, State, 7.5, x, <=50K\n50, ?, 8.5, x, >50K\n\n28, State, 1, x, <=50K\n"
-    (tmp_path / "uci/adult-train.csv.gz").write_bytes(gzip.compress(adult.encode()))
-    X, y = learners.read_dataset("adult", tmp_path)
-    # numbers; "?", "State"; a column that does not vary is left out
-    assert X.tolist() == [[39, 0, 1, 7.5], [50, 1, 0, 8.5], [28, 0, 1, 1]]
-    assert y.tolist() == [0, 1, 0]
-    with pytest.raises(FileNotFoundError, match="expected the data set 'pima'"):
-        learners.read_dataset("pima", tmp_path)
-    assert {*learners.DATASETS} - {"winequality"} <= {
-        *FILES_OF_DATA,
-        *learners._BUNDLED,
-    }
-
-
-# -- tables of support vector machines ----------------------------------------------
-
-
-def test_values_are_those_of_the_table(tmp_path: Path) -> None:
-    """A table with other values, scaled as it is."""
-    gammas = [math.log10(g) / 4 for g in svm_tables._GAMMA]
-    ends = [("linear", ",")]
-    ends += [("poly", f",{math.log10(degree)}") for degree in range(2, 11)]
-    ends += [("rbf", f"{gamma},") for gamma in gammas]
-    lines = ["dataset,accuracy,kernel,C_scaled,gamma_scaled,degree_scaled"]
-    for name in (*svm_tables.DEVELOP_DATASETS, *svm_tables.REPORT_DATASETS):
-        for c in range(12):
-            for k, (kernel, end) in enumerate(ends):
-                value = f"{1 - (24 * c + k + 1) / 1000:.3f}"
-                lines.append(f"{name},{value},{kernel},{(c - 5) / 6},{end}")
-    path = tmp_path / svm_tables._FILE
-    path.parent.mkdir()
-    path.write_bytes(gzip.compress("\n".join(lines).encode()))
-    problem = svm_tables.SVMTable("A9A", tmp_path)
-    configs = [
-        {"kernel": "linear", "C": 1 / 32},
-        {"kernel": "poly", "C": 64.0, "degree": 2},
-        {"kernel": "rbf", "C": 2.0, "gamma": 1000.0},
-    ]
-    X = problem.space.encode(configs)
-    X[~problem.tree.active_mask(X)] = torch.nan  # what is inactive does not matter
-    expected = [1 / 1000, (24 * 11 + 2) / 1000, (24 * 6 + 24) / 1000]
-    assert problem.truths(X).tolist() == pytest.approx(expected)
-    assert problem.optimal_value == pytest.approx(1 / 1000)
-    path.write_bytes(gzip.compress("\n".join(lines[:-1]).encode()))
-    svm_tables._read.cache_clear()
-    with pytest.raises(ValueError, match="288 configurations of yeast"):
-        svm_tables.SVMTable("W8A", tmp_path)
 
 
 # -- the search for optima ----------------------------------------------------------

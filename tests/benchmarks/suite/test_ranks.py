@@ -4,10 +4,7 @@ import pytest
 from benchmarks.suite.ranks import (
     compare,
     mean_ranks,
-    report,
     scaled_regrets,
-    stays,
-    widely_run,
 )
 from benchmarks.summary import Run
 
@@ -67,49 +64,3 @@ def test_ranks(runs: list[Run]) -> None:
     traces = scaled_regrets([one("p", "a", 0, 0.1 + 0.2), one("p", "b", 0, 0.3)])
     assert mean_ranks(traces, ["a", "b"], 1)[0] == {"a": 1.5, "b": 1.5}
     assert compare(traces, "a", "b", 1).p == 1.0
-
-
-def test_the_report(runs: list[Run]) -> None:
-    text = report(runs, "a", [1, 2])
-    all_problems = text[text.index("## All") : text.index("## x")]
-    assert "All problems: 10 problems" in text
-    assert "## x: 7 problems" in text and "## y: 3 problems" in text
-    rows = [line.split("|") for line in all_problems.splitlines() if "|" in line]
-    cells = {r[1].strip(): [c.strip() for c in r[2:-1]] for r in rows[:6]}
-    assert cells["a"] == ["2.00", "1.00"] and cells["c"] == ["2.00", "3.00"]
-    assert cells["problems"] == ["10", "10"]
-    # Holm over two methods and two budgets: the smallest p counts four times
-    p = 2 * 2.0**-10
-    tests = {r[1].strip(): [c.strip() for c in r[2:-1]] for r in rows[-2:]}
-    assert tests["b"] == ["1 (0:0)", f"better {4 * p:.2g} (10:0)"]
-    assert tests["c"][1].startswith("better")
-
-
-def test_runs_that_stay_on_a_branch() -> None:
-    """Nine tenths of the points after the starts; the best branch is that of any."""
-
-    def of(method: str, *branches: int, value: float = 0.5) -> Run:
-        values = np.linspace(1.0, value, len(branches))
-        given = values, 0.0, 0, 0.5, None, 1.0, np.array(branches), 2
-        return Run("p", method, 0, *given)
-
-    runs = [
-        of("right", 0, 1, *[1] * 10, value=0.1),
-        of("wrong", 0, 1, *[0] * 9, 1),
-        of("neither", 0, 1, *[0] * 8, 1, 1),
-    ]
-    found = {"right": (0, 1, 1), "wrong": (1, 1, 1), "neither": (0, 0, 1)}
-    assert stays(runs) == found
-    assert stays([*runs, one("p", "unknown", 0, 1.0)]) == found
-
-
-def test_missing_runs_and_failures_are_told(runs: list[Run]) -> None:
-    some = [one("x-1", "slow", 0, 2.0, 0.3, errors=2), one("x-2", "slow", 0, 2.0)]
-    assert widely_run(scaled_regrets([*runs, *some])) == ["a", "b", "c"]
-    text = report([*runs, *some], "a", [2, 3])
-    row = next(line for line in text.splitlines() if line.startswith("| slow"))
-    # runs, missing, too short, failed suggestions, in how many runs, seconds
-    numbers = [cell.strip() for cell in row.split("|")[2:-1]]
-    assert numbers == ["2", "18", "2", "2", "1", "0.500"]
-    with pytest.raises(ValueError, match="reference: expected one of"):
-        report(runs, "nobody")

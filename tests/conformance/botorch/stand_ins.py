@@ -77,8 +77,8 @@ class Halves(ParameterTree):
         super().__init__(dim, conditions={1: upper} if dim > 1 else None)
 
     def _collect_decisions(self) -> list[Decision]:
-        lows, highs = cut_intervals([Between(0, 0.5, math.inf)])
-        return [Decision(0, lows, highs, numeric=True, strict=False)]
+        spans = tuple(cut_intervals([Between(0, 0.5, math.inf)]))
+        return [Decision(0, spans, numeric=True, strict=False)]
 
 
 def _no_decisions(train_X: Tensor) -> dict[str, Any]:

@@ -33,14 +33,12 @@ from botorch.exceptions import UnsupportedError
 from botorch.models import ModelListGP, SingleTaskGP
 from botorch.models.model import ModelList
 from botorch.models.transforms import Log, Normalize
-from botorch.models.transforms.input import AppendFeatures, ChainedInputTransform
 from botorch.posteriors import Posterior, TransformedPosterior
 from botorch.posteriors.fully_bayesian import GaussianMixturePosterior
 from botorch.sampling import SobolQMCNormalSampler
 from botorch.utils.evaluation import compute_in_sample_model_fit_metric
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from sampled_models import (
-    BOUNDS,
     D,
     N,
     S,
@@ -256,22 +254,6 @@ def test_fantasies(fixed: bool) -> None:
     torch.testing.assert_close(
         empty.posterior(x).mean[0], model.posterior(x).mean, rtol=0, atol=1e-8
     )
-
-
-def test_fantasies_with_appended_features() -> None:
-    """Of which points to predict at have none, before and after."""
-    X, Y = data()
-    features = torch.tensor([[0.1], [0.7]], dtype=torch.double)
-    scaled = ChainedInputTransform(
-        add=AppendFeatures(features), scale=Normalize(D, bounds=BOUNDS)
-    )
-    sampler = SobolQMCNormalSampler(torch.Size([3]), seed=0)
-    x = points(2, d=2)
-    for transform in (AppendFeatures(features), scaled):
-        model = SampledGP(samples(SingleTaskGP(X, Y, input_transform=transform)))
-        fantasies = model.fantasize(X[:2], sampler)
-        assert model.posterior(x).mean.shape == (S, 4, 1)
-        assert fantasies.posterior(x).mean.shape == (3, S, 4, 1)
 
 
 def test_gradients_reach_fantasies() -> None:

@@ -416,6 +416,7 @@ def test_retries_of_one_output_leave_the_others(
     g = torch.Generator().manual_seed(0)
     X, Y = random_points(TREE, 30, g), torch.randn(30, 3, generator=g)
     model = TreeStructuredGP(X, Y, TREE, leaf_kernel="rbf")
+    model.likelihood.noise = 0.1
     mll = ExactMarginalLogLikelihood(model.likelihood, model)
     before = [o.read() for o in model._fit_objectives(mll.train(), {})]
     starts, fit_map = [], map_fit.fit_map

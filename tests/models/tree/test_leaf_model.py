@@ -19,6 +19,7 @@ from strategies import random_points
 from torch import Tensor
 
 from botorch_structured.acquisition import PathLogExpectedImprovement
+from botorch_structured.kernels import ConditionalKernel
 from botorch_structured.models import ConditionalGP, TreeStructuredGP
 from botorch_structured.spaces import ParameterTree, SearchSpace
 
@@ -130,7 +131,7 @@ def test_what_is_given_beside_a_space_counts(model_class: Any) -> None:
     given = model_class(X, Y, SPACE, input_transform=own, categorical_features=[])
     long = model_class(X, Y, SPACE.tree, input_transform=own, categorical_features=[])
     same(given, long, X[:3])
-    kernel = RBFKernel()
+    kernel = ConditionalKernel(RBFKernel(), SPACE.tree)
     replaced = model_class(X, Y, SPACE, covar_module=kernel)
     assert kernel in replaced.modules()
     with pytest.raises(ValueError, match="train_X: expected the 5 columns"):

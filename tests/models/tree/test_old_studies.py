@@ -298,3 +298,13 @@ def test_other_bad_arguments(mean: OldStudiesMean) -> None:
         OldStudiesMean.from_studies(make_studies(1), SPACE, max_points=0)
     with pytest.raises(ValueError, match="n: expected at most"):
         mean.starts(1000)
+
+
+def test_rows_of_a_fit_do_not_depend_on_the_global_generator() -> None:
+    """Of more than 500 rows some are chosen."""
+    states = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        mean = OldStudiesMean.from_studies(make_studies(13), SPACE, max_points=10)
+        states.append(mean.state_dict())
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])

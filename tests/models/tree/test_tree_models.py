@@ -9,7 +9,7 @@ from botorch.fit import fit_gpytorch_mll
 from botorch.models import SingleTaskGP
 from botorch.models.transforms import Normalize, Warp
 from botorch.models.transforms.input import InputStandardize
-from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.kernels import RBFKernel, RQKernel, ScaleKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from hypothesis import assume, given
 from model_test_case import StructuredModelTestCase
@@ -44,6 +44,18 @@ class TestContract(StructuredModelTestCase):
 
     def make_model(self, X: Tensor, Y: Tensor, **kwargs: Any) -> TreeStructuredGP:
         return TreeStructuredGP(X, Y, DEPENDENCIES, **kwargs)
+
+
+class TestOwnKernelOfEachLeaf(TestContract):
+    def make_model(self, X: Tensor, Y: Tensor, **kwargs: Any) -> TreeStructuredGP:
+        return TreeStructuredGP(
+            X,
+            Y,
+            DEPENDENCIES,
+            leaf_kernel=lambda columns: RQKernel(ard_num_dims=len(columns)),
+            leaf_hyperparameters="independent",
+            **kwargs,
+        )
 
 
 class TestConditional(TestContract):

@@ -14,6 +14,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from strategies import random_points
 from torch import Tensor
 
+from botorch_structured.kernels import ConditionalKernel
 from botorch_structured.models import ConditionalGP, TreeStructuredGP
 from botorch_structured.models.tree.leaf_model import MAX_SHORT_FITS, take_values
 from botorch_structured.models.tree.objective import LeafObjective
@@ -182,16 +183,17 @@ def test_columns_of_other_kernels_have_names() -> None:
         return PeriodicKernel(ard_num_dims=4).double()
 
     for kernel in (ard, by_period):
-        before = TreeStructuredGP(X, Y, first, covar_module=kernel())
-        before.covar_module.lengthscale = torch.tensor([1.0, 2.0, 3.0, 4.0])
-        again = TreeStructuredGP(X, Y, first, covar_module=kernel())
+        before = ConditionalGP(X, Y, first.tree, covar_module=kernel())
+        base: Any = before.covar_module.base_kernel
+        base.lengthscale = torch.tensor([1.0, 2.0, 3.0, 4.0])
+        again: Any = ConditionalGP(X, Y, first.tree, covar_module=kernel())
         take_values(again, before)
-        lengthscale = before.covar_module.lengthscale
-        assert torch.equal(again.covar_module.lengthscale, lengthscale)
-        model = TreeStructuredGP(X[:, order], Y, second, covar_module=kernel())
+        assert torch.equal(again.covar_module.base_kernel.lengthscale, base.lengthscale)
+        model: Any = ConditionalGP(X[:, order], Y, second.tree, covar_module=kernel())
         if kernel is ard:
             take_values(model, before)
-            assert torch.equal(model.covar_module.lengthscale, lengthscale[:, order])
+            found = model.covar_module.base_kernel.lengthscale
+            assert torch.equal(found, base.lengthscale[:, order])
             continue
         with pytest.raises(ValueError, match="start_from: .*raw_period_length"):
             take_values(model, before)
@@ -206,7 +208,7 @@ def test_columns_of_other_kernels_have_names() -> None:
         ({"weight_variances": "independent"}, "same options"),
         ({"leaf_kernel": "rbf"}, "leaf_kernel"),
         ({"leaf_offset": "fixed"}, "mean_module"),
-        ({"covar_module": RBFKernel()}, "covar_module"),
+        ({"covar_module": ConditionalKernel(RBFKernel(), TREE)}, "covar_module"),
         ({"context_features": [4]}, "another context_features"),
     ],
 )

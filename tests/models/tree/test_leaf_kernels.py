@@ -1,0 +1,318 @@
+"""A K_p of the caller's own: a kernel of GPyTorch on each leaf's columns."""
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from botorch.exceptions.errors import UnsupportedError
+from botorch.models.kernels import CategoricalKernel
+from botorch.sampling.pathwise import draw_matheron_paths
+from gpytorch.kernels import (
+    Kernel,
+    LinearKernel,
+    MaternKernel,
+    PeriodicKernel,
+    RBFKernel,
+    RBFKernelGrad,
+    RQKernel,
+    ScaleKernel,
+)
+from hypothesis import assume, given, settings
+from leaf_models import check_objective
+from strategies import random_points, random_tree, seeds
+from torch import Tensor
+
+from botorch_structured.kernels import (
+    ConditionalKernel,
+    LaplaceKernel,
+    TreeStructuredKernel,
+)
+from botorch_structured.models import (
+    OldStudiesMean,
+    TransferGP,
+    TreedGP,
+    TreeStructuredGP,
+)
+from botorch_structured.models.tree.warm_start import take_values
+from botorch_structured.spaces import ParameterTree, SearchSpace
+
+pytestmark = pytest.mark.usefixtures("double")
+
+# column 0 chooses between columns 1 and 2; column 3 is shared
+TREE = ParameterTree(4, {0: {0.0: [1], 1.0: [2]}})
+
+
+# of a categorical column whose values 0 and 1 are declared
+CODES = {0.0: [1, 0, 0], 1.0: [0, 1, 0], 2.0: [0, 0, 1]}
+
+
+def rational(columns: list[int]) -> Kernel:
+    return RQKernel(ard_num_dims=len(columns))
+
+
+def data(n: int = 20) -> tuple[Tensor, Tensor]:
+    X = random_points(TREE, n, torch.Generator().manual_seed(0))
+    return X, torch.where(X[:, :1] == 0, X[:, 1:2], X[:, 2:3]).sin() + X[:, 3:]
+
+
+def randomised(module: Any, seed: int = 0) -> Any:
+    g = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, p in module.named_parameters():
+            p.add_(0.3 * torch.randn(p.shape, generator=g))
+            if "raw_noise" in name:
+                p.fill_(-4.0)
+    return module
+
+
+@given(seeds)
+@settings(max_examples=40)
+def test_is_the_definition(seed: int) -> None:
+    """s_p kappa(x_p, x'_p) on one path, pair by pair, beside the same weights."""
+    tree = random_tree(seed)
+    others = [c for c in range(tree.dim) if c not in tree.decision_columns]
+    assume(tree.decision_columns)
+    options: dict[str, Any] = {
+        "leaf_hyperparameters": ["hierarchical", "independent", "tied"][seed % 3],
+        "leaf_inputs": ["own", "active"][seed % 2],
+    }
+    X = random_points(tree, 12, torch.Generator().manual_seed(seed))
+    if seed % 5 == 0 and others:
+        options["categorical_features"] = {others[0]: [0.0, 1.0]}
+        X[:, others[0]] = X[:, others[0]].mul(3.0).floor()
+    columns_of: list[list[int]] = []
+
+    def factory(columns: list[int]) -> Kernel:
+        columns_of.append(columns)
+        return [rational, lambda c: LinearKernel()][seed % 2](columns)
+
+    kernel = randomised(TreeStructuredKernel(tree, leaf_kernel=factory, **options))
+    plain = TreeStructuredKernel(tree, **options)
+    plain.load_state_dict(kernel.state_dict(), strict=False)
+    rows = plain.rows(X)
+    expected = rows.features @ rows.features.mT
+    independent = options["leaf_hyperparameters"] == "independent"
+    number = tree.path_index(X).tolist()
+    asked = dict(zip(kernel.leaf_kernels, columns_of, strict=True))
+    for i, a in enumerate(number):
+        path = tree.paths[a]
+        sees = [c for c in path.active_columns if c not in tree.decisions_by_value]
+        if options["leaf_inputs"] == "own" and tree.leaf_columns(a):
+            sees = tree.leaf_columns(a)
+        key = str(a) if independent else "0"
+        if independent:
+            assert sorted({*asked.get(key, [])}) == sees
+
+        def encoded(j: int, key: str = key, sees: list[int] = sees) -> Tensor:
+            out, places = [], iter([0, 1, 2])
+            for c in asked.get(key, []):
+                value = X[j, c]
+                if c in options.get("categorical_features", ()):
+                    value = torch.tensor(CODES[X[j, c].item()][next(places)]) / 2**0.5
+                out.append(value * (c in sees))
+            return torch.stack(out).unsqueeze(0)
+
+        for j, b in enumerate(number):
+            if a == b:
+                value = rows.variance[i]
+                if key in asked:
+                    own = kernel.leaf_kernels[key]
+                    value = value * own(encoded(i), encoded(j)).to_dense()[0, 0]
+                expected[i, j] += value + rows.constant[i]
+    torch.testing.assert_close(kernel(X).to_dense(), expected)
+    torch.testing.assert_close(kernel(X, diag=True), expected.diagonal())
+
+
+KNOWN = {
+    "matern12": lambda c: MaternKernel(0.5, ard_num_dims=len(c)),
+    "matern32": lambda c: ScaleKernel(MaternKernel(1.5, ard_num_dims=len(c))),
+    "rbf": lambda c: RBFKernel(),
+    "laplace": lambda c: LaplaceKernel(ard_num_dims=len(c)),
+    "product": lambda c: (
+        MaternKernel(1.5, active_dims=[0]) * RBFKernel(active_dims=range(1, len(c)))
+    ),
+}
+
+
+@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize("context", [None, [3]])
+def test_forms_that_are_read(name: str, context: Any) -> None:
+    """The objective in closed form is that by autograd."""
+    kernel: Any = KNOWN[name]
+    X, Y = data()
+    options = {"leaf_inputs": "active", "leaf_hyperparameters": "hierarchical"}
+    model: Any = TreeStructuredGP(
+        X, Y, TREE, leaf_kernel=kernel, context_features=context, **options
+    )
+    # GPyTorch's takes roots of squared distances with an error
+    check_objective(randomised(model), 0, 1e-6 if name == "matern12" else 1e-10)
+    model.eval()
+    point = X[:5].unsqueeze(1).requires_grad_()
+    posterior = model.posterior(point)
+    assert model.moments_on(X, path=False) is not None or name in (
+        "matern12",
+        "laplace",
+    )
+    joint = model.posterior(X[:5])
+    torch.testing.assert_close(posterior.mean.squeeze(-1), joint.mean)
+    variance = posterior.variance.squeeze(-1)
+    torch.testing.assert_close(variance, joint.variance, rtol=1e-6, atol=1e-8)
+
+
+def test_matern_by_any_name() -> None:
+    X, Y = data()
+    options: Any = {"leaf_hyperparameters": "tied", "context_features": [3]}
+    named = TreeStructuredGP(X, Y, TREE, leaf_kernel="matern", **options)
+    own = TreeStructuredGP(X, Y, TREE, leaf_kernel=MaternKernel(2.5), **options)
+    leaf = named.covar_module.leaf_hyperparameters
+    own.covar_module.leaf_kernels["0"].lengthscale = leaf.common_lengthscale.value
+    torch.testing.assert_close(own.posterior(X).mean, named.posterior(X).mean)
+    torch.testing.assert_close(own.posterior(X).variance, named.posterior(X).variance)
+
+
+@pytest.mark.parametrize("sharing", ["hierarchical", "independent"])
+def test_parts_and_copies(sharing: Any) -> None:
+    """Outputs have kernels of their own, and the caller's kernel is left alone."""
+    X, Y = data()
+    given = ScaleKernel(RQKernel())
+    before = copy.deepcopy(given.state_dict())
+    make: Any = lambda Y: randomised(  # noqa: E731
+        TreeStructuredGP(X, Y, TREE, leaf_kernel=given, leaf_hyperparameters=sharing),
+        1,
+    )
+    model = make(torch.cat([Y, Y.cos()], -1))
+    for name, p in model.covar_module.named_parameters():
+        assert p.shape[0] == 2, name
+    first = make(torch.cat([Y, Y.cos()], -1)).subset_output([1])
+    torch.testing.assert_close(
+        first.posterior(X).mean[:, 0], model.posterior(X).mean[:, 1]
+    )
+    assert all(torch.equal(before[k], v) for k, v in given.state_dict().items())
+    again = TreeStructuredGP(
+        X, Y, TREE, leaf_kernel=given, leaf_hyperparameters=sharing
+    )
+    take_values(again, make(Y))
+    again.load_state_dict(make(Y).state_dict())
+    torch.testing.assert_close(
+        pickle.loads(pickle.dumps(again)).posterior(X).mean, make(Y).posterior(X).mean
+    )
+    other = TreeStructuredGP(X, Y, TREE, leaf_hyperparameters=sharing)
+    with pytest.raises(ValueError, match="start_from: .*covar_module"):
+        take_values(again, other)
+
+
+def test_without_decisions_it_is_the_kernel() -> None:
+    X, Y = data()
+    model = TreeStructuredGP(X, Y, {}, leaf_kernel=rational)
+    assert isinstance(model.covar_module, RQKernel)
+    assert model.covar_module.ard_num_dims == 4
+
+
+def test_as_published_with_another_kernel() -> None:
+    X, Y = data()
+    model = TreeStructuredGP.as_published(X, Y, TREE, leaf_kernel=PeriodicKernel())
+    kernels = model.covar_module.leaf_kernels
+    assert isinstance(kernels["0"], PeriodicKernel) and kernels["0"] is not kernels["1"]
+    with pytest.raises(UnsupportedError, match="leaf_kernel"):
+        draw_matheron_paths(model, torch.Size([2]))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "message"),
+    [
+        (RQKernel(ard_num_dims=4), r"a kernel of the 2 columns \[1, 2\], got RQKernel"),
+        (RBFKernel(active_dims=[3]), r"a kernel of the 2 columns \[1, 2\]"),
+        (RBFKernelGrad(), "expected one output per input"),
+        (lambda columns: 3, "a function that makes one .*got int"),
+        (3, "expected one of"),
+    ],
+)
+def test_a_kernel_that_does_not_fit_is_refused(kernel: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=f"leaf_kernel: .*{message}"):
+        TreeStructuredGP(*data(), TREE, leaf_kernel=kernel)
+
+
+@pytest.mark.parametrize(
+    "kernel", [RQKernel(ard_num_dims=4), RBFKernel(), LinearKernel()]
+)
+def test_a_covariance_without_the_tree_is_refused(kernel: Kernel) -> None:
+    """It would depend on values of inactive columns."""
+    with pytest.raises(
+        ValueError, match="covar_module: .*inactive columns.*leaf_kernel="
+    ):
+        TreeStructuredGP(*data(), TREE, covar_module=kernel)
+    other = ConditionalKernel(kernel, ParameterTree(4, {0: {0.0: [1, 3], 1.0: [2]}}))
+    with pytest.raises(ValueError, match="covar_module: .*inactive columns"):
+        X, Y = data()
+        TreeStructuredGP(X, Y, {0: {0.0: [1, 2], 1.0: [3]}}, covar_module=other)
+    sum_of_both = ConditionalKernel(kernel, TREE) + RBFKernel(active_dims=[0, 3])
+    TreeStructuredGP(*data(), TREE, covar_module=sum_of_both)
+
+
+def test_lengthscales_by_column_and_path() -> None:
+    nan = torch.nan
+    X, Y = data()
+
+    def check(model: Any, by_column: list[float], by_path: list[list[float]]) -> None:
+        kernel = model.covar_module
+        torch.testing.assert_close(kernel.lengthscale, torch.tensor([by_column]))
+        found = kernel.path_lengthscales()
+        torch.testing.assert_close(found, torch.tensor(by_path), equal_nan=True)
+        assert not kernel.has_lengthscale  # nothing of GPyTorch's reads it
+
+    model = TreeStructuredGP(X, Y, TREE)
+    leaf = model.covar_module.leaf_hyperparameters
+    leaf.relative_lengthscale.value = torch.tensor([[1.0, 2.0]])
+    leaf.common_lengthscale.value = 0.2
+    model.covar_module.weights.smooth_lengthscale.value = 0.8
+    mean = (0.2 * 0.4 * 0.8) ** (1 / 3)
+    by_path = [[nan, 0.2, nan, 0.8], [nan, nan, 0.4, 0.8]]
+    check(model, [mean, 0.2, 0.4, 0.8], by_path)
+    # each path has its own; linear terms have none
+    model = TreeStructuredGP(
+        X,
+        Y,
+        TREE,
+        shared_features="linear",
+        leaf_inputs="active",
+        leaf_hyperparameters="independent",
+    )
+    leaf = model.covar_module.leaf_hyperparameters
+    leaf.lengthscale.value = torch.tensor([[0.1, 0.2, 0.3, 0.8]])
+    by_path = [[nan, 0.1, nan, 0.2], [nan, nan, 0.3, 0.8]]
+    check(model, [(0.1 * 0.3 * 0.4) ** (1 / 3), 0.1, 0.3, 0.4], by_path)
+    # those of kernels of one's own
+    model = TreeStructuredGP.as_published(X, Y, TREE, leaf_kernel=RQKernel())
+    model.covar_module.leaf_kernels["0"].lengthscale = 0.1
+    model.covar_module.leaf_kernels["1"].lengthscale = 0.4
+    check(model, [0.2, 0.1, 0.4, 0.2], [[nan, 0.1, nan, nan], [nan, nan, 0.4, nan]])
+    base = RBFKernel(active_dims=[1, 2]) * CategoricalKernel(active_dims=[3])
+    base.kernels[0].lengthscale = 0.1
+    base.kernels[1].lengthscale = 0.8
+    model = TreeStructuredGP(X, Y, TREE, covar_module=ConditionalKernel(base, TREE))
+    by_path = [[nan, 0.1, nan, 0.8], [nan, nan, 0.1, 0.8]]
+    check(model, [0.2, 0.1, 0.1, 0.8], by_path)
+    model = TreeStructuredGP.as_published(X, Y, TREE, leaf_kernel=LinearKernel())
+    assert model.covar_module.lengthscale is None
+    two = TreeStructuredGP(X, torch.cat([Y, Y], -1), TREE)
+    assert two.covar_module.lengthscale.shape == (2, 1, 4)
+    assert two.covar_module.path_lengthscales().shape == (2, 2, 4)
+
+
+def test_lengthscales_of_regions_and_old_studies() -> None:
+    X = torch.rand(40, 2, generator=torch.Generator().manual_seed(0))
+    treed = TreedGP(
+        X, torch.where(X[:, :1] > 0.5, (20 * X[:, 1:]).sin(), 0.1 * X[:, :1])
+    )
+    kernel: Any = treed.covar_module
+    expected = kernel.lengthscale_of_leaf.value.log().mean(-2, keepdim=True).exp()
+    assert treed.partition.num_leaves > 1
+    torch.testing.assert_close(kernel.lengthscale, expected)
+    space = SearchSpace(["a", "b"], torch.tensor([[0.0, 0.0], [1.0, 1.0]]))
+    studies = [(X, X.sum(-1, keepdim=True).sin()), (X, X[:, :1].square())]
+    old = OldStudiesMean.from_studies(studies, space)
+    transfer: Any = TransferGP(X[:5], X[:5, :1], old)
+    expected = 1 / old.inverse_lengthscale.unsqueeze(0)
+    torch.testing.assert_close(transfer.covar_module.lengthscale, expected)
