@@ -9,8 +9,10 @@ weights,
     K^-1 = A^-1 - A^-1 F M^-1 F' A^-1,     log|K| = sum_p log|A_p| + log|M|.
 
 M is the posterior precision of the (scaled) weights: Lambda_c of Jenatton et al.
-(2017), section 2.2, in units of the prior. Nothing larger than the largest leaf or the
-number of weights is ever factorised.
+(2017), section 2.2, in units of the prior. With R = L^-1 F, of all blocks one below the
+other, M = I + R'R. Where weights are many times as many as rows I + RR' is factorised
+instead (``WeightCovariance``). So nothing larger than the largest leaf, the number of
+weights or that of rows ever is.
 """
 
 from __future__ import annotations
@@ -28,6 +30,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from botorch_structured.linalg.factor import failed
+
+# With no more weights M is factorised, however few the rows are.
+_FEW_WEIGHTS = 256
 
 
 @dataclass(frozen=True)
@@ -182,22 +187,59 @@ class BlockFactor(NamedTuple):
     half: Tensor
 
 
+class WeightCovariance(NamedTuple):
+    """M^-1 = J'J, the posterior covariance of the scaled weights.
+
+    Either M = LL' and J = L^-1. Or I + RR' = LL', and with S = L^-1 R
+
+        M^-1 = I - S'S,     J = I - S'GS,     G = (I + L^-T)^-1.
+
+    Attributes:
+        inverse_chol: L^-1.
+        explained: S, ``k x V``; None where M is factorised.
+    """
+
+    inverse_chol: Tensor
+    explained: Tensor | None
+
+    def rooted(self, rows: Tensor) -> Tensor:
+        """``rows @ J'``, of ``n x V``."""
+        if self.explained is None:
+            return rows @ self.inverse_chol.mT
+        eye = torch.eye(len(self.explained)).to(rows)
+        along = torch.linalg.solve_triangular(
+            eye + self.inverse_chol,
+            rows @ self.explained.mT,
+            upper=False,
+            left=False,
+        )
+        return rows - along @ self.explained
+
+    def dense(self) -> Tensor:
+        """M^-1, ``V x V``."""
+        if self.explained is None:
+            return self.inverse_chol.mT @ self.inverse_chol
+        eye = torch.eye(self.explained.shape[-1]).to(self.explained)
+        return eye - self.explained.mT @ self.explained
+
+
 class Factorisation(NamedTuple):
     """Factors from which the evidence and predictions are computed.
 
     Attributes:
         blocks: Factors of each bucket.
-        weight_root: L^-1 of M = L L', ``V x V``.
+        weight_covariance: M^-1.
         weight_mean: Posterior mean of the scaled weights M^-1 F'A^-1 r, ``V``.
     """
 
     blocks: list[BlockFactor]
-    weight_root: Tensor
+    weight_covariance: WeightCovariance
     weight_mean: Tensor
 
     def log_density(self, num_rows: int) -> Tensor:
         """The log density log N(r; 0, K) of so many rows."""
-        roots = [*(block.inverse_chol for block in self.blocks), self.weight_root]
+        roots = [block.inverse_chol for block in self.blocks]
+        roots.append(self.weight_covariance.inverse_chol)
         logs = torch.cat([r.diagonal(dim1=-1, dim2=-2).flatten() for r in roots]).log()
         # r'K^-1 r as a sum of squares at the posterior mean of the weights: r'A^-1 r -
         # u'mu is equal, but loses digits by cancellation when the noise is small
@@ -213,7 +255,7 @@ class Factorisation(NamedTuple):
             blocks: What was factorised.
         """
         mean = pad(self.weight_mean, (0, 1))
-        covariance = pad(self.weight_root.mT @ self.weight_root, (0, 1, 0, 1))
+        covariance = pad(self.weight_covariance.dense(), (0, 1, 0, 1))
         results: list[tuple[Tensor, ...]] = []
         for block, (inverse, half) in zip(blocks, self.blocks, strict=True):
             which = block.weights
@@ -287,14 +329,9 @@ def _factorise(
     cholesky: Callable[[Tensor], tuple[Tensor, Tensor]],
 ) -> tuple[Factorisation, list[Tensor]]:
     """See ``factorise``; also LAPACK's flags, zero where a matrix was definite."""
-    # M, and in the first column F'A^-1 r
-    gram = torch.eye(
-        num_weights + 1,
-        dtype=residual.dtype,
-        device=residual.device,
-    )
     halves = []
     flags = []
+    reduced = []
     for block in blocks:
         chol, flag = cholesky(block.covariance)
         flags.append(flag)
@@ -304,20 +341,34 @@ def _factorise(
         # features of all weights, and of one more, which unused places are
         place = pad(block.weights + 1, (1, 0)).unsqueeze(1).expand_as(half)
         rows = half.new_zeros(*half.shape[:-1], num_weights + 2)
-        rows = rows.scatter_add(-1, place, half)[..., :-1].flatten(0, 1)
-        gram = torch.addmm(gram, rows.mT, rows)
+        reduced.append(rows.scatter_add(-1, place, half)[..., :-1].flatten(0, 1))
         halves.append((padded, inverse, half[..., 1:]))
-    chol, flag = cholesky(gram[1:, 1:])
+    # [L^-1 r, R], of which M, or I + RR'
+    num_rows = sum(map(len, reduced))
+    by_rows = num_weights > max(_FEW_WEIGHTS, 2 * num_rows)
+    if by_rows:
+        rows = torch.cat(reduced)
+        R = rows[:, 1:]
+        chol, flag = cholesky(torch.eye(num_rows).to(R) + R @ R.mT)
+        root = _inverse(chol)
+        explained = root @ R
+        mean = explained.mT @ (root @ rows[:, :1])
+    else:
+        gram = torch.eye(num_weights + 1).to(residual)
+        for rows in reduced:
+            gram = torch.addmm(gram, rows.mT, rows)
+        chol, flag = cholesky(gram[1:, 1:])
+        root = _inverse(chol)
+        mean = root.mT @ (root @ gram[1:, :1])
     flags.append(flag)
-    root = _inverse(chol)
-    mean = root.mT @ (root @ gram[1:, :1])
     # A^-1 r - A^-1 F mu is equal to what is computed here, but loses digits
     padded_mean = pad(mean, (0, 0, 0, 1))
     factors = []
     for block, (padded, inverse, half) in zip(blocks, halves, strict=True):
         rest = inverse @ (padded - block.features @ padded_mean[block.weights])
         factors.append(BlockFactor(inverse, torch.cat([rest, half], dim=-1)))
-    return Factorisation(factors, root, mean.squeeze(-1)), flags
+    covariance = WeightCovariance(root, explained if by_rows else None)
+    return Factorisation(factors, covariance, mean.squeeze(-1)), flags
 
 
 def _inverse(chol: Tensor) -> Tensor:

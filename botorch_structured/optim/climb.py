@@ -17,7 +17,7 @@ from botorch.models.model import Model
 from torch import Tensor
 
 from botorch_structured.optim.boxes import Boxes
-from botorch_structured.optim.problem import Array, KnownPoints
+from botorch_structured.optim.problem import Array, KnownPoints, first_of_each
 from botorch_structured.optim.view import View, view_on
 from botorch_structured.spaces.arguments import check_count
 
@@ -32,6 +32,11 @@ _OPTIMISM = 3.0
 _TOLERANCE = 1e-8
 # The lengths of a step that are tried, in steps of Newton.
 _LENGTHS = np.array([1.0, 0.5, 2.0, 0.2, 0.04, 5.0])
+# With more slots a walk tries those again that gained most, so many of them.
+_MANY_SLOTS = 128
+_FEW_SLOTS = 32
+# Numbers of the points that it evaluates at once.
+_CACHED = 1 << 18
 # Most points beside starts at which second derivatives begin.
 _MOST_BESIDE = 256
 # The next smaller step of real columns, relative to a step. On expected improvement a
@@ -331,34 +336,36 @@ class Neighbourhood:
         self.rng = rng
         self.row = row
         slots = np.array(moves, dtype=np.float64).reshape(-1, 3)
-        self._columns = slots[:, 0].astype(int)
-        self._lower, self._upper = (p[:, self._columns] for p in boxes.positions)
-        discrete = boxes.problem.values.discrete[self._columns]
+        self.columns = slots[:, 0].astype(int)
+        self._lower, self._upper = (p[:, self.columns] for p in boxes.positions)
+        discrete = boxes.problem.values.discrete[self.columns]
         width = np.where(discrete, 1.0, self._upper - self._lower)
         self._move = slots[:, 1] * width
         self._inner = slots[:, 2] * width
         decides = boxes.problem.tree.decision_columns if rng is not None else []
-        self._decides = np.isin(self._columns, decides)
+        self._decides = np.isin(self.columns, decides)
 
     def of(
         self,
         X: Array,
         active: Array,
         box: Array,
-    ) -> tuple[Array, Array, Array]:
+        chosen: Array | bool = True,
+    ) -> tuple[Array, Array, Array, Array]:
         """All neighbours of some points, admissible or not.
 
         Args:
             X: ``S x d`` points, inactive columns at the fill value.
             active: ``S x d`` booleans.
             box: ``S`` numbers of the boxes they lie in.
+            chosen: The slots wanted, ``S x slots`` booleans. Default: all.
 
         Returns:
-            ``M x d`` neighbours, ``M x d`` booleans: their active columns, and the
-            ``M`` rows of ``X`` they belong to, ascending.
+            ``M x d`` neighbours, ``M x d`` booleans: their active columns, the ``M``
+            rows of ``X`` they belong to, ascending, and their slots.
         """
         problem = self.boxes.problem
-        columns = self._columns
+        columns = self.columns
         lower = self._lower[box]
         upper = self._upper[box]
         position = problem.values.position(X)[:, columns]
@@ -366,7 +373,7 @@ class Neighbourhood:
         to = np.clip(position + self._move[box], lower, upper).astype(X.dtype)
         values = problem.values.value(to, columns)
         inside = np.where(self._move[box] < 0, inner > lower, inner < upper)
-        changes = active[:, columns] & inside & (values != X[:, columns])
+        changes = active[:, columns] & inside & (values != X[:, columns]) & chosen
         owner, slot = changes.nonzero()
         near = X[owner]
         near[np.arange(len(owner)), columns[slot]] = values[owner, slot]
@@ -377,7 +384,7 @@ class Neighbourhood:
             joined = np.where(on[rows], near[rows], drawn)
             on[rows] = problem.active(joined)
             near[rows] = np.where(on[rows], joined, problem.fill)
-        return near, on, owner
+        return near, on, owner, slot
 
 
 def best_of_each(group: Array, values: Array) -> Array:
@@ -424,10 +431,13 @@ def walk(
     """
     X = X.copy()
     values = values.copy()
+    if hood.rng is None and len(hood.columns) > _MANY_SLOTS:
+        _walk_by_gain(hood, evaluator, X, values, active, box, avoid, max_iter)
+        return X, values
     active = active.copy()
     walking = np.arange(len(X))
     for sweep in range(max_iter):
-        near, on, owner = hood.of(X[walking], active[walking], box[walking])
+        near, on, owner, _ = hood.of(X[walking], active[walking], box[walking])
         new = hood.boxes.problem.is_new(near, on, avoid)
         near = near[new]
         on = on[new]
@@ -447,6 +457,87 @@ def walk(
         if sweep >= patience:
             walking = walking[values.max() - values[walking] <= _OPTIMISM * gain]
     return X, values
+
+
+def _walk_by_gain(
+    hood: Neighbourhood,
+    evaluator: Evaluator,
+    X: Array,
+    values: Array,
+    active: Array,
+    box: Array,
+    avoid: KnownPoints,
+    max_iter: int,
+) -> None:
+    """`walk` on paths where slots are many: moves ``X`` and ``values`` themselves.
+
+    First all slots are tried, later those that gained most when they were last tried,
+    and the best changes of several columns at once. All are tried again where the best
+    start of all is no more improved by these.
+    """
+    gains = np.full((len(X), len(hood.columns)), -np.inf)
+    tries_all = np.ones(len(X), dtype=bool)
+    walking = np.arange(len(X))
+    is_new = hood.boxes.problem.is_new
+    # tables that fit into a cache take a half of the time of those that do not
+    size = max(64, _CACHED // X.shape[1])
+
+    def tried(points: Array, owner: Array) -> tuple[Array, Array, Array]:
+        """Which points are new, their owners and values."""
+        new = is_new(points, active[owner], avoid).nonzero()[0]
+        owner = owner[new]
+        row = box[owner] if hood.row is None else hood.row[box[owner]]
+        parts = [
+            evaluator.values(points[new[i : i + size]], row[i : i + size])
+            for i in range(0, len(new), size)
+        ]
+        return new, owner, np.concatenate([values[:0], *parts])
+
+    for _ in range(max_iter):
+        least = np.partition(gains[walking], -_FEW_SLOTS)[:, -_FEW_SLOTS, None]
+        chosen = tries_all[walking, None] | (gains[walking] >= least)
+        near, _, owner, slot = hood.of(
+            X[walking], active[walking], box[walking], chosen
+        )
+        new, owner, value = tried(near, walking[owner])
+        near = near[new]
+        slot = slot[new]
+        before = np.where(np.isfinite(values), values, 0.0)[owner]
+        gains[owner, slot] = gain = value - before
+        better = value > values[owner]
+        points = []
+        owners = []
+        for i in np.unique(owner[better]):
+            rows = (better & (owner == i)).nonzero()[0]
+            rows = rows[(-gain[rows]).argsort(kind="stable")]
+            rows = rows[first_of_each(hood.columns[slot[rows]])]
+            columns = hood.columns[slot[rows]]
+            for count in 1 << np.arange(1, len(rows).bit_length() + 1):
+                point = X[i].copy()
+                point[columns[:count]] = near[rows[:count], columns[:count]]
+                points.append(point)
+                owners.append(i)
+        if points:
+            several = np.array(points)
+            new, more, worth = tried(several, np.array(owners))
+            near = np.concatenate([near, several[new]])
+            owner = np.concatenate([owner, more])
+            value = np.concatenate([value, worth])
+        best = best_of_each(owner, value)
+        best = best[value[best] > values[owner[best]]]
+        moved = owner[best]
+        with np.errstate(invalid="ignore"):  # of two infinities
+            step = value[best] - values[moved]
+        X[moved] = near[best]
+        values[moved] = value[best]
+        is_top = walking[values[walking] == values.max()]
+        stuck = is_top[~np.isin(is_top, moved) & ~tries_all[is_top]]
+        tries_all[:] = False
+        tries_all[stuck] = True
+        moved = moved[values.max() - values[moved] <= _OPTIMISM * step]
+        walking = np.union1d(moved, stuck)
+        if not len(walking):
+            break
 
 
 def refine(

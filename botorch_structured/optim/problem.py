@@ -75,9 +75,23 @@ class Values:
         position: Array = np.where(self.whole[columns], np.rint(X), X)
         listed = np.broadcast_to(self.listed[columns], X.shape).nonzero()
         if len(listed[0]):
-            tables = self.table[self._columns(X, columns)[listed]]
-            position[listed] = np.abs(tables - X[listed][:, None]).argmin(-1)
+            x = X[listed]
+            column = self._columns(X, columns)[listed]
+            count = np.zeros_like(x)
+            above = np.arange(len(x))
+            for border in self._borders:
+                above = above[x[above] > border[column[above]]]
+                if not len(above):
+                    break
+                count[above] += 1
+            position[listed] = count
         return position
+
+    @cached_property
+    def _borders(self) -> Array:
+        """Half way between listed values, ``(w - 1) x d``, then infinities."""
+        with np.errstate(invalid="ignore"):
+            return 0.5 * (self.table[:, :-1] + self.table[:, 1:]).T
 
     def value(self, position: Array, columns: Any = slice(None)) -> Array:
         """Admissible values at these positions, with columns as of `position`."""

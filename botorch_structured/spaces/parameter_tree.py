@@ -354,8 +354,7 @@ class ParameterTree:
         for more."""
         if self._search.is_listed:
             return self.active_mask(self.path_points).sum(0).tolist()
-        distinct = set(self.over_states)
-        counts = {c: len(self._search.where(c, most=2)[0]) for c in distinct}
+        counts = {c: self._search.count_up_to_two(c) for c in {*self.over_states}}
         return [counts[condition] for condition in self.over_states]
 
     def can_be_active(self, column: int, fixed: Mapping[int, float]) -> bool:

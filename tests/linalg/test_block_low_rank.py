@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from linear_operator.utils.errors import NanError, NotPSDError
 from linear_operator.utils.warnings import NumericalWarning
 
+from botorch_structured.linalg import block_low_rank
 from botorch_structured.linalg.block_low_rank import (
     Factorisation,
     LeafLayout,
@@ -63,3 +64,25 @@ def test_a_block_that_needs_jitter() -> None:
     # one indefinite block of several, which no jitter helps
     with pytest.raises(NotPSDError), pytest.warns(NumericalWarning):
         found(covariance * torch.tensor([-1.0, 1.0]).view(2, 1, 1), scale=0.0)
+
+
+def test_more_weights_than_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The factor of rows says the same as that of weights."""
+    (bucket,) = LeafLayout(torch.tensor([0, 0, 1, 1])).buckets
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(2, 2, 20, dtype=torch.float64, generator=generator)
+    covariance = torch.eye(2, dtype=torch.float64).repeat(2, 1, 1)
+    weights = torch.arange(20).repeat(2, 1)
+    block = WeightedBlock(bucket, covariance, features, weights)
+    residual = torch.arange(4.0, dtype=torch.float64)
+    expected = factorise([block], residual, 20)
+    monkeypatch.setattr(block_low_rank, "_FEW_WEIGHTS", 0)
+    found = factorise([block], residual, 20)
+    assert found.weight_covariance.explained is not None
+    close = torch.testing.assert_close
+    close(found.weight_mean, expected.weight_mean)
+    close(found.log_density(4), expected.log_density(4))
+    whole = expected.weight_covariance.dense()
+    close(found.weight_covariance.dense(), whole)
+    root = found.weight_covariance.rooted(torch.eye(20, dtype=torch.float64))
+    close(root @ root.mT, whole)

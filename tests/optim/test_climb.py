@@ -49,7 +49,7 @@ def of(
     """All their neighbours."""
     hood = one_exchange(space, steps, np.random.default_rng(seed))
     active = space.problem.tree.active_mask(X).numpy()
-    near = hood.of(X.numpy(), active, np.zeros(len(X), dtype=int))
+    near = hood.of(X.numpy(), active, np.zeros(len(X), dtype=int))[:3]
     return tuple(map(torch.from_numpy, near))
 
 

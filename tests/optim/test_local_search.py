@@ -100,7 +100,7 @@ def test_values_never_fall_and_ends_are_local_optima(seed: int) -> None:
         return one_exchange(space, [0.3, 0.01], np.random.default_rng(1))
 
     def neighbours(X: Tensor) -> Any:
-        near = hood().of(X.numpy(), tree.active_mask(X).numpy(), box)
+        near = hood().of(X.numpy(), tree.active_mask(X).numpy(), box)[:3]
         return map(torch.from_numpy, near)
 
     before = smooth(X)

@@ -52,8 +52,8 @@ Array = NDArray[Any]
 SMOOTH = {"matern32", "matern52", "rbf"}
 # Most numbers in the tables of paths that are evaluated together (32 MiB).
 _MAX_NUMBERS = 1 << 22
-# With more weights their covariance is computed path by path.
-_MANY_WEIGHTS = 1024
+# Up to so many columns of a path are read by a product with a matrix.
+_FEW_COLUMNS = 64
 
 
 class PointMoments(NamedTuple):
@@ -127,12 +127,16 @@ class PathMoments:
         inverse_chol: Array,
         half: Array,
     ) -> None:
-        used = [tables["columns"]]
-        used += [tables[f"inputs{i}"] for i in range(len(names))]
-        columns = np.sort(np.concatenate(used, axis=-1)[:, 0])
-        columns[:, 1:][columns[:, 1:] == columns[:, :-1]] = -1
+        parts = [tables[f"inputs{i}"] for i in range(len(names))]
+        used = np.concatenate([*parts, tables["columns"]], axis=-1)[:, 0]
+        order = used.argsort(-1)
+        ascending = np.take_along_axis(used, order, -1)
+        rank = (np.diff(ascending, prepend=-1) > 0).cumsum(-1) - 1
         #: The columns, ``U x k``, each once; -1 for none.
-        self.columns = columns
+        self.columns = np.full((len(used), rank.max(initial=-1) + 1), -1)
+        np.put_along_axis(self.columns, rank, ascending, -1)
+        places = np.empty_like(rank)
+        np.put_along_axis(places, order, rank, -1)
 
         t = {name: tables[name] for name in ("variance", "level", "weights")}
         t["inverse_chol"] = inverse_chol
@@ -142,43 +146,47 @@ class PathMoments:
         self._offset = bool(tables["constant"].any())
         if self._offset:
             t["constant"] = tables["constant"]
+        self._factors: list[tuple[str, str]] = []
+        start = 0
+        for i, name in enumerate(names):
+            inverse = tables[f"inverse{i}"]
+            path, _, place = inverse.nonzero()
+            if len(path):
+                self._factors.append((name, str(i)))
+                data = tables[f"data{i}"]
+                column = places[path, start + place]
+                t[f"squares{i}"] = np.add.reduce(np.square(data), -1)[:, None]
+                for key, table in (("scales", inverse), ("data", -2.0 * data)):
+                    shape = *table.shape[:2], self.columns.shape[1]
+                    t[f"{key}{i}"] = by_column = np.zeros(shape, half.dtype)
+                    by_column[path, :, column] = table[path, :, place]
+            start += inverse.shape[-1]
         # Weights of nodes come first, and are constant on a path.
         is_moving = (tables["slope"] != 0.0) | (tables["wave"] != 0.0)
         moving = is_moving.any((0, 1)).nonzero()[0]
         self._moving = len(moving) > 0
         self._first = int(moving[0]) if self._moving else half.shape[-1] - 1
-        # Columns are read by a product with a matrix of their places.
-        of_column = columns[:, :, None]
         if self._moving:
-            for name in ("columns", "slope", "wave", "frequency", "phase"):
+            for name in ("slope", "wave", "frequency", "phase"):
                 t[name] = tables[name][..., self._first :]
             t["rate"] = t["wave"] * t["frequency"]
-            t["columns"] = (of_column == t["columns"]).astype(half.dtype)
-        self._factors: list[tuple[str, str]] = []
-        for i, name in enumerate(names):
-            places = (of_column == tables[f"inputs{i}"]) * tables[f"inverse{i}"]
-            if places.any():
-                self._factors.append((name, str(i)))
-                data = tables[f"data{i}"]
-                t[f"inputs{i}"] = places.astype(half.dtype)
-                t[f"squares{i}"] = np.add.reduce(np.square(data), -1)[:, None]
-                t[f"data{i}"] = -2.0 * data
+            t["places"] = places[:, start + self._first :]
         self._tables = t
 
     def take(
         self,
         rows: Any,
         weight_mean: Array,
-        root: Array,
-        covariance: Array | None,
+        covariance: Array,
+        is_explained: bool,
     ) -> PathMoments:
         """Some of the paths, with the posterior of their weights.
 
         Args:
             rows: Which of the paths.
             weight_mean: mu, and zero for the weight of an unused place.
-            root: The columns of J, likewise.
-            covariance: M^-1, if it has been computed.
+            covariance: M^-1, or S of M^-1 = I - S'S, likewise.
+            is_explained: Whether it is S.
         """
         new = PathMoments.__new__(PathMoments)
         new.__dict__.update(self.__dict__)
@@ -188,12 +196,24 @@ class PathMoments:
         mu = weight_mean[weights][:, :, None]
         t["still"] = t["level"] @ mu
         t["mu"] = mu[:, self._first :]
-        if covariance is None:
-            t["covariance"] = np.stack([root[some] @ root[some].T for some in weights])
-        else:
+        if not is_explained:
             t["covariance"] = covariance[weights[:, :, None], weights[:, None]]
+        else:
+            explained = covariance.T[weights]
+            t["explained"] = explained
+            width, count = explained.shape[1:]
+            if width <= 2 * count:
+                eye = np.eye(width, dtype=explained.dtype)
+                t["covariance"] = eye - explained @ explained.swapaxes(1, 2)
         new._tables = t
         return new
+
+    @cached_property
+    def _readers(self) -> Array:
+        """Matrices that read the columns of moving weights, ``U x k x D'``."""
+        places = self._tables["places"][:, None]
+        table = places == np.arange(self.columns.shape[1])[:, None]
+        return table.astype(self._tables["rate"].dtype)
 
     def __call__(
         self,
@@ -212,7 +232,7 @@ class PathMoments:
         points: list[Array] = []
         slopes: list[Array] = []
         for name, i in self._factors:
-            point = x @ t[f"inputs{i}"]
+            point = x * t[f"scales{i}"]
             distance: Array = point @ t[f"data{i}"].swapaxes(1, 2)
             distance += t[f"squares{i}"]
             distance += np.add.reduce(np.square(point), -1, keepdims=True)
@@ -237,7 +257,11 @@ class PathMoments:
         mean = both[..., :1] + t["still"]
         h = t["level"] - both[..., 1:]
         if self._moving:
-            at = x @ t["columns"]
+            if len(self.columns[0]) <= _FEW_COLUMNS:
+                at = x @ self._readers
+            else:
+                each = zip(x, t["places"], strict=True)
+                at = np.stack([some[:, places] for some, places in each])
             angle = at * t["frequency"]
             angle += t["phase"]
             z = np.sin(angle)
@@ -246,7 +270,11 @@ class PathMoments:
             z += at
             mean += z @ t["mu"]
             h[..., first:] += z
-        of_weights = h @ t["covariance"]
+        if "covariance" in t:
+            of_weights = h @ t["covariance"]
+        else:
+            explained = t["explained"]
+            of_weights = h - (h @ explained) @ explained.swapaxes(1, 2)
         variance = np.add.reduce(of_weights * h, -1)
         variance -= np.add.reduce(np.square(weight), -1)
         variance += t["total"]
@@ -266,7 +294,8 @@ class PathMoments:
                 g = slope * of_k
                 by_point = g @ t[f"data{i}"]
                 by_point += point * (2.0 * np.add.reduce(g, -1, keepdims=True))
-                out += by_point @ t[f"inputs{i}"].swapaxes(1, 2)
+                by_point *= t[f"scales{i}"]
+                out += by_point
             if self._moving:
                 rate = np.cos(angle)
                 rate *= t["rate"]
@@ -274,7 +303,7 @@ class PathMoments:
                 g = of_variance * of_weights[..., first:]
                 g += of_mean * t["mu"].swapaxes(1, 2)
                 g *= rate
-                out += g @ t["columns"].swapaxes(1, 2)
+                out += g @ self._readers.swapaxes(1, 2)
             return out
 
         return PointMoments(mean[..., 0], variance, pull)
@@ -565,15 +594,17 @@ class LeafMoments:
         return self._of_bucket[bucket].take(place, *self._weights)
 
     @cached_property
-    def _weights(self) -> tuple[Array, Array, Array | None]:
-        """mu, the columns of J, and M^-1 = J'J if there are not too many weights.
+    def _weights(self) -> tuple[Array, Array, bool]:
+        """mu, and S of M^-1 = I - S'S where it is known, else M^-1; whether it is S.
 
         With zeros for the weight that an unused place has.
         """
         factors = self.solver.factors
-        root = pad(factors.weight_root.mT, (0, 0, 0, 1)).numpy()
-        covariance = root @ root.T if len(root) <= _MANY_WEIGHTS else None
-        return pad(factors.weight_mean, (0, 1)).numpy(), root, covariance
+        mean = pad(factors.weight_mean, (0, 1)).numpy()
+        covariance = factors.weight_covariance
+        if covariance.explained is not None:
+            return mean, pad(covariance.explained, (0, 1)).numpy(), True
+        return mean, pad(covariance.dense(), (0, 1, 0, 1)).numpy(), False
 
     def _with_data(self, number: int) -> PathMoments:
         """All leaves of a bucket."""
@@ -677,7 +708,8 @@ class MomentsOnPaths:
         widest = max(weights.shape[-1] for weights in solver.structure.weights)
         buckets = solver.structure.layout.buckets
         sizes = [bucket.index.shape[-1] for bucket in buckets]
-        self._sizes = 1 + widest**2 + np.square([*sizes, 0])[self._bucket]
+        widest *= min(widest, len(solver.factors.weight_covariance.inverse_chol))
+        self._sizes = 1 + widest + np.square([*sizes, 0])[self._bucket]
         self._last: tuple[bytes | None, list[_Group]] = None, []
         self._tables: dict[bytes, _Tables] = {}
 

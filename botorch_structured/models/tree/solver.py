@@ -225,7 +225,8 @@ class LeafSolver:
                 -both[..., 1:],
                 accumulate=True,
             )
-        return mean, explained, reduced[:, :-1] @ self.factors.weight_root.mT
+        weight = self.factors.weight_covariance.rooted(reduced[:, :-1])
+        return mean, explained, weight
 
     def means(self, rows: LeafRows) -> Tensor:
         """Means less prior ones of ``t`` points, as `predict` has them.

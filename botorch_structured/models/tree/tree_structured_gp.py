@@ -480,7 +480,9 @@ class TreeStructuredGP(LeafModel):
         single = solver.solvers[0] if solver is not None else None
         if isinstance(single, LeafSolver):
             factors = single.factors
-            return factors.weight_mean, factors.weight_root
+            mean = factors.weight_mean
+            eye = torch.eye(len(mean)).to(mean)
+            return mean, factors.weight_covariance.rooted(eye).mT
         X = self.train_inputs[0]
         with torch.no_grad():
             prior = self.forward(X)

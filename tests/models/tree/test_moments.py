@@ -65,14 +65,12 @@ def all_close(found: Any, expected: Any, tolerance: float = 1e-9) -> None:
 def test_moments_and_their_gradients(numbers: int | None, seed: int) -> None:
     """In one call and row by row, on paths seen before and on new ones.
 
-    With room for the tables of one path, no more than one is looked at; and the
-    covariance of weights is computed path by path.
+    With room for the tables of one path, no more than one is looked at.
     """
     model = random_model(seed)
     with pytest.MonkeyPatch.context() as patched:
         if numbers is not None:
             patched.setattr(module, "_MAX_NUMBERS", numbers)
-            patched.setattr(module, "_MANY_WEIGHTS", 0)
         moments = model._moments()
         for n in (9, 1, 40):
             X = some_points(model, n, seed + n).requires_grad_()
