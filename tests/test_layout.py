@@ -53,32 +53,32 @@ _MOST_TOKENS = {
     ".": 4_634,
     "acquisition": 4_124,
     "integrations": 6_432,
-    "integrations/optuna": 11_110,
+    "integrations/optuna": 11_265,
     "kernels": 2_939,
-    "linalg": 6_486,
-    "models": 12_624,
-    "models/ablr": 13_996,
-    "models/monotone": 12_521,
-    "models/sampled": 9_962,
-    "models/tree": 36_339,
-    "models/treed": 19_842,
-    "optim": 21_764,
-    "plots": 8_228,
-    "spaces": 24_359,
-    "study": 15_453,
-    "suggest": 5_643,
+    "linalg": 6_994,
+    "models": 12_813,
+    "models/ablr": 14_021,
+    "models/monotone": 12_566,
+    "models/sampled": 9_938,
+    "models/tree": 40_486,
+    "models/treed": 19_646,
+    "optim": 22_898,
+    "plots": 8_153,
+    "spaces": 24_573,
+    "study": 15_557,
+    "suggest": 5_631,
     "test_functions": 5_919,
 }
-_MOST_TOKENS_A_LINE = 8.48
+_MOST_TOKENS_A_LINE = 8.50
 # Assignments such as ``a, b = x, y``, in a thousand lines.
 _MOST_PAIRS = 0.1
-_MOST_PRIVATE_CONSTANTS = 111
+_MOST_PRIVATE_CONSTANTS = 118
 # Names that say nothing of the thing that they stand for.
 _RIDDLES = {"found", "known", "own", "held", "given", "mine", "every", "here"}
 _MOST_RIDDLES = 1
 # Sentences that do not begin with their subject.
 _MOST_OF_AND_WHAT = 0
-_MOST_FILES = 125
+_MOST_FILES = 127
 _MOST_EXACT_TYPES = 30
 
 

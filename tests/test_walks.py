@@ -53,13 +53,13 @@ class Walk(NamedTuple):
 MOST = {
     "space": Walk(7, 97, 375),
     "construct": Walk(11, 65, 104),
-    "fit": Walk(16, 112, 1_000),
-    "first posterior": Walk(13, 80, 134),
-    "second posterior": Walk(8, 28, 31),
-    "suggest": Walk(43, 525, 3_200),
-    "ask": Walk(44, 530, 3_900),
+    "fit": Walk(16, 116, 1_000),
+    "first posterior": Walk(13, 83, 138),
+    "second posterior": Walk(9, 30, 34),
+    "suggest": Walk(44, 533, 3_200),
+    "ask": Walk(45, 537, 3_900),
     "tell": Walk(8, 56, 88),
-    "Optuna": Walk(51, 712, 4_200),
+    "Optuna": Walk(52, 722, 4_200),
 }
 
 

@@ -33,7 +33,7 @@ paper optimises a ``DecomposedGP`` whose components are ``MonotoneGP`` s.
 * 3.1, four initial evaluations; 3.2, f, f_1 and f_2; 4, err, e, E and
   validation = training error + gap; 4.1, l(beta), P_alpha and mse; 4.2, 4.3
   -> the problems ``MonotoneMixture1D`` and ``ElasticNetTuning`` of ``test_functions``,
-  ``ForestTuning`` and ``NetworkTuning`` of ``benchmarks.problems.trainings``
+  (forests and networks were tuned at commit a40163fe, ``benchmarks/problems``)
 * 5, virtual points one at a time where a sign is least probable (Wang and Berger 2016)
   -> ``monotone_gp.MonotoneGP`` by default (``min_probability``)
 * 5, points that fill the space more sparsely than a grid
