@@ -44,7 +44,7 @@ LAYERS = [
     "integrations",
     "__main__",
 ]
-_MOST_TOKENS_A_FILE = 5_500
+_MOST_TOKENS_A_FILE = 6_200
 # The weight of the house, and what it may weigh: tokens of code (no docstrings, no
 # comments) in each folder, files, and habits that make lines dense or are riddles. A
 # change that needs more says in its message what that is worth; one that needs less
