@@ -55,7 +55,7 @@ _MOST_TOKENS = {
     "integrations": 6_432,
     "integrations/optuna": 11_265,
     "kernels": 2_939,
-    "linalg": 6_994,
+    "linalg": 6_993,
     "models": 12_813,
     "models/ablr": 14_021,
     "models/monotone": 12_566,
@@ -69,7 +69,7 @@ _MOST_TOKENS = {
     "suggest": 5_631,
     "test_functions": 5_919,
 }
-_MOST_TOKENS_A_LINE = 8.50
+_MOST_TOKENS_A_LINE = 8.51
 # Assignments such as ``a, b = x, y``, in a thousand lines.
 _MOST_PAIRS = 0.1
 _MOST_PRIVATE_CONSTANTS = 118

@@ -206,7 +206,7 @@ class WeightCovariance(NamedTuple):
         """``rows @ J'``, of ``n x V``."""
         if self.explained is None:
             return rows @ self.inverse_chol.mT
-        eye = torch.eye(len(self.explained)).to(rows)
+        eye = _eye(len(self.explained), rows)
         along = torch.linalg.solve_triangular(
             eye + self.inverse_chol,
             rows @ self.explained.mT,
@@ -219,7 +219,7 @@ class WeightCovariance(NamedTuple):
         """M^-1, ``V x V``."""
         if self.explained is None:
             return self.inverse_chol.mT @ self.inverse_chol
-        eye = torch.eye(self.explained.shape[-1]).to(self.explained)
+        eye = _eye(self.explained.shape[-1], self.explained)
         return eye - self.explained.mT @ self.explained
 
 
@@ -349,12 +349,12 @@ def _factorise(
     if by_rows:
         rows = torch.cat(reduced)
         R = rows[:, 1:]
-        chol, flag = cholesky(torch.eye(num_rows).to(R) + R @ R.mT)
+        chol, flag = cholesky(_eye(num_rows, R) + R @ R.mT)
         root = _inverse(chol)
         explained = root @ R
         mean = explained.mT @ (root @ rows[:, :1])
     else:
-        gram = torch.eye(num_weights + 1).to(residual)
+        gram = _eye(num_weights + 1, residual)
         for rows in reduced:
             gram = torch.addmm(gram, rows.mT, rows)
         chol, flag = cholesky(gram[1:, 1:])
@@ -372,13 +372,10 @@ def _factorise(
 
 
 def _inverse(chol: Tensor) -> Tensor:
-    eye = torch.eye(
-        chol.shape[-1],
-        dtype=chol.dtype,
-        device=chol.device,
-    )
-    return torch.linalg.solve_triangular(
-        chol,
-        eye.expand_as(chol),
-        upper=False,
-    )
+    eye = _eye(chol.shape[-1], chol).expand_as(chol)
+    return torch.linalg.solve_triangular(chol, eye, upper=False)
+
+
+def _eye(n: int, like: Tensor) -> Tensor:
+    # made on the device: a graph cannot record a copy to it
+    return torch.eye(n, dtype=like.dtype, device=like.device)
