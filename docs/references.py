@@ -53,6 +53,9 @@ def line_of(name: str, package: str) -> tuple[str, int] | None:
     parts = re.sub(r"\(.*\)$", "", name).split(".")
     if not all(map(str.isidentifier, parts)):
         return None
+    # installed, the package may lie elsewhere than in this checkout
+    whole = importlib.import_module(package.split(".")[0])
+    package_root = Path(whole.__file__).parent
     above = [package.rsplit(".", i)[0] for i in range(1, package.count(".") + 1)]
     faces = [f"{above[-1]}.{face}" for face in ("kernels", "test_functions")]
     for start in ("", package, *above, *faces):
@@ -67,6 +70,8 @@ def line_of(name: str, package: str) -> tuple[str, int] | None:
                 line = inspect.getsourcelines(thing)[1]
             except (AttributeError, ImportError, OSError, TypeError):
                 continue
-            if ROOT in file.parents:
-                return file.relative_to(ROOT).as_posix(), max(line, 1)
+            root = next((r for r in (package_root, ROOT) if r in file.parents), None)
+            if root is not None:
+                path_of_file = file.relative_to(root.parent if root != ROOT else ROOT)
+                return path_of_file.as_posix(), max(line, 1)
     return None
