@@ -538,7 +538,7 @@ TreeStructuredGP TreeStructuredGP.as_published ConditionalGP TransferGP TreedGP
 TreedGP.as_published MonotoneGP DecomposedGP MultiTaskABLR
 qBayesianActiveLearningByDisagreement
 
-so does BoTorch's own `SaasFullyBayesianSingleTaskGP`
+so does BoTorch's own `SaasFullyBayesianSingleTaskGP`, but for the last
 shape|must match|supported|requires a single|samples in dimension|get_fantasy_model
 SampledGP
 PosteriorStandardDeviation qKnowledgeGradient qMultiFidelityKnowledgeGradient

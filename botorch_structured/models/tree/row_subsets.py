@@ -1,8 +1,8 @@
 """Fits of large data sets to some of their rows.
 
 Hyperparameters need hundreds of rows of a path, and a fit takes time cubic in them.
-With 250 to 500 rows a path, and hyperparameters of at most 240 of these, predictive
-densities of other points were within .01 nats of those of a fit to all, on average.
+On seven data sets of 1,800 rows, fits to 100 and then 300 rows of a path predicted
+most within .05 nats a point of a fit to all; on one, with noise, .2 were lost.
 """
 
 from __future__ import annotations

@@ -178,10 +178,11 @@ def test_parts_and_copies(sharing: Any) -> None:
     X, Y = data()
     given = ScaleKernel(RQKernel())
     before = copy.deepcopy(given.state_dict())
-    make: Any = lambda Y: randomised(  # noqa: E731
-        TreeStructuredGP(X, Y, TREE, leaf_kernel=given, leaf_hyperparameters=sharing),
-        1,
-    )
+    options: Any = {"leaf_kernel": given, "leaf_hyperparameters": sharing}
+
+    def make(Y: Tensor) -> TreeStructuredGP:
+        return randomised(TreeStructuredGP(X, Y, TREE, **options), 1)
+
     model = make(torch.cat([Y, Y.cos()], -1))
     for name, p in model.covar_module.named_parameters():
         assert p.shape[0] == 2, name
@@ -190,9 +191,7 @@ def test_parts_and_copies(sharing: Any) -> None:
         first.posterior(X).mean[:, 0], model.posterior(X).mean[:, 1]
     )
     assert all(torch.equal(before[k], v) for k, v in given.state_dict().items())
-    again = TreeStructuredGP(
-        X, Y, TREE, leaf_kernel=given, leaf_hyperparameters=sharing
-    )
+    again = TreeStructuredGP(X, Y, TREE, **options)
     take_values(again, make(Y))
     again.load_state_dict(make(Y).state_dict())
     torch.testing.assert_close(
