@@ -44,11 +44,11 @@ from botorch_structured.models.tree.leaf_inference import COVARIANCE, LeafKernel
 from botorch_structured.models.tree.leaf_model import (
     Dependencies,
     LeafModel,
+    column_scales,
     is_mean_of_paths,
     output_dimensions,
     read_arguments,
 )
-from botorch_structured.models.tree.moments import column_scales
 from botorch_structured.models.tree.noise import default_likelihood, set_noise_prior
 from botorch_structured.models.tree.solver import LeafSolver
 from botorch_structured.models.tree.tree_structured_kernel import (
