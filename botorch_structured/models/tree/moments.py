@@ -142,9 +142,9 @@ class PathTables:
                     self.codes[c] = X[:, c].unique()
         self._behind: dict[int, range] = {}
         self.width = kernel.tree.dim
-        for c, known in self.codes.items():
+        for c, values_of in self.codes.items():
             start = self.width
-            self.width += len(known) + 1
+            self.width += len(values_of) + 1
             self._behind[c] = range(start, self.width)
         places_of_codes = [place for c in onehot for place in self._behind[c]]
         self._read_weights(constants, [*columns, *places_of_codes])
@@ -188,8 +188,8 @@ class PathTables:
         The last place of each code is that of unknown values.
         """
         parts = [x]
-        for c, known in self.codes.items():
-            code = x[:, c, None] == np.append(known.numpy(), math.nan)
+        for c, values_of in self.codes.items():
+            code = x[:, c, None] == np.append(values_of.numpy(), math.nan)
             code[:, -1] = ~code.any(-1)
             parts.append(code.astype(x.dtype))
         return np.concatenate(parts, axis=1)
