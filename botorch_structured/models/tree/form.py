@@ -46,16 +46,19 @@ from numpy.typing import NDArray
 from scipy import sparse
 from torch import Tensor
 
+from botorch_structured.kernels.leaf_kernels import (
+    COVARIANCE,
+    ConditionalKernel,
+    LeafKernel,
+)
 from botorch_structured.kernels.mondrian import LaplaceKernel
-from botorch_structured.linalg.block_low_rank import positions
-from botorch_structured.linalg.correlations import computes_as
-from botorch_structured.models.parameters import UnknownFormError
-from botorch_structured.models.tree.conditional_kernel import ConditionalKernel
-from botorch_structured.models.tree.leaf_inference import COVARIANCE, LeafKernel
-from botorch_structured.models.tree.tree_structured_kernel import (
+from botorch_structured.kernels.tree_structured_kernel import (
     TreeStructuredKernel,
     check_declared,
 )
+from botorch_structured.linalg.blocks import positions
+from botorch_structured.linalg.correlations import computes_as
+from botorch_structured.linalg.parameters import UnknownFormError
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]

@@ -25,21 +25,21 @@ from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihoo
 from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from torch import Tensor
 
+from botorch_structured.kernels.leaf_kernels import (
+    ConditionalKernel,
+    LeafKernel,
+    Structure,
+)
+from botorch_structured.linalg.parameters import FIT_START, START
 from botorch_structured.models.checks import (
     ShapeError,
     check_modules,
     check_training_data,
+    dataset_task,
 )
 from botorch_structured.models.fast_inference import FastSingleTaskGP, noise_is_known
-from botorch_structured.models.input_transforms import dataset_task
-from botorch_structured.models.tree.conditional_kernel import ConditionalKernel
-from botorch_structured.models.tree.leaf_inference import (
-    LeafKernel,
-    Structure,
-    log_evidence,
-)
+from botorch_structured.models.tree.leaf_inference import log_evidence
 from botorch_structured.models.tree.moments import LeafMoments
-from botorch_structured.models.tree.noise import FIT_START, START
 from botorch_structured.models.tree.objective import LeafObjective, device_units
 from botorch_structured.models.tree.point_moments import (
     ModelMoments,

@@ -37,15 +37,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
-from botorch_structured.linalg.block_low_rank import positions
+from botorch_structured.kernels.leaf_kernels import ConditionalKernel, LeafKernel
+from botorch_structured.kernels.tree_structured_kernel import TreeStructuredKernel
+from botorch_structured.linalg.blocks import positions
 from botorch_structured.linalg.correlations import ARRAY_SLOPES, ARRAY_VALUES
 from botorch_structured.models.fast_inference import with_gradient
-from botorch_structured.models.tree.conditional_kernel import ConditionalKernel
 from botorch_structured.models.tree.form import Form, PresentValues, UnknownFormError
-from botorch_structured.models.tree.leaf_inference import LeafKernel
-from botorch_structured.models.tree.tree_structured_kernel import (
-    TreeStructuredKernel,
-)
 
 Array = NDArray[Any]
 #: Correlations of squared distances whose slope is finite at zero.

@@ -9,7 +9,7 @@ The covariance is made of quantities q = exp(A u + c) of the logarithms u of
 hyperparameters (``form``). With the distances D_j of column j, which are constants, the
 covariance of a leaf is v k(sum_j W_j D_j), plus a constant on an undeclared path. The
 derivative by log W_j is -W_j <D_j, G * v * slope>, where G is that of the evidence by
-the covariance (``linalg.block_evidence``). Log-normal priors are quadratic in u.
+the covariance (``linalg.blocks``). Log-normal priors are quadratic in u.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from numpy.typing import NDArray
 from scipy import sparse
 from torch import Tensor
 
-from botorch_structured.linalg.block_evidence import (
+from botorch_structured.kernels.leaf_kernels import LeafKernel, Structure
+from botorch_structured.kernels.tree_structured_kernel import PathMean
+from botorch_structured.linalg.blocks import (
     Block,
     BlockDerivatives,
+    Bucket,
     log_evidence,
     weight_pairs,
 )
-from botorch_structured.linalg.block_low_rank import Bucket
 from botorch_structured.linalg.correlations import ARRAY_SLOPES
-from botorch_structured.models.fast_inference import noise_is_known
-from botorch_structured.models.parameters import (
+from botorch_structured.linalg.parameters import (
     LogPriors,
     RawParameters,
     UnknownFormError,
 )
+from botorch_structured.models.fast_inference import noise_is_known
 from botorch_structured.models.tree.form import Factor, Form
-from botorch_structured.models.tree.leaf_inference import LeafKernel, Structure
 from botorch_structured.models.tree.moments import SMOOTH
-from botorch_structured.models.tree.tree_structured_kernel import PathMean
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]

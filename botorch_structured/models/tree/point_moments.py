@@ -21,6 +21,7 @@ from linear_operator.operators import DenseLinearOperator
 from torch import Tensor
 
 from botorch_structured._botorch_names import functorch_is_active
+from botorch_structured.kernels.tree_structured_kernel import PathMean
 from botorch_structured.models.outcome_scale import ScaledNormal
 from botorch_structured.models.tree.moments import (
     Array,
@@ -30,7 +31,6 @@ from botorch_structured.models.tree.moments import (
     PointMoments,
     differentiable_moments,
 )
-from botorch_structured.models.tree.tree_structured_kernel import PathMean
 from botorch_structured.transforms import ClipTail
 
 

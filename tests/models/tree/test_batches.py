@@ -26,8 +26,8 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal
 
 from botorch_structured.kernels import ConditionalKernel, TreeStructuredKernel
-from botorch_structured.linalg.batch_kernel import BatchKernel
-from botorch_structured.linalg.block_low_rank import factorise
+from botorch_structured.kernels.leaf_kernels import BatchKernel
+from botorch_structured.linalg.blocks import factorise
 from botorch_structured.models import ConditionalGP, TreeStructuredGP, map_fit
 from botorch_structured.models.tree.leaf_inference import leaf_blocks, log_evidence
 from botorch_structured.spaces import ParameterTree
