@@ -529,6 +529,7 @@ class LogPriors:
             ``of_others`` returns.
 
     Attributes:
+        others: Priors that torch evaluates: module, prior and what reads its value.
         deviations: Standard deviations of u under log-normal and normal priors, else
             1, ``U``.
     """
@@ -537,7 +538,7 @@ class LogPriors:
         self, model: Any, parameters: RawParameters, by_torch: bool = False
     ) -> None:
         self._parameters = parameters
-        self._others: list[tuple[Any, Any, Any]] = []
+        self.others: list[tuple[Any, Any, Any]] = []
         self._horseshoes: list[tuple[Indices, float, Array]] = []
         self._gammas: list[tuple[Indices, float, Array, Array]] = []
         constants = 0.0
@@ -553,7 +554,7 @@ class LogPriors:
             if reader is None or kind is None or mean != (kind is NormalPrior):
                 if parameters.batch_dims or not by_torch:
                     raise UnknownFormError
-                self._others.append((module, prior, closure))
+                self.others.append((module, prior, closure))
                 continue
             name, power = reader
             raw = getattr(module, name)
@@ -623,11 +624,9 @@ class LogPriors:
         Args:
             theta: These raw values, ``k``, which the model gets.
         """
-        if not self._others:
-            return 0.0, 0.0
         self._parameters.write(theta)
         with torch.enable_grad():
-            parts = [p.log_prob(read(m)).sum() for m, p, read in self._others]
+            parts = [p.log_prob(read(m)).sum() for m, p, read in self.others]
             value = torch.stack(parts).sum()
         return value.item(), self._parameters.gradient(value)
 

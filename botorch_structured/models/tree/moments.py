@@ -42,7 +42,7 @@ from botorch_structured.kernels.tree_structured_kernel import TreeStructuredKern
 from botorch_structured.linalg.blocks import positions
 from botorch_structured.linalg.correlations import ARRAY_SLOPES, ARRAY_VALUES
 from botorch_structured.models.fast_inference import with_gradient
-from botorch_structured.models.tree.form import Form, PresentValues, UnknownFormError
+from botorch_structured.models.tree.form import Form, UnknownFormError
 
 Array = NDArray[Any]
 #: Correlations of squared distances whose slope is finite at zero.
@@ -329,9 +329,8 @@ class PathTables:
         places: Any,
         X: Tensor,
     ) -> None:
-        values = PresentValues()
-        self._form = form = Form(kernel, places, values)
-        self._quantities = form.map(values.u)
+        self._form = form = Form(kernel, places)
+        self._quantities = form.present()
         self.names = [factor.name for factor in form.factors]
         self.codes: dict[int, Tensor] = {}
         # weights without a wave: constants, then linear ones, then those of categories
@@ -352,7 +351,8 @@ class PathTables:
                 if c in form.listed_codes:
                     self.codes[c] = torch.from_numpy(form.listed_codes[c])
                 else:
-                    self.codes[c] = X[:, c].unique()
+                    active = kernel.tree.active_mask(X)[:, c]
+                    self.codes[c] = X[active, c].unique()
         self._behind: dict[int, range] = {}
         start = kernel.tree.dim
         for c, values_of in self.codes.items():
