@@ -21,7 +21,7 @@ from botorch.exceptions.errors import InfeasibilityError
 from botorch.utils.sampling import get_polytope_samples
 from torch.quasirandom import SobolEngine
 
-from botorch_structured.linalg.block_low_rank import positions
+from botorch_structured.linalg.blocks import positions
 from botorch_structured.optim.problem import Array, Problem, first_of_each
 
 # Distances, as powers of ten of the width of the box, at which points known to be good

@@ -37,10 +37,7 @@ from botorch_structured.spaces.columns import (
     random_source,
     with_slack,
 )
-from botorch_structured.spaces.conditions import (
-    ALWAYS,
-    Condition,
-)
+from botorch_structured.spaces.conditions import ALWAYS, Condition
 from botorch_structured.spaces.parameter_tree import ParameterTree
 from botorch_structured.spaces.starts import Starts
 

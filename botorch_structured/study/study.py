@@ -22,8 +22,9 @@ from botorch.utils.multi_objective.pareto import is_non_dominated
 from torch import Tensor
 from tqdm import tqdm
 
+from botorch_structured.linalg.blocks import quiet
 from botorch_structured.models import OldStudiesMean
-from botorch_structured.models.contexts import quiet, seeded
+from botorch_structured.models.map_fit import seeded
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.spaces.arguments import (
     brief,

@@ -27,11 +27,11 @@ from botorch_structured.acquisition import (
     InteriorPrior,
 )
 from botorch_structured.acquisition.mixtures import Mixtures
+from botorch_structured.linalg.blocks import quiet
+from botorch_structured.linalg.parameters import has_steps
 from botorch_structured.models import OldStudiesMean, TransferGP
-from botorch_structured.models.contexts import quiet
 from botorch_structured.models.fast_inference import FastSingleTaskGP
 from botorch_structured.models.tree.leaf_model import LeafModel
-from botorch_structured.models.tree.noise import has_steps
 from botorch_structured.optim import optimize_acqf_paths
 from botorch_structured.optim.problem import best_of_paths, read_fixed
 from botorch_structured.spaces import SearchSpace

@@ -35,8 +35,8 @@ from botorch_structured.models import (
     TransferGP,
     TreeStructuredGP,
 )
-from botorch_structured.models.contexts import seeded
 from botorch_structured.models.fast_inference import FastSingleTaskGP
+from botorch_structured.models.map_fit import seeded
 from botorch_structured.models.outcome_scale import AnyScaleStandardize
 from botorch_structured.models.tree.leaf_model import LeafModel, take_values
 from botorch_structured.spaces import SearchSpace

@@ -18,10 +18,7 @@ from strategies import random_tree, seeds
 from torch import Tensor
 
 from botorch_structured.models import TreeStructuredGP
-from botorch_structured.optim import (
-    optimize_acqf_local_search,
-    optimize_acqf_paths,
-)
+from botorch_structured.optim import optimize_acqf_local_search, optimize_acqf_paths
 from botorch_structured.optim.boxes import whole_box
 from botorch_structured.optim.climb import Evaluator, Neighbourhood, walk
 from botorch_structured.optim.local_search import one_exchange

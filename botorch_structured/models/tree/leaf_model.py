@@ -34,26 +34,27 @@ from linear_operator.operators import DenseLinearOperator
 from torch import Tensor
 
 from botorch_structured._botorch_names import functorch_is_active
+from botorch_structured.kernels.leaf_kernels import (
+    ConditionalKernel,
+    LeafKernel,
+    Structure,
+)
+from botorch_structured.kernels.tree_structured_kernel import PathMean
+from botorch_structured.linalg.parameters import FIT_START, START
 from botorch_structured.models.checks import (
     ShapeError,
     check_modules,
     check_training_data,
+    dataset_task,
 )
 from botorch_structured.models.fast_inference import FastSingleTaskGP, noise_is_known
-from botorch_structured.models.input_transforms import dataset_task
 from botorch_structured.models.outcome_scale import ScaledNormal, linear_outcome
-from botorch_structured.models.tree.conditional_kernel import ConditionalKernel
-from botorch_structured.models.tree.leaf_inference import (
-    LeafKernel,
-    Structure,
-    log_evidence,
-)
+from botorch_structured.models.tree.leaf_inference import log_evidence
 from botorch_structured.models.tree.moments import (
     Array,
     ColumnScales,
     MomentsOnPaths,
 )
-from botorch_structured.models.tree.noise import FIT_START, START
 from botorch_structured.models.tree.objective import LeafObjective, device_units
 from botorch_structured.models.tree.solver import (
     LeafSolver,
@@ -62,7 +63,6 @@ from botorch_structured.models.tree.solver import (
     fantasy_shapes,
     make_solver,
 )
-from botorch_structured.models.tree.tree_structured_kernel import PathMean
 from botorch_structured.models.tree.warm_start import take_values
 from botorch_structured.spaces import ParameterTree, SearchSpace
 from botorch_structured.spaces.arguments import check_count

@@ -37,14 +37,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
-from botorch_structured.linalg.block_low_rank import WeightedBlock, positions
+from botorch_structured.kernels.leaf_kernels import ConditionalKernel, LeafKernel
+from botorch_structured.kernels.tree_structured_kernel import TreeStructuredKernel
+from botorch_structured.linalg.blocks import WeightedBlock, positions
 from botorch_structured.linalg.correlations import ARRAY_SLOPES, ARRAY_VALUES
-from botorch_structured.models.tree.conditional_kernel import ConditionalKernel
-from botorch_structured.models.tree.form import Form, PresentValues, UnknownFormError
-from botorch_structured.models.tree.leaf_inference import LeafKernel
-from botorch_structured.models.tree.tree_structured_kernel import (
-    TreeStructuredKernel,
-)
+from botorch_structured.models.tree.form import Form, UnknownFormError
 
 Array = NDArray[Any]
 #: Correlations of squared distances whose slope is finite at zero.
@@ -115,9 +112,8 @@ class PathTables:
         places: Any,
         X: Tensor,
     ) -> None:
-        values = PresentValues()
-        self._form = form = Form(kernel, places, values)
-        self._quantities = form.map(values.u)
+        self._form = form = Form(kernel, places)
+        self._quantities = form.present()
         self.names: list[str] = []
         self.codes: dict[int, Tensor] = {}
         # weights without a wave: constants, then linear ones, then those of categories
@@ -139,7 +135,8 @@ class PathTables:
                 if c in form.listed_codes:
                     self.codes[c] = torch.from_numpy(form.listed_codes[c])
                 else:
-                    self.codes[c] = X[:, c].unique()
+                    active = kernel.tree.active_mask(X)[:, c]
+                    self.codes[c] = X[active, c].unique()
         self._behind: dict[int, range] = {}
         self.width = kernel.tree.dim
         for c, values_of in self.codes.items():

@@ -15,7 +15,7 @@ The usual alpha = A^-1 (r - F mu) and A^-1 F grow like one over the noise varian
 and H do not, and give three more correct digits at the smallest noise variance.
 
 Rows that are appended, as fantasies are, condition the posterior of the rows before
-once more (``linalg.factor.given_last``): no factorisation is repeated. They may have
+once more (``linalg.blocks.given_last``): no factorisation is repeated. They may have
 batch dimensions of their own, and the posterior is differentiable in them.
 """
 
@@ -36,20 +36,15 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from botorch_structured._botorch_names import functorch_is_active
-from botorch_structured.linalg.block_low_rank import (
+from botorch_structured.kernels.leaf_kernels import LeafKernel, LeafRows, Structure
+from botorch_structured.linalg.blocks import (
     Factorisation,
     factorise,
+    given_last,
 )
-from botorch_structured.linalg.factor import given_last
+from botorch_structured.linalg.parameters import UnknownFormError
 from botorch_structured.models.fast_inference import with_gradient, with_variance_floor
-from botorch_structured.models.parameters import UnknownFormError
-from botorch_structured.models.tree.leaf_inference import (
-    LeafBlock,
-    LeafKernel,
-    LeafRows,
-    Structure,
-    leaf_blocks,
-)
+from botorch_structured.models.tree.leaf_inference import LeafBlock, leaf_blocks
 from botorch_structured.models.tree.moments import LeafMoments
 
 

@@ -36,11 +36,19 @@ from torch import Tensor, nn
 
 import botorch_structured.models.tree.leaf_features  # noqa: F401 (registers itself)
 from botorch_structured._botorch_names import DefaultType
+from botorch_structured.kernels.leaf_kernels import COVARIANCE, LeafKernel
+from botorch_structured.kernels.tree_structured_kernel import (
+    KernelOrFactory,
+    PathMean,
+    TreeStructuredKernel,
+    check_choices,
+    make_kernel,
+)
 from botorch_structured.linalg.correlations import CORRELATIONS
+from botorch_structured.linalg.parameters import default_likelihood, set_noise_prior
+from botorch_structured.models.checks import protect_decisions
 from botorch_structured.models.fast_inference import with_gradient, with_variance_floor
-from botorch_structured.models.input_transforms import protect_decisions
 from botorch_structured.models.outcome_scale import least_variance, with_least_variance
-from botorch_structured.models.tree.leaf_inference import COVARIANCE, LeafKernel
 from botorch_structured.models.tree.leaf_model import (
     Dependencies,
     LeafModel,
@@ -49,15 +57,7 @@ from botorch_structured.models.tree.leaf_model import (
     output_dimensions,
     read_arguments,
 )
-from botorch_structured.models.tree.noise import default_likelihood, set_noise_prior
 from botorch_structured.models.tree.solver import LeafSolver
-from botorch_structured.models.tree.tree_structured_kernel import (
-    KernelOrFactory,
-    PathMean,
-    TreeStructuredKernel,
-    check_choices,
-    make_kernel,
-)
 from botorch_structured.spaces import ParameterTree
 from botorch_structured.spaces.arguments import check_columns
 

@@ -27,14 +27,14 @@ from linear_operator.operators import DiagLinearOperator, LinearOperator
 from torch import Tensor
 
 from botorch_structured._botorch_names import GaussianLikelihoodBase
-from botorch_structured.linalg.batch_kernel import BatchKernel, take_batch
+from botorch_structured.kernels.leaf_kernels import BatchKernel, take_batch
 from botorch_structured.linalg.correlations import (
     CORRELATIONS,
     Correlation,
     mean_lengthscale,
     squared_distance,
 )
-from botorch_structured.linalg.hyperparameter import (
+from botorch_structured.linalg.parameters import (
     Hyperparameter,
     LogInterval,
     log_gaussian_prior,

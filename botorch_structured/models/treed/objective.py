@@ -51,9 +51,9 @@ from scipy.linalg import blas, lapack
 from scipy.spatial.distance import cdist
 from torch import Tensor
 
+from botorch_structured.linalg.blocks import failed
 from botorch_structured.linalg.correlations import Correlation
-from botorch_structured.linalg.factor import failed
-from botorch_structured.models.parameters import (
+from botorch_structured.linalg.parameters import (
     LogPriors,
     RawParameters,
     UnknownFormError,
