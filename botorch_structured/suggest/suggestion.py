@@ -32,7 +32,6 @@ from botorch_structured.linalg.parameters import has_steps
 from botorch_structured.models import OldStudiesMean, TransferGP
 from botorch_structured.models.fast_inference import FastSingleTaskGP
 from botorch_structured.models.tree.leaf_model import LeafModel
-from botorch_structured.models.tree.point_moments import point_means
 from botorch_structured.optim import optimize_acqf_paths
 from botorch_structured.optim.problem import best_of_paths, read_fixed
 from botorch_structured.spaces import SearchSpace
@@ -611,7 +610,7 @@ def _means(mixture: Mixture, X: Tensor) -> Tensor:
     for model in mixture.models:
         mean = None
         if len(X) > _MANY_POINTS and isinstance(model, LeafModel):
-            mean = point_means(model, X)
+            mean = model.point_means(X)
         if mean is None:
             mean = model.posterior(X.unsqueeze(-2)).mean.flatten()
         means.append(mean)

@@ -24,8 +24,9 @@ from botorch_structured.models.fast_inference import FastSingleTaskGP
 from botorch_structured.models.leave_one_out import leave_one_out_weights
 from botorch_structured.models.map_fit import seeded
 from botorch_structured.models.outcome_scale import AnyScaleStandardize
-from botorch_structured.models.tree.leaf_model import LeafModel, take_values
+from botorch_structured.models.tree.leaf_model import LeafModel
 from botorch_structured.models.tree.row_subsets import fit_to_some, with_most_rows
+from botorch_structured.models.tree.warm_start import take_values
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.spaces.arguments import check_count, check_seed
 from botorch_structured.transforms import ClipTail
