@@ -26,6 +26,7 @@ from botorch_structured.optim.boxes import (
     Sample,
     all_candidates,
     boxes_at,
+    join,
     path_boxes,
     random_rows,
     raw_candidates,
@@ -138,7 +139,7 @@ class Search:
                         )
                 X, worth = propose(avoid)
                 if not len(X):
-                    raise CandidateGenerationError(self._why_nothing(len(avoid)))
+                    raise CandidateGenerationError(self._why_nothing(len(avoid.X)))
                 best = worth.argmax()
                 if worth[best] == -np.inf:
                     warnings.warn(
@@ -166,27 +167,8 @@ class Search:
         return f"Expected a path with a new point to propose, got none: {why}."
 
     def paths(self, avoid: KnownPoints) -> Boxes:
-        """The boxes of all paths (of many, if there are too many).
-
-        Raises:
-            CandidateGenerationError: All paths are to be avoided.
-            ValueError: The arguments leave no path.
-        """
-        problem = self.problem
-        boxes = path_boxes(problem, [avoid.X, problem.good], self.rng)
-        if not len(boxes):
-            if len(problem.avoid_paths):
-                raise CandidateGenerationError(
-                    "Expected a path to search, got none: all that fixed_features, "
-                    "categorical_features and bounds leave are among avoid_paths."
-                )
-            raise ValueError(
-                "fixed_features, categorical_features, bounds: expected to leave at "
-                f"least one path of the tree, got fixed_features={problem.fixed}, "
-                f"bounds={problem.bounds.tolist()} for decisions "
-                f"{problem.tree.decision_values}."
-            )
-        return boxes
+        """The boxes of all paths (of many, if there are too many)."""
+        return path_boxes(self.problem, [avoid.X, self.problem.good], self.rng)
 
     def maximise(
         self,
@@ -223,7 +205,7 @@ class Search:
             return sample.X, np.zeros(0)
         on_paths = evaluator.on(boxes.lower)
         values = on_paths.values(sample.X, sample.box)
-        if evolve and self.problem.listed.num_paths > self.problem.max_paths:
+        if evolve and self.problem.tree.num_paths > self.problem.max_paths:
             sample, values, boxes = self._evolve(
                 evaluator, sample, values, boxes, avoid
             )
@@ -313,10 +295,8 @@ class Search:
             per_box = max(4, min(per_box, 4096 // len(boxes)))
         else:
             per_box = -(-raw_samples // len(boxes))
-        most = None if around else 0
-        good = self.problem.good[:most]
-        keys = self.problem.good_keys[:most]
-        sample = raw_candidates(boxes, per_box, good, keys, self.rng)
+        good = self.problem.good if around else avoid.X[:0]
+        sample = raw_candidates(boxes, per_box, good, self.rng)
         sample = self._unknown(boxes, sample, avoid)
         if len(sample.X):
             return sample
@@ -374,9 +354,14 @@ class Search:
             more = more.take(new)
             row = np.arange(len(X))
             worth = evaluator.on(more.lower).values(X, row)
-            sample = Sample.join([sample, Sample.spread(X, len(boxes) + row)])
-            pairs = zip(boxes.arrays, more.arrays, strict=True)
-            boxes = Boxes(problem, *map(np.concatenate, pairs))
+            sample = join([sample, Sample(X, len(boxes) + row)])
+            boxes = Boxes(
+                problem,
+                np.concatenate([boxes.lower, more.lower]),
+                np.concatenate([boxes.upper, more.upper]),
+                np.concatenate([boxes.active, more.active]),
+                np.concatenate([boxes.keys, more.keys]),
+            )
             values = np.concatenate([values, worth])
         return sample, values, boxes
 
@@ -669,7 +654,7 @@ def optimize_acqf_two_step(
         else:
             # whether all points of a path are known is for the second step to find out
             pinned = paths.pin(~matters, paths.lower)
-            all_listed = problem.listed.num_paths <= problem.max_paths
+            all_listed = problem.tree.num_paths <= problem.max_paths
             if all_listed and not pinned.free.any():  # one point on each path
                 rows = np.arange(len(pinned))
                 values = first.on(pinned.lower).values(pinned.lower, rows)

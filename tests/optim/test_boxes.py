@@ -20,11 +20,11 @@ from botorch_structured.spaces import Between, ParameterTree, SearchSpace
 FILL = -7.0
 
 
-def candidates(boxes: Boxes, per_box: int, good: Tensor, rng: Any) -> Sample:
+def candidates(boxes: Boxes, per_box: int, good: Tensor, rng: Any) -> Any:
     """As tensors."""
-    keys = boxes.problem.keys(good.numpy())
-    sample = raw_candidates(boxes, per_box, good.numpy(), keys, rng)
-    return Sample(*map(torch.from_numpy, sample))
+    sample = raw_candidates(boxes, per_box, good.numpy(), rng)
+    parts = (sample.X, sample.box, sample.source)
+    return Sample(*map(torch.from_numpy, parts))
 
 
 def test_the_boxes_of_all_paths() -> None:
@@ -138,12 +138,18 @@ def test_boxes_hold_the_decisions_of_rows() -> None:
     )
     bounds = torch.tensor([[0.0, 0, 0, 0], [3, 1, 1, 7.5]], dtype=torch.double)
     listed = {0: [0.0, 1.0, 2.0]}
+    known = bounds.new_tensor([[3.0, 0, 0, 0]])  # declared by a point, but not listed
     problem = make_problem(
-        bounds, tree, fill=FILL, integer_features=[3], categorical_features=listed
+        bounds,
+        tree,
+        fill=FILL,
+        integer_features=[3],
+        categorical_features=listed,
+        X_avoid=known,
     )
-    rows = [[0, 0.7], [1 + 1e-4, 0.2], [2, 0.2], [3, 0.2], [0.5, 0.2]]
+    rows = [[0, 0.7], [1 + 1e-4, 0.2], [2, 0.2], [3, 0.2]]
     boxes, ok = boxes_at(problem, pad(bounds.new_tensor(rows), (0, 2)).numpy())
-    assert ok.tolist() == [True, True, True, False, False]  # values that are listed
+    assert ok.tolist() == [True, True, True, False]
     below = math.nextafter(0.5, 0)
     assert boxes.lower[ok].tolist() == [
         [0, 0.5, 0, FILL],

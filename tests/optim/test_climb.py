@@ -40,7 +40,8 @@ def whole(tree: ParameterTree, bounds: Tensor, **kwargs: object) -> Boxes:
 def points(space: Boxes, n: int, seed: int = 0) -> Tensor:
     """Random ones of the space."""
     X = space.draw(np.zeros(n, dtype=int), np.random.default_rng(seed))
-    return torch.from_numpy(space.problem.impute(X))
+    problem = space.problem
+    return torch.from_numpy(np.where(problem.active(X), X, problem.fill))
 
 
 def of(
