@@ -380,6 +380,7 @@ def raw_candidates(
     boxes: Boxes,
     per_box: int,
     good: Array,
+    keys: Array,
     rng: np.random.Generator,
 ) -> Sample:
     """Candidates in every box, all of them admissible.
@@ -393,6 +394,7 @@ def raw_candidates(
         boxes: ``P`` boxes.
         per_box: Sobol points for each box.
         good: ``k x d`` points worth searching around, the best first.
+        keys: The keys of their paths.
         rng: The source of random numbers.
 
     Returns:
@@ -400,9 +402,11 @@ def raw_candidates(
     """
     is_small = boxes.counts <= 4 * per_box
     large = (~is_small).nonzero()[0]
-    samples = _listed(boxes, is_small.nonzero()[0])
+    samples = []
+    if len(large) < len(boxes):
+        samples = _listed(boxes, is_small.nonzero()[0])
     if len(large):
-        samples.append(_spread(boxes, large, per_box, good, rng))
+        samples.append(_spread(boxes, large, per_box, good, keys, rng))
     sample = _admissible(boxes, join(samples))
     if boxes.problem.is_restricted:
         return _with_replacements(boxes, sample, large, per_box, rng)
@@ -423,6 +427,7 @@ def _spread(
     chosen: Array,
     per_box: int,
     good: Array,
+    keys: Array,
     rng: np.random.Generator,
 ) -> Sample:
     """Sobol points, perturbations, transfers and points on the bounds."""
@@ -431,10 +436,10 @@ def _spread(
     is_shared = problem.shared[slots.columns] & slots.free
     box = chosen.repeat(per_box)
     x = _sobol(slots, box, rng)
-    samples = [Sample(x, box)]  # of values in slots
+    samples = [Sample(x, box)]  # their X has values in slots
     place = np.arange(len(box)) % per_box
     if len(good):
-        samples += _perturbed(boxes, max(per_box // 2, 1), good, rng)
+        samples += _perturbed(boxes, max(per_box // 2, 1), good, keys, rng)
     if len(good) and is_shared.any():
         # The values of the best of all in the shared columns that a path has.
         few = place < max(1, per_box // 4)
@@ -458,6 +463,7 @@ def _perturbed(
     boxes: Boxes,
     per_box: int,
     good: Array,
+    keys: Array,
     rng: np.random.Generator,
 ) -> list[Sample]:
     """Points around the good points of every box, near and far."""
@@ -465,14 +471,15 @@ def _perturbed(
     values = boxes.problem.values
     number = dict(zip(boxes.keys.tolist(), range(len(boxes)), strict=True))
     by_box: dict[int, list[int]] = {}
-    for i, key in enumerate(boxes.problem.keys(good).tolist()):
+    for i, key in enumerate(keys.tolist()):
         if key in number:
             by_box.setdefault(number[key], []).append(i)
     if not by_box:
         return []
+    turn = np.arange(per_box)
     turns = []
     for some in by_box.values():
-        turns.append(np.resize(some, per_box))
+        turns.append(np.array(some)[turn % len(some)])
     rows = np.concatenate(turns)
     box = np.array([*by_box]).repeat(per_box)
     lower = slots.lower[box]

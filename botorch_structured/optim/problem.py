@@ -136,6 +136,7 @@ class Problem:
         feasible: Any other restriction.
         X_avoid: ``m x d`` points not to be proposed, pending ones included.
         good: ``k x d`` points to look around, the best first.
+        good_keys: The keys of their paths.
         max_paths: The number of paths up to which all of them are searched.
         min_distance: How far from known points to stay, in widths of the bounds.
         avoid_paths: Keys of paths on which nothing is proposed, as of ``key_tree``.
@@ -155,6 +156,7 @@ class Problem:
     feasible: Feasible | None
     X_avoid: Array
     good: Array
+    good_keys: Array
     max_paths: int
     min_distance: float
     avoid_paths: Array
@@ -273,12 +275,13 @@ class KnownPoints:
         width = problem.bounds[1] - problem.bounds[0]
         # up to these differences two points are the same to any model
         room = (1e-8 if width.itemsize == 8 else 1e-5) * width
-        # the next value of a discrete column is another point; between the infinities
-        # that fill a table up the difference is NaN, which fmin leaves out
-        with np.errstate(invalid="ignore"):
-            gap = np.fmin.reduce(np.diff(values.table), axis=-1)
-        gap = np.where(values.whole, 1.0, gap)
-        room = np.where(values.discrete, np.fmin(room, 0.25 * gap), room)
+        if values.discrete.any():
+            # the next value of a discrete column is another point; between infinities
+            # that fill a table up the difference is NaN, which fmin leaves out
+            with np.errstate(invalid="ignore"):
+                gap = np.fmin.reduce(np.diff(values.table), axis=-1)
+            gap = np.where(values.whole, 1.0, gap)
+            room = np.where(values.discrete, np.fmin(room, 0.25 * gap), room)
         distance = np.where(values.discrete, 0.0, problem.min_distance * width)
         # in a column without room any other number is far away
         self._scale = np.maximum(np.maximum(room, distance), 1e-150)
@@ -421,13 +424,14 @@ def make_problem(
         if X is not None:
             X = X.reshape(-1, X.shape[-1])
             tables.append(check_points("X_pending", X, key_tree, row))
-    avoid = torch.cat(tables).cpu().numpy()
+    avoid = torch.cat(tables).cpu()
     if X_start is None:
-        start = promising(key_tree, row, acq_functions[0])
+        start, rows = promising(key_tree, row, acq_functions[0])
     else:
         start = check_points("X_start", X_start, key_tree, row)
-    good = start.cpu().numpy()
-    declaring = _declaring(key_tree, lists, fixed, np.concatenate([avoid, good]))
+        rows = torch.arange(len(start))
+    start = start.cpu()
+    declaring = _declaring(key_tree, lists, fixed, [avoid, start])
     restricting: Sequence[int] = range(d) if feasible or constraints else ()
     informed = key_tree.space
     logarithmic = []
@@ -449,8 +453,9 @@ def make_problem(
         fixed=fixed,
         constraints=constraints,
         feasible=feasible,
-        X_avoid=avoid,
-        good=good,
+        X_avoid=avoid.numpy(),
+        good=start[rows].numpy(),
+        good_keys=declaring.path_key(start)[rows].numpy(),
         max_paths=min(check_count("max_paths", max_paths), MAX_LISTED),
         min_distance=distance,
         avoid_paths=keys.cpu().numpy(),
@@ -463,7 +468,7 @@ def make_problem(
 def _columns_of(
     space: Any, acq_function: AcquisitionFunction, beside: Mapping[str, Any]
 ) -> Columns:
-    """What a space says about columns, in place of other arguments.
+    """The columns of a space, in place of other arguments.
 
     In the precision and on the device of the acquisition function.
     """
@@ -618,7 +623,7 @@ def _declaring(
     tree: ParameterTree,
     lists: Mapping[int, Sequence[float]],
     fixed: Mapping[int, float],
-    X: Array,
+    points: Sequence[Tensor],
 ) -> ParameterTree:
     """The tree with the outcomes declared that arguments and points have.
 
@@ -626,24 +631,25 @@ def _declaring(
         tree: The tree.
         lists: Column -> its admissible values.
         fixed: Column -> its value.
-        X: ``n x d`` known points.
+        points: Tables ``n x d`` of known points.
     """
-    codes = tree.decision_codes(torch.from_numpy(X), strict=False).numpy()
-    values = {}
-    is_larger = False
-    for k, decision in enumerate(tree._decisions):
-        if decision.numeric:
-            continue
-        c = decision.col
-        seen = X[codes[:, k] == len(decision), c]
-        named = {*decision.values, *lists.get(c, ()), *seen.tolist()}
+    values: dict[int, Any] = {}
+    for c in tree.decisions_by_value:
+        values[c] = {*tree.decision_values[c], *lists.get(c, ())}
         if c in fixed:
-            named.add(fixed[c])
-        values[c] = sorted(named)
-        is_larger |= len(named) > len(decision)
-    if not is_larger:
-        return tree
-    return ParameterTree(tree.dim, conditions=tree.conditions, values=values)
+            values[c].add(fixed[c])
+    for X in points:
+        if tree.is_declared(X).all():
+            continue
+        codes = tree.decision_codes(X, strict=False)
+        for k, decision in enumerate(tree._decisions):
+            undeclared = codes[:, k] == len(decision)
+            if undeclared.any():
+                values[decision.col] |= {*X[undeclared, decision.col].tolist()}
+    for c, outcomes in values.items():
+        if len(outcomes) > len(tree.decision_values[c]):
+            return ParameterTree(tree.dim, conditions=tree.conditions, values=values)
+    return tree
 
 
 def _contents(
@@ -823,7 +829,7 @@ def promising(
     tree: ParameterTree,
     fill: Tensor,
     acq_function: AcquisitionFunction,
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
     """The best training point of every path, the best of all first.
 
     Args:
@@ -832,27 +838,29 @@ def promising(
         acq_function: Its model, objective and direction say what is best.
 
     Returns:
-        ``k x d`` training points; none if the acquisition function has no model with
-        one table of training points.
+        ``n x d`` training points, and the rows that are the best; none if the
+        acquisition function has no model with one table of training points.
     """
+    nothing = fill.new_empty(0, tree.dim), torch.arange(0)
     model: Any = getattr(acq_function, "model", None)
     X = _train_inputs(model)
     if X is None or X.shape[-1] != tree.dim or not len(X):
-        return fill.new_empty(0, tree.dim)
+        return nothing
     X = X.detach().to(fill)
     with torch.no_grad():
         score = _score(acq_function, model, X)
     if score is None:
-        return X[:0]
-    return best_of_paths(tree, check_points("X_start", X, tree, fill), score)
+        return nothing
+    X = check_points("X_start", X, tree, fill)
+    return X, best_of_paths(tree, X, score)
 
 
 def best_of_paths(tree: ParameterTree, X: Tensor, score: Tensor) -> Tensor:
-    """The point with the largest score on each path, the best of all first."""
+    """The row with the largest score on each path, the best of all first."""
     order = np.argsort(-score.detach().cpu().numpy(), kind="stable")
     keys = tree.path_key(X).cpu().numpy()
     first = order[first_of_each(keys[order])]
-    return X[torch.from_numpy(first).to(X.device)]
+    return torch.from_numpy(first)
 
 
 def _of_one_sample(model: Any, values: Any, ndim: int) -> Tensor | None:

@@ -296,7 +296,8 @@ class Search:
         else:
             per_box = -(-raw_samples // len(boxes))
         good = self.problem.good if around else avoid.X[:0]
-        sample = raw_candidates(boxes, per_box, good, self.rng)
+        keys = self.problem.good_keys
+        sample = raw_candidates(boxes, per_box, good, keys, self.rng)
         sample = self._unknown(boxes, sample, avoid)
         if len(sample.X):
             return sample

@@ -474,7 +474,7 @@ def make_criterion(
     X_start: Tensor | None
     if prior is not None and not feasible.any():
         criterion = AveragedLogProbabilityOfFeasibility(prior)
-        X_start = best_of_paths(space.tree, compared, log_probability)
+        X_start = compared[best_of_paths(space.tree, compared, log_probability)]
     else:
         if len(objectives) == 1:
             means = _means(surrogates.objectives[0], compared[feasible])
@@ -494,10 +494,9 @@ def make_criterion(
                 prior,
                 log=True,
             )
-            others = best_of_paths(
-                space.tree, compared[~feasible], log_probability[~feasible]
-            )
-            X_start = torch.cat([X_start, others])
+            others = compared[~feasible]
+            rows = best_of_paths(space.tree, others, log_probability[~feasible])
+            X_start = torch.cat([X_start, others[rows]])
         elif len(objectives) == 1 and len(points) <= _MANY_POINTS:
             X_start = None
     if surrogates.cost is not None:
@@ -600,7 +599,7 @@ def _improvement(
             best_f,
             objective.weights,
         ),
-        best_of_paths(space.tree, X, objective.weights @ means),
+        X[best_of_paths(space.tree, X, objective.weights @ means)],
     )
 
 
@@ -659,5 +658,5 @@ def _hypervolume(
         boxes,
         weights,
     )
-    best = best_of_paths(space.tree, X, (means / scale).sum(-1))
+    best = X[best_of_paths(space.tree, X, (means / scale).sum(-1))]
     return acqf, torch.cat([X[is_non_dominated(means)], best])

@@ -22,7 +22,8 @@ FILL = -7.0
 
 def candidates(boxes: Boxes, per_box: int, good: Tensor, rng: Any) -> Any:
     """As tensors."""
-    sample = raw_candidates(boxes, per_box, good.numpy(), rng)
+    keys = boxes.problem.keys(good.numpy())
+    sample = raw_candidates(boxes, per_box, good.numpy(), keys, rng)
     parts = (sample.X, sample.box, sample.source)
     return Sample(*map(torch.from_numpy, parts))
 

@@ -364,7 +364,7 @@ def by_hand(space: Boxes, x: Tensor) -> set[tuple[int, float]]:
         lo, hi = problem.bounds[:, c].tolist()
         now = float(x[c])
         if c in tree.decision_columns and c not in tree.numeric_decisions:
-            values = {float(v) for v in problem.listed.decision_values[c]}
+            values = {float(v) for v in problem.tree.decision_values[c]}
         elif not named.discrete[c]:
             width = hi - lo
             values = {
