@@ -261,7 +261,7 @@ def boxes_at(problem: Problem, rows: Array) -> tuple[Boxes, Array]:
 
 def path_boxes(
     problem: Problem,
-    seen: Sequence[Array],
+    points: Array,
     rng: np.random.Generator,
 ) -> Boxes:
     """The boxes of the paths to be searched.
@@ -271,7 +271,7 @@ def path_boxes(
 
     Args:
         problem: The space.
-        seen: Tables ``m x d`` of points whose paths are to be included.
+        points: ``m x d`` points whose paths are searched, too.
         rng: Draws the random paths.
 
     Raises:
@@ -282,7 +282,7 @@ def path_boxes(
         rows = problem.tree.path_points.numpy().astype(problem.lower.dtype)
     else:
         drawn = random_rows(problem, problem.max_paths, rng)
-        near = np.concatenate(seen)[-problem.max_paths :]
+        near = np.concatenate([points, problem.good])[-problem.max_paths :]
         rows = np.concatenate([drawn, near])
         rows = rows[first_of_each(problem.keys(rows))]
     boxes, ok = boxes_at(problem, rows)

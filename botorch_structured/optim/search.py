@@ -101,9 +101,12 @@ class Search:
         self.raw_samples = raw_samples
         self.evaluator = Evaluator(acq_function, batch_limit, problem.device)
         self.rng = make_rng(seed)
-        self._told: list[Any] = [
-            a for a in (path_acq_function, acq_function) if hasattr(a, "X_pending")
-        ]
+        # those that are told what is pending, and what they have pending themselves
+        self._told: list[tuple[Any, Tensor | None]] = []
+        told: Any
+        for told in (path_acq_function, acq_function):
+            if hasattr(told, "X_pending"):
+                self._told.append((told, told.X_pending))
 
     def greedily(
         self, propose: Callable[[KnownPoints], tuple[Array, Array]]
@@ -122,7 +125,6 @@ class Search:
         """
         problem = self.problem
         avoid = KnownPoints(problem, problem.X_avoid)
-        before = [a.X_pending for a in self._told]
         chosen = problem.X_avoid[:0]
         values = []
         try:
@@ -131,12 +133,9 @@ class Search:
                     both = np.concatenate([problem.X_avoid, chosen])
                     avoid = KnownPoints(problem, both)
                     new = problem.tensor(chosen)
-                    for acqf, pending in zip(self._told, before, strict=True):
-                        acqf.set_X_pending(
-                            new
-                            if pending is None
-                            else torch.cat([pending.to(new), new])
-                        )
+                    for acqf, pending in self._told:
+                        before = new[:0] if pending is None else pending.to(new)
+                        acqf.set_X_pending(torch.cat([before, new]))
                 X, worth = propose(avoid)
                 if not len(X):
                     raise CandidateGenerationError(self._why_nothing(len(avoid.X)))
@@ -153,7 +152,7 @@ class Search:
                 values.append(worth[best])
         finally:
             if self.q > 1:
-                for acqf, pending in zip(self._told, before, strict=True):
+                for acqf, pending in self._told:
                     acqf.set_X_pending(pending)
         reached = problem.tensor(np.array(values, dtype=chosen.dtype))
         return problem.tensor(chosen), reached[0] if self.q == 1 else reached
@@ -165,10 +164,6 @@ class Search:
         if self.problem.fixed:
             why += f"; fixed_features hold {self.problem.fixed}"
         return f"Expected a path with a new point to propose, got none: {why}."
-
-    def paths(self, avoid: KnownPoints) -> Boxes:
-        """The boxes of all paths (of many, if there are too many)."""
-        return path_boxes(self.problem, [avoid.X, self.problem.good], self.rng)
 
     def maximise(
         self,
@@ -273,7 +268,7 @@ class Search:
         if not len(X):
             # The feasible set is thin, or nearly all points are known.
             X = self._sample(
-                self.paths(avoid),
+                path_boxes(self.problem, avoid.X, self.rng),
                 None,
                 avoid,
                 around=False,
@@ -520,7 +515,7 @@ def optimize_acqf_paths(
     )
 
     def propose(avoid: KnownPoints) -> tuple[Array, Array]:
-        return search.maximise(search.paths(avoid), avoid)
+        return search.maximise(path_boxes(problem, avoid.X, search.rng), avoid)
 
     return search.greedily(propose)
 
@@ -673,7 +668,7 @@ def optimize_acqf_two_step(
         return boxes_at(problem, X)[0], X
 
     def propose(avoid: KnownPoints) -> tuple[Array, Array]:
-        paths, X = ranked(search.paths(avoid), avoid)
+        paths, X = ranked(path_boxes(problem, avoid.X, search.rng), avoid)
         if fix_shared:
             paths = paths.pin(problem.shared, X)
         for i in range(0, len(paths), top_k):
