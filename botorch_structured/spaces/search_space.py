@@ -646,8 +646,8 @@ class SearchSpace:
         while missing > 0:
             if drawn > 1_000_000:
                 raise ValueError(
-                    f"space: expected {n} points that are not forbidden, got "
-                    f"{n - missing} of {drawn} random draws."
+                    "space: expected points that are not forbidden, got "
+                    f"{n - missing} of {n} in {drawn:,} random draws."
                 )
             X = torch.stack(
                 [c.draw(batch, generator) for c in self.columns],

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -28,7 +29,7 @@ from botorch_structured.models.tree.leaf_model import LeafModel
 from botorch_structured.models.tree.row_subsets import fit_to_some, with_most_rows
 from botorch_structured.models.tree.warm_start import take_values
 from botorch_structured.spaces import SearchSpace
-from botorch_structured.spaces.arguments import check_count, check_seed
+from botorch_structured.spaces.arguments import check_count, check_seed, warn
 from botorch_structured.transforms import ClipTail
 
 # With so few observations the model with old studies is alone, if they predict these,
@@ -39,6 +40,8 @@ _ODDS = 20.0
 
 #: Models see at most so many rows of a path: the best ones, and a spread of others.
 MAX_ROWS = 1_000
+# Of more, if models see all, a suggestion takes seconds: 2 at 2,000, 8 at 4,000.
+_MANY_ROWS = 2_000
 
 
 class TrainingData(NamedTuple):
@@ -242,6 +245,16 @@ def fit_surrogates(
         return fit_checked(space, data, start_from, earlier, max_rows, **kwargs)
 
 
+@cache
+def _warn_of_rows() -> None:
+    """Say it once, though each suggestion sees all rows."""
+    warn(
+        f"max_rows: with None, and more than {_MANY_ROWS:,} evaluations of a path, a "
+        "suggestion takes time cubic in them (8 CPU seconds at 4,000). At most "
+        f"{MAX_ROWS:,} are seen with the default, max_rows={MAX_ROWS}."
+    )
+
+
 def fit_checked(
     space: SearchSpace,
     data: TrainingData,
@@ -253,6 +266,8 @@ def fit_checked(
     """`fit_surrogates` of data that `read_data` has seen."""
     if max_rows is not None:
         check_count("max_rows", max_rows)
+    elif space.tree.path_key(data.X).unique(return_counts=True)[1].max() > _MANY_ROWS:
+        _warn_of_rows()
     last = Surrogates([], []) if start_from is None else start_from
     n, m = data.Y.shape
     # hyperparameters hardly change any more
