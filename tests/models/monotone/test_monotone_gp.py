@@ -69,7 +69,6 @@ def fitted(model: Any, **options: Any) -> Any:
 class TestContract(StructuredModelTestCase):
     dim = 2
     free_columns = [0, 1]
-    path_fixed_features = [{1: 0.0}, {1: 1.0}]
     model_kwargs: dict[str, Any] = {"monotone": {0: 1}, "virtual_X": GRID}
 
     def make_data(self, n: int, seed: int = 0) -> tuple[Tensor, Tensor]:

@@ -38,7 +38,6 @@ class TestContract(StructuredModelTestCase):
 
     dim = 3
     free_columns = [0, 1, 2]
-    path_fixed_features = [{0: 0.2}, {0: 0.8}]
     model_kwargs: dict[str, Any] = {"min_leaf_size": 3}
 
     def make_data(self, n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
