@@ -41,7 +41,8 @@ from botorch_structured.kernels.leaf_kernels import ConditionalKernel, LeafKerne
 from botorch_structured.kernels.tree_structured_kernel import TreeStructuredKernel
 from botorch_structured.linalg.blocks import WeightedBlock, positions
 from botorch_structured.linalg.correlations import ARRAY_SLOPES, ARRAY_VALUES
-from botorch_structured.models.tree.form import Form, UnknownFormError
+from botorch_structured.linalg.parameters import UnknownFormError
+from botorch_structured.models.tree.form import Form
 
 Array = NDArray[Any]
 #: Correlations of squared distances whose slope is finite at zero.

@@ -37,11 +37,7 @@ from torch.nn.functional import pad
 
 from botorch_structured._botorch_names import functorch_is_active
 from botorch_structured.kernels.leaf_kernels import LeafKernel, LeafRows, Structure
-from botorch_structured.linalg.blocks import (
-    Factorisation,
-    factorise,
-    given_last,
-)
+from botorch_structured.linalg.blocks import Factorisation, factorise, given_last
 from botorch_structured.linalg.parameters import UnknownFormError
 from botorch_structured.models.fast_inference import with_gradient, with_variance_floor
 from botorch_structured.models.tree.leaf_inference import LeafBlock, leaf_blocks
