@@ -52,11 +52,11 @@ from botorch_structured.models.outcome_scale import least_variance, with_least_v
 from botorch_structured.models.tree.leaf_model import (
     Dependencies,
     LeafModel,
+    column_scales,
     is_mean_of_paths,
     output_dimensions,
     read_arguments,
 )
-from botorch_structured.models.tree.moments import column_scales
 from botorch_structured.models.tree.solver import LeafSolver
 from botorch_structured.spaces import ParameterTree
 from botorch_structured.spaces.arguments import check_columns

@@ -39,7 +39,7 @@ from botorch_structured.linalg.parameters import (
     LogInterval,
     log_gaussian_prior,
 )
-from botorch_structured.models.paths import refuse_paths
+from botorch_structured.models.fast_inference import refuse_paths
 from botorch_structured.models.treed.tree_partition import TreePartition
 
 # The prior of noise variances: its mode and deviation, and the largest.
