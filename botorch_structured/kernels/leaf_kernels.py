@@ -213,8 +213,11 @@ class LeafRows(NamedTuple):
 def selected(rows: TupleT, index: Any) -> TupleT:
     """Some rows of a tuple of tensors, each ``n`` (``x k``) or None."""
     make: Any = type(rows)
-    parts: TupleT = make(*[None if part is None else part[index] for part in rows])
-    return parts
+    parts = []
+    for part in rows:
+        parts.append(None if part is None else part[index])
+    chosen: TupleT = make(*parts)
+    return chosen
 
 
 class Structure(NamedTuple):
@@ -226,6 +229,7 @@ class Structure(NamedTuple):
         weights: Which weights the leaves of each bucket have, ``B x D``; V if unused.
         rows: Those of all buckets, one after the other, ``m``.
         row_places: Their places.
+        leaf_places: Those of a row of each leaf.
     """
 
     places: Any
@@ -233,11 +237,7 @@ class Structure(NamedTuple):
     weights: list[Tensor]
     rows: Tensor
     row_places: Any
-
-    @property
-    def leaf_places(self) -> Any:
-        """Those of a row of each leaf."""
-        return selected(self.places, self.layout.representative)
+    leaf_places: Any
 
 
 class LeafKernel(BatchKernel):
@@ -345,16 +345,22 @@ class LeafKernel(BatchKernel):
         """
         places = self.locate(X)
         layout = LeafLayout(places.key)
-        active = self.active_weights(selected(places, layout.representative))
-        used = [positions(active[b.leaves.to(active.device)]) for b in layout.buckets]
-        rows = torch.cat([bucket.rows.flatten() for bucket in layout.buckets])
-        weights = [w.to(X.device) for w in used]
+        leaf_places = selected(places, layout.representative)
+        active = self.active_weights(leaf_places)
+        weights = []
+        parts = []
+        for bucket in layout.buckets:
+            used = positions(active[bucket.leaves.to(active.device)])
+            weights.append(used.to(X.device))
+            parts.append(bucket.rows.flatten())
+        rows = torch.cat(parts)
         return Structure(
             places,
             layout,
             weights,
             rows,
             selected(places, rows),
+            leaf_places,
         )
 
     def _covariance(

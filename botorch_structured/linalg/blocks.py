@@ -420,18 +420,18 @@ class WeightCovariance(NamedTuple):
     inverse_chol: Tensor
     explained: Tensor | None
 
-    def rooted(self, rows: Tensor) -> Tensor:
-        """``rows @ J'``, of ``n x V``."""
+    def root(self) -> tuple[Tensor, Tensor | None]:
+        """J' as A, ``V x V``, or A and S of J' = I - AS."""
         if self.explained is None:
-            return rows @ self.inverse_chol.mT
-        eye = _eye(len(self.explained), rows)
+            return self.inverse_chol.mT, None
+        eye = _eye(len(self.explained), self.explained)
         along = torch.linalg.solve_triangular(
             eye + self.inverse_chol,
-            rows @ self.explained.mT,
+            self.explained.mT,
             upper=False,
             left=False,
         )
-        return rows - along @ self.explained
+        return along, self.explained
 
     def dense(self) -> Tensor:
         """M^-1, ``V x V``."""

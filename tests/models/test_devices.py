@@ -455,31 +455,6 @@ def test_where_the_host_waits_evaluations_are_plain(
     assert len(caplog.records) == 1
 
 
-REPLAYED = ["TreeStructuredGP", "ConditionalGP", "TreedGP"]
-
-
-@pytest.mark.parametrize("name", REPLAYED)
-def test_a_fit_by_replays_is_that_of_the_cpu(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make, points, size, n, _ = CASES[name]
-    X = points(size, n, 0)
-    losses = []
-    monkeypatch.setattr(leaf_model, "HOST_ROWS", 0)
-    with RehearsedDevice() as device:
-        record = Recorder(device)
-        monkeypatch.setattr(map_fit, "_cuda_graph", record)
-        monkeypatch.setattr(map_fit, "_GPU", "meta")
-        for place in ("cpu", "meta"):
-            model = make(X.to(place), size)
-            mll = fit_gpytorch_mll(mll_of(model)).train()
-            with torch.no_grad():
-                losses.append(model.compute_custom_loss(mll).item())
-    assert record.made and record.replays > 5 * record.made
-    exact = 1e-3 if name == "TreedGP" else 1e-7  # others take the same steps
-    assert losses[1] == pytest.approx(losses[0], abs=exact)
-
-
 # -- the same data, the same model ----------------------------------------------------
 
 

@@ -52,10 +52,11 @@ from botorch_structured.models.outcome_scale import least_variance, with_least_v
 from botorch_structured.models.tree.leaf_model import (
     Dependencies,
     LeafModel,
+    is_mean_of_paths,
     output_dimensions,
     read_arguments,
 )
-from botorch_structured.models.tree.point_moments import column_scales, is_mean_of_paths
+from botorch_structured.models.tree.moments import column_scales
 from botorch_structured.models.tree.solver import LeafSolver
 from botorch_structured.spaces import ParameterTree
 from botorch_structured.spaces.arguments import check_columns
@@ -481,8 +482,10 @@ class TreeStructuredGP(LeafModel):
         if isinstance(single, LeafSolver):
             factors = single.factors
             mean = factors.weight_mean
-            eye = torch.eye(len(mean)).to(mean)
-            return mean, factors.weight_covariance.rooted(eye).mT
+            root, explained = factors.weight_covariance.root()
+            if explained is not None:
+                root = torch.eye(len(mean)).to(mean) - root @ explained
+            return mean, root.mT
         X = self.train_inputs[0]
         with torch.no_grad():
             prior = self.forward(X)

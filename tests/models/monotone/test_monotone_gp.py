@@ -41,12 +41,10 @@ from botorch_structured.models import MonotoneGP
 from botorch_structured.models.leave_one_out import leave_one_out_log_density
 from botorch_structured.models.monotone import monotone_gp as monotone_inference
 from botorch_structured.models.monotone.expectation_propagation import (
+    EPConvergenceWarning,
     expectation_propagation,
 )
-from botorch_structured.models.monotone.monotone_gp import (
-    EPConvergenceWarning,
-    transformed_box,
-)
+from botorch_structured.models.monotone.monotone_gp import transformed_box
 
 GRID = torch.cartesian_prod(*[torch.linspace(0.0, 1.0, 4, dtype=torch.float64)] * 2)
 
@@ -71,7 +69,6 @@ def fitted(model: Any, **options: Any) -> Any:
 class TestContract(StructuredModelTestCase):
     dim = 2
     free_columns = [0, 1]
-    path_fixed_features = [{1: 0.0}, {1: 1.0}]
     model_kwargs: dict[str, Any] = {"monotone": {0: 1}, "virtual_X": GRID}
 
     def make_data(self, n: int, seed: int = 0) -> tuple[Tensor, Tensor]:

@@ -29,7 +29,6 @@ from treed_models import (
 
 from botorch_structured.fit import fit_slice_sampling
 from botorch_structured.models.treed.leaf_modules import TreedStationary
-from botorch_structured.models.treed.prediction import TreedPredictor
 from botorch_structured.models.treed.treed_gp import TreedGP
 
 
@@ -38,7 +37,6 @@ class TestContract(StructuredModelTestCase):
 
     dim = 3
     free_columns = [0, 1, 2]
-    path_fixed_features = [{0: 0.2}, {0: 0.8}]
     model_kwargs: dict[str, Any] = {"min_leaf_size": 3}
 
     def make_data(self, n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -101,20 +99,6 @@ class TestContractPublished(TestContract):
     """The method of the paper."""
 
     model_kwargs = {"min_leaf_size": 3, **PUBLISHED}
-
-
-class TestContractMasked(TestContract):
-    """The same with predictions as they are made on a GPU."""
-
-    @pytest.fixture(autouse=True)
-    def masked(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        original = TreedPredictor.__init__
-
-        def init(predictor: TreedPredictor, *args: Any, **kwargs: Any) -> None:
-            original(predictor, *args, **kwargs)
-            predictor.masked = True
-
-        monkeypatch.setattr(TreedPredictor, "__init__", init)
 
 
 class TestContractModules(TestContract):
