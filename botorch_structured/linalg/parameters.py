@@ -237,7 +237,7 @@ def _set_value(module: Hyperparameter, value: Tensor) -> None:
 
 
 def default_likelihood(batch_shape: torch.Size) -> GaussianLikelihood:
-    """Homoskedastic noise with a log-normal prior; see ``set_noise_prior``."""
+    """Homoskedastic noise with a log-normal prior; see ``set_noise_floor``."""
     mode, scale, floor = _EXACT
     return GaussianLikelihood(
         noise_prior=log_gaussian_prior(mode, scale),
@@ -275,30 +275,15 @@ def has_steps(targets: Tensor) -> bool:
     return bool(many) and targets.shape[-1] >= _FEW_ROWS
 
 
-def set_noise_prior(likelihood: GaussianLikelihood, targets: Tensor) -> None:
-    """Set prior and floor of a ``default_likelihood``, by whether outcomes repeat.
-
-    Args:
-        likelihood: A new one, from ``default_likelihood``.
-        targets: Transformed outcomes, ``batch_shape x n``.
-    """
-    mode, scale, floor = set_noise_floor(likelihood, targets)
-    if (mode, scale, floor) != _EXACT:  # which it has from the start
-        prior = log_gaussian_prior(mode, scale).to(targets)
-        likelihood.noise_covar.noise_prior.load_state_dict(prior.state_dict())
-
-
 def set_noise_floor(
-    likelihood: GaussianLikelihood, targets: Tensor
-) -> tuple[float, float, float]:
-    """Set the floor of the noise and its starting value, by whether outcomes repeat.
+    likelihood: GaussianLikelihood,
+    targets: Tensor,
+) -> None:
+    """Set floor, start and log-normal prior of the noise: do outcomes repeat?
 
     Args:
-        likelihood: From this module.
+        likelihood: A new one, from this module.
         targets: Transformed outcomes, ``batch_shape x n``.
-
-    Returns:
-        Mode, standard deviation of the logarithm and floor for these outcomes.
     """
     steps = has_steps(targets)
     mode, scale, floor = _STEPS if steps else _EXACT
@@ -306,7 +291,9 @@ def set_noise_floor(
     noise.raw_noise_constraint.lower_bound.fill_(floor)
     # what ``initialize`` does in three times as long; the raw value is the logarithm
     noise.raw_noise.data.fill_(math.log(mode if steps else START))
-    return mode, scale, floor
+    if steps and hasattr(noise, "noise_prior"):
+        prior = log_gaussian_prior(mode, scale).to(targets)
+        noise.noise_prior.load_state_dict(prior.state_dict())
 
 
 def register_root_prior(module: ScaleKernel | HomoskedasticNoise, prior: Prior) -> None:
@@ -318,20 +305,10 @@ def register_root_prior(module: ScaleKernel | HomoskedasticNoise, prior: Prior) 
     """
     if isinstance(module, ScaleKernel):
         put = partial(_set_root, name="outputscale")
-        module.register_prior(
-            "amplitude_prior",
-            prior,
-            read_amplitude,
-            put,
-        )
+        module.register_prior("amplitude_prior", prior, read_amplitude, put)
     else:
         put = partial(_set_root, name="noise")
-        module.register_prior(
-            "noise_std_prior",
-            prior,
-            read_noise_std,
-            put,
-        )
+        module.register_prior("noise_std_prior", prior, read_noise_std, put)
 
 
 @reads("raw_outputscale", power=0.5)

@@ -237,7 +237,9 @@ def fit_map(
     Raises:
         ModelFittingError: If all attempts fail.
     """
-    kwargs = {name: value for name, value in kwargs.items() if value is not None}
+    for name in [*kwargs]:
+        if kwargs[name] is None:
+            del kwargs[name]
     if not kwargs.keys() & {"closure", "optimizer"}:
         arguments = dict(kwargs.pop("optimizer_kwargs", {}))
         arguments["options"] = {**(options or {}), **(arguments.get("options") or {})}

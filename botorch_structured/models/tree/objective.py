@@ -168,7 +168,7 @@ class _Leaves:
         self._deviations = form.deviations[self.weights]
         self._weight_pairs = weight_pairs(self.weights, form.num_weights)
         index = [*self._lengths, self._variance, self._deviations, self._terms]
-        self.index = np.concatenate([part.ravel() for part in index])
+        self.index = np.concatenate([*map(np.ravel, index)])
 
     def evaluate(
         self,
