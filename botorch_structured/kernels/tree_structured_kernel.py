@@ -306,27 +306,6 @@ class WeightFeatures(Module):
             parts.append(code * active[..., column, None])
         return torch.cat(parts, dim=-1)
 
-    def active_weights(
-        self,
-        active: Tensor,
-        nodes: Tensor,
-    ) -> Tensor:
-        """Which weights can differ from zero for each row.
-
-        Args:
-            active: ``n x d``.
-            nodes: ``n x (1 + num_edges)``.
-
-        Returns:
-            Booleans, ``n x num_weights``, in the order of ``forward``.
-        """
-        repeat = 2 * self.num_frequencies
-        parts = [nodes[:, self.node_columns], active[:, self.linear_index]]
-        for column, values in self.onehot_columns.items():
-            parts.append(active[:, column, None].expand(-1, len(values) + 1))
-        parts.append(active[:, self.smooth_index].repeat_interleave(repeat, -1))
-        return torch.cat(parts, dim=-1)
-
     def prior_scale(self) -> Tensor:
         """Prior standard deviation of each weight, ``batch_shape x num_weights``."""
         parts = [self.matern_frequencies.new_zeros(0)]
@@ -478,15 +457,6 @@ class LeafHyperparameters(Module):
             context = self.context_lengthscale.value.reciprocal()
             inverse = torch.cat(_expanded(inverse, context), dim=-1)
         return inverse
-
-    def outputscale_and_log_ratio(self) -> tuple[Tensor, Tensor | None]:
-        """See ``LeafValues``."""
-        if self.sharing == "independent":
-            return self.outputscale.value.squeeze(-2), None
-        ratio = None
-        if hasattr(self, "relative_outputscale"):
-            ratio = self.relative_outputscale.value.log()
-        return self.common_outputscale.value.squeeze(-2), ratio
 
 
 def _path_of_key(path_keys: Tensor, key: Tensor) -> Tensor:
@@ -640,7 +610,7 @@ class TreeStructuredKernel(LeafKernel):
         leaf_offset: bool = True,
         node_weights: bool = True,
         weight_variances: Literal["tied", "independent"] = "tied",
-        categorical_features: Mapping[int, list[float]] | None = None,
+        categorical_features: Mapping[int, Sequence[float]] | None = None,
         correlation: Literal["matern", "rbf"] = "matern",
         batch_shape: torch.Size = torch.Size(),  # noqa: B008 (immutable)
         context_features: Sequence[int] | None = None,
@@ -657,7 +627,7 @@ class TreeStructuredKernel(LeafKernel):
         self.tree = tree
         self.leaf_inputs = leaf_inputs
         categorical = {
-            column: sorted(float(v) for v in values)
+            column: sorted(map(float, values))
             for column, values in (categorical_features or {}).items()
             if column not in tree.decision_columns
         }
@@ -675,6 +645,7 @@ class TreeStructuredKernel(LeafKernel):
             tied_variances=weight_variances == "tied",
             batch_shape=batch_shape,
         )
+        self.num_weights = self.weights.num_weights
         own_columns = set(tree.own_columns)
         free = sorted({*own_columns, *tree.shared_columns} - {*context})
         only_own = tuple(sorted(own_columns)) if leaf_inputs == "own" else None
@@ -740,11 +711,6 @@ class TreeStructuredKernel(LeafKernel):
         self.register_buffer("correlation_index", torch.tensor(0))
         self.set_correlation(correlation)
 
-    @property
-    def num_weights(self) -> int:
-        """V, the number of weights."""
-        return self.weights.num_weights
-
     def column_lengthscales(self) -> Tensor:
         """See ``LeafKernel``; of smooth terms in columns that K_p does not see."""
         leaf = self.leaf_hyperparameters
@@ -771,7 +737,7 @@ class TreeStructuredKernel(LeafKernel):
     def set_correlation(self, name: str) -> None:
         """Choose "matern" or "rbf"; hyperparameters are left as they are."""
         check_choices(correlation=name)
-        index = [c.name for c in CORRELATIONS].index(name)
+        index = _CHOICES["correlation"].index(name)
         self.correlation_index.fill_(index)
         self.correlation = CORRELATIONS[index]
 
@@ -812,13 +778,18 @@ class TreeStructuredKernel(LeafKernel):
         smooth = None
         if weights.smooth_columns:
             smooth = weights.smooth_lengthscale.value
+        offset = leaf.dimension_scale.new_zeros(1)
         if weights.num_offsets:
             offset = weights.offset_variance.value.mean(-1)
-        else:
-            offset = leaf.dimension_scale.new_zeros(1)
+        by_path = leaf.sharing == "independent"
+        outputscale = leaf.outputscale if by_path else leaf.common_outputscale
+        ratio = None
+        if hasattr(leaf, "relative_outputscale"):
+            ratio = leaf.relative_outputscale.value.log()
         return LeafValues(
             leaf.inverse_lengthscale(),
-            *leaf.outputscale_and_log_ratio(),
+            outputscale.value.squeeze(-2),
+            ratio,
             weights.prior_scale(),
             smooth,
             offset,
@@ -915,8 +886,16 @@ class TreeStructuredKernel(LeafKernel):
         return value
 
     def active_weights(self, places: Places) -> Tensor:
-        """See ``LeafKernel.active_weights``."""
-        return self.weights.active_weights(places.active, places.nodes)
+        """See ``LeafKernel.active_weights``; in the order of the features."""
+        weights = self.weights
+        active = places.active
+        parts = [places.nodes[:, weights.node_columns]]
+        parts.append(active[:, weights.linear_index])
+        for column, values in weights.onehot_columns.items():
+            parts.append(active[:, column, None].expand(-1, len(values) + 1))
+        smooth = active[:, weights.smooth_index]
+        parts.append(smooth.repeat_interleave(2 * weights.num_frequencies, -1))
+        return torch.cat(parts, dim=-1)
 
     @property
     def is_product(self) -> bool:
