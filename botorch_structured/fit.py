@@ -22,6 +22,8 @@ from __future__ import annotations
 __all__ = ["ChainsWarning", "fit_slice_sampling"]
 
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any
 
@@ -36,8 +38,10 @@ from gpytorch.mlls import (
     SumMarginalLogLikelihood,
 )
 from gpytorch.models import ExactGP
+from tqdm import tqdm
 
-from botorch_structured.models import contexts
+from botorch_structured.linalg.blocks import few_threads, quiet
+from botorch_structured.models.map_fit import seeded
 from botorch_structured.models.monotone.decomposed_gp import DecomposedGP
 from botorch_structured.models.sampled.chains import (
     Chains,
@@ -172,9 +176,9 @@ def fit_slice_sampling(
         if sweeps is None:
             sweeps = _WARMUP if previous is None else 8
         with (
-            contexts.quiet(),
-            contexts.few_threads(mll.model.train_targets.numel()),
-            contexts.progress_bar(num_chains * (sweeps + draws), progress) as advance,
+            quiet(),
+            few_threads(mll.model.train_targets.numel()),
+            _progress_bar(num_chains * (sweeps + draws), progress) as advance,
         ):
             target: Target = StationaryDensity.of(mll, coordinates) or ModelDensity(
                 mll, coordinates
@@ -274,7 +278,7 @@ def _fit_held(
         for parameter in sampled:
             parameter.requires_grad_(False)
     state = deepcopy(mll.state_dict())
-    with contexts.seeded(seed, next(mll.parameters()).device):
+    with seeded(seed, next(mll.parameters()).device):
         try:
             fit_gpytorch_mll(mll)
         except ValueError:
@@ -299,3 +303,30 @@ def _warn_of(chains: Chains) -> None:
         ChainsWarning,
         stacklevel=3,
     )
+
+
+@contextmanager
+def _progress_bar(
+    total: int | None,
+    progress: bool | None,
+    name: str = "slice sampling",
+    unit: str = "sweep",
+) -> Iterator[Callable[[], None]]:
+    """A progress bar over steps; the function that it yields is called after each.
+
+    Args:
+        total: Number of steps; None where it is not known.
+        progress: Whether there is a bar; None: if it takes more than 3 seconds.
+        name: Of what takes these steps.
+        unit: A step's name.
+    """
+    delay = 0.0 if progress else 3.0  # seconds
+    with tqdm(
+        total=total,
+        desc=name,
+        unit=unit,
+        disable=progress is False,
+        delay=delay,
+        leave=False,
+    ) as bar:
+        yield lambda: bar.update() and None

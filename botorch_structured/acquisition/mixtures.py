@@ -298,10 +298,10 @@ class AveragedLogExpectedImprovement(AnalyticAcquisitionFunction):
             )
         shares = _read_weights(weights, len(models))
         best = best.expand(len(models))
-        self.parts = torch.nn.ModuleList(
-            AnyScaleLogExpectedImprovement(model, best_f=best_f, maximize=maximize)
-            for model, best_f in zip(models, best, strict=True)
-        )
+        self.parts = nn.ModuleList()
+        for model, best_f in zip(models, best, strict=True):
+            part = AnyScaleLogExpectedImprovement(model, best_f, maximize=maximize)
+            self.parts.append(part)
         self.register_buffer("log_weights", shares.log())
 
     @t_batch_mode_transform(expected_q=1)

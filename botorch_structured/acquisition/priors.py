@@ -136,7 +136,8 @@ class InteriorPrior(nn.Module):
             *space.log_integers,
         }
         lower, upper = space.bounds
-        numeric = torch.tensor([c not in left_out for c in range(space.dim)])
+        numeric = torch.ones(space.dim, dtype=torch.bool)
+        numeric[[*left_out]] = False
         self.register_buffer("numeric", numeric & (upper > lower))
         self.register_buffer("lower", lower.clone())
         self.register_buffer("width", torch.where(upper > lower, upper - lower, 1.0))

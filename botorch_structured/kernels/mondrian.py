@@ -30,7 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from botorch_structured.linalg.batch_kernel import BatchKernel, same_points
+from botorch_structured.kernels.leaf_kernels import BatchKernel, same_points
 from botorch_structured.spaces.arguments import check_count
 from botorch_structured.spaces.lookup import mix
 

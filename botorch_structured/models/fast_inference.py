@@ -58,12 +58,8 @@ from torch import Tensor
 from torch.nn import Module
 
 from botorch_structured._botorch_names import DefaultType
-from botorch_structured.linalg.redefinition import redefined_names
-from botorch_structured.models.checks import (
-    check_new_data,
-    check_points,
-    columns_of,
-)
+from botorch_structured.kernels.leaf_kernels import redefined_names
+from botorch_structured.models.checks import check_new_data, check_points, columns_of
 from botorch_structured.models.fantasies import gradients_in_data
 from botorch_structured.models.outcome_scale import (
     AnyScaleStandardize,

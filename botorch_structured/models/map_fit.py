@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 from warnings import WarningMessage
 
@@ -30,8 +31,7 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from botorch_structured._botorch_names import fit_fallback, lbfgsb
-from botorch_structured.linalg.factor import unread_flags
-from botorch_structured.models.contexts import few_threads, seeded
+from botorch_structured.linalg.blocks import few_threads, unread_flags
 
 _logger = logging.getLogger("botorch_structured")
 _GPU = "cuda"
@@ -47,6 +47,24 @@ FIT_OPTIONS = {"ftol": 1e-5, "gtol": 1e-4, "maxiter": 200, "maxcor": 20}
 #: the evaluations with BoTorch's tolerances the evidence is within .06 nats of theirs
 #: on average (60 columns, 150 points: .3). With ``FIT_OPTIONS`` it was up to 10 worse.
 FLAT_FIT_OPTIONS = {"ftol": 1e-7, "gtol": 1e-5, "maxiter": 400, "maxcor": 20}
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Seed the global random state, which a fit's retries draw from, and restore it.
+
+    Args:
+        seed: The seed of the CPU's state and of the device's.
+        device: A device on which random numbers may be drawn, too.
+    """
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        # not torch.manual_seed, which also seeds devices that are not restored
+        torch.random.default_generator.manual_seed(seed)
+        for other in devices:
+            with torch.cuda.device(other):
+                torch.cuda.manual_seed(seed)
+        yield
 
 
 class ArrayObjective(Protocol):

@@ -626,7 +626,7 @@ def refine(
 
 def _has_border(starts: Boxes, avoid: KnownPoints) -> bool:
     """Whether a point that is not admissible may be beside one that is."""
-    distant = starts.problem.min_distance > 0.0 and len(avoid) > 0
+    distant = starts.problem.min_distance > 0.0 and len(avoid.X) > 0
     return distant or _is_cut(starts)
 
 

@@ -15,12 +15,7 @@ from botorch.acquisition import AcquisitionFunction
 from torch import Tensor
 
 from botorch_structured.optim.boxes import Boxes, project, whole_box
-from botorch_structured.optim.climb import (
-    Neighbourhood,
-    slots_of,
-    steps_between,
-    walk,
-)
+from botorch_structured.optim.climb import Neighbourhood, slots_of, steps_between, walk
 from botorch_structured.optim.problem import (
     MAX_PATHS,
     Array,

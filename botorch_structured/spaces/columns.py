@@ -36,10 +36,7 @@ import torch
 from torch import Tensor
 
 from botorch_structured.spaces.arguments import check_seed
-from botorch_structured.spaces.conditions import (
-    ALWAYS,
-    Condition,
-)
+from botorch_structured.spaces.conditions import ALWAYS, Condition
 
 #: The share of a distribution that is left out at each of its ends.
 TAIL = 1e-3

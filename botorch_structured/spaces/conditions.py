@@ -28,11 +28,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from botorch_structured.spaces.arguments import (
-    check_count,
-    check_number,
-    check_values,
-)
+from botorch_structured.spaces.arguments import check_count, check_number, check_values
 
 
 class Condition:

@@ -46,10 +46,7 @@ from botorch_structured.spaces.lookup import (
     cut_intervals,
     negated,
 )
-from botorch_structured.spaces.path_search import (
-    MAX_LISTED,
-    PathSearch,
-)
+from botorch_structured.spaces.path_search import MAX_LISTED, PathSearch
 
 # {parent column: {parent value: [child columns]}}, the convention of BoTorch and Ax.
 HierarchicalDependencies = Mapping[int, Mapping[float, Sequence[int]]]

@@ -19,11 +19,7 @@ from functools import cached_property
 
 import numpy as np
 
-from botorch_structured.spaces.conditions import (
-    ALWAYS,
-    And,
-    Condition,
-)
+from botorch_structured.spaces.conditions import ALWAYS, And, Condition
 from botorch_structured.spaces.lookup import State, bits
 
 # Up to so many paths are listed.

@@ -12,16 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from botorch_structured.spaces.columns import (
-    Span,
-    random_source,
-)
-from botorch_structured.spaces.conditions import (
-    NEVER,
-    Atom,
-    Condition,
-    Or,
-)
+from botorch_structured.spaces.columns import Span, random_source
+from botorch_structured.spaces.conditions import NEVER, Atom, Condition, Or
 from botorch_structured.spaces.lookup import State, negated
 
 # A forbidden start is replaced by one of 100 random points on its path; if none of them

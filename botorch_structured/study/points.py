@@ -11,7 +11,7 @@ from botorch.exceptions.errors import CandidateGenerationError
 from botorch.models.model import Model
 from torch import Tensor
 
-from botorch_structured.models.contexts import seeded
+from botorch_structured.models.map_fit import seeded
 from botorch_structured.optim import optimize_acqf_paths
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.suggest import fit_models

@@ -22,8 +22,9 @@ from botorch.utils.multi_objective.pareto import is_non_dominated
 from torch import Tensor
 from tqdm import tqdm
 
+from botorch_structured.linalg.blocks import quiet
 from botorch_structured.models import OldStudiesMean
-from botorch_structured.models.contexts import quiet, seeded
+from botorch_structured.models.map_fit import seeded
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.spaces.arguments import (
     brief,
@@ -157,8 +158,9 @@ class Study:
         max_rows: How many evaluations of a path models see, see `suggest`; None: all.
 
     Raises:
-        ValueError: An argument is not what it should be, another process works with the
-            log, or it is damaged or of another study.
+        ValueError: An argument is not what it should be, next to no point of the space
+            is feasible, another process works with the log, or it is damaged or of
+            another study.
 
     Example:
         >>> study = Study(space, log="study.jsonl")
@@ -225,6 +227,8 @@ class Study:
         self._starts: Any = "inner" if starts is None else starts
         if not isinstance(self._starts, str) and not callable(starts):
             self._starts = self._encode(starts, "starts")
+        elif not callable(starts) and self.space.is_restricted:
+            self.space.sample(1, seed=0)  # an error if there is no point
         #: The seed, and those that were made with it.
         self._made_starts: tuple[int | None, list[Point]] = None, []
         if earlier is not None and (has_functions or len(self.objectives) > 1):

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -20,14 +21,15 @@ from botorch_structured.models import (
     TransferGP,
     TreeStructuredGP,
 )
-from botorch_structured.models.contexts import seeded
 from botorch_structured.models.fast_inference import FastSingleTaskGP
 from botorch_structured.models.leave_one_out import leave_one_out_weights
+from botorch_structured.models.map_fit import seeded
 from botorch_structured.models.outcome_scale import AnyScaleStandardize
-from botorch_structured.models.tree.leaf_model import LeafModel, take_values
+from botorch_structured.models.tree.leaf_model import LeafModel
 from botorch_structured.models.tree.row_subsets import fit_to_some, with_most_rows
+from botorch_structured.models.tree.warm_start import take_values
 from botorch_structured.spaces import SearchSpace
-from botorch_structured.spaces.arguments import check_count, check_seed
+from botorch_structured.spaces.arguments import check_count, check_seed, warn
 from botorch_structured.transforms import ClipTail
 
 # With so few observations the model with old studies is alone, if they predict these,
@@ -38,10 +40,12 @@ _ODDS = 20.0
 
 #: Models see at most so many rows of a path: the best ones, and a spread of others.
 MAX_ROWS = 1_000
+# Of more, if models see all, a suggestion takes seconds: 2 at 2,000, 8 at 4,000.
+_MANY_ROWS = 2_000
 
 
 class TrainingData(NamedTuple):
-    """Evaluations, as the models see them; `check_data` says what they have to be.
+    """Evaluations, as the models see them; `read_data` says what they have to be.
 
     Attributes:
         X: ``n x d`` points.
@@ -56,11 +60,6 @@ class TrainingData(NamedTuple):
     C: Tensor | None = None
     cost: Tensor | None = None
     Yvar: Tensor | None = None
-
-    def detached(self) -> TrainingData:
-        """The same without graphs of autograd."""
-        columns = {k: t.detach() for k, t in self._asdict().items() if t is not None}
-        return TrainingData(**columns)
 
 
 class Mixture(NamedTuple):
@@ -123,7 +122,23 @@ def fit_models(
     check_space(space)
     check_table("train_X", train_X, space.dim)
     check_table("train_Y", train_Y, 1)
-    starts = {type(model): model for model in read_models(start_from or ())}
+    return _fit_models(
+        space, train_X, train_Y, read_models(start_from or ()), averaged, **kwargs
+    )
+
+
+def _fit_models(
+    space: SearchSpace,
+    train_X: Tensor,
+    train_Y: Tensor,
+    start_from: Iterable[FastSingleTaskGP],
+    averaged: bool,
+    **kwargs: Any,
+) -> list[LeafModel]:
+    """`fit_models` of arguments that were checked."""
+    starts: dict[type, Any] = {}
+    for earlier in start_from:
+        starts[type(earlier)] = earlier
     classes: list[type[LeafModel]] = [TreeStructuredGP]
     # averaging is for few data
     if averaged and space.tree.decision_columns and len(train_X) <= 200:
@@ -131,7 +146,7 @@ def fit_models(
     models: list[LeafModel] = []
     for kind in classes:
         # a transform learns from the data: each model has its own
-        options = {name: deepcopy(value) for name, value in kwargs.items()}
+        options = deepcopy(kwargs)
         options.setdefault("outcome_transform", _compressed_tail())
         start = starts.get(kind)
         models.append(
@@ -218,16 +233,26 @@ def fit_surrogates(
     Raises:
         ValueError: An argument is not what it should be, or all evaluations failed.
     """
-    data = TrainingData(
+    data = read_data(
+        space,
         train_X,
         train_Y,
         train_C,
         train_cost,
         train_Yvar,
     )
-    check_data(space, data)
     with seeded_if(seed, train_X.device):
         return fit_checked(space, data, start_from, earlier, max_rows, **kwargs)
+
+
+@cache
+def _warn_of_rows() -> None:
+    """Say it once, though each suggestion sees all rows."""
+    warn(
+        f"max_rows: with None, and more than {_MANY_ROWS:,} evaluations of a path, a "
+        "suggestion takes time cubic in them (8 CPU seconds at 4,000). At most "
+        f"{MAX_ROWS:,} are seen with the default, max_rows={MAX_ROWS}."
+    )
 
 
 def fit_checked(
@@ -238,9 +263,11 @@ def fit_checked(
     max_rows: int | None = MAX_ROWS,
     **kwargs: Any,
 ) -> Surrogates:
-    """`fit_surrogates` of data that `check_data` has seen."""
+    """`fit_surrogates` of data that `read_data` has seen."""
     if max_rows is not None:
         check_count("max_rows", max_rows)
+    elif space.tree.path_key(data.X).unique(return_counts=True)[1].max() > _MANY_ROWS:
+        _warn_of_rows()
     last = Surrogates([], []) if start_from is None else start_from
     n, m = data.Y.shape
     # hyperparameters hardly change any more
@@ -333,8 +360,7 @@ def _fit_mixture(
     Y = torch.where(Y.isfinite(), Y.clamp(-limit, limit), Y)
     models: list[FastSingleTaskGP] = []
     if not alone:
-        start = [model for model in start_from if isinstance(model, LeafModel)]
-        models += fit_models(space, X, Y, start, averaged, **kwargs)
+        models += _fit_models(space, X, Y, start_from, averaged, **kwargs)
     odds = [1.0] * len(models)
     if old is not None:
         tail = deepcopy(kwargs.get("outcome_transform", _compressed_tail()))
@@ -403,10 +429,20 @@ def seeded_if(seed: int | None, device: torch.device) -> AbstractContextManager[
     return nullcontext() if seed is None else seeded(seed, device)
 
 
-def check_data(space: Any, data: TrainingData) -> None:
-    """Raise a ``ValueError`` for data that no suggestion can be made of."""
+def read_data(
+    space: Any,
+    X: Any,
+    Y: Any,
+    C: Any,
+    cost: Any,
+    Yvar: Any,
+) -> TrainingData:
+    """Evaluations without graphs of autograd.
+
+    Raises:
+        ValueError: They are none that a suggestion can be made of.
+    """
     check_space(space)
-    X, Y, C, cost, Yvar = data
     check_table("train_X", X, space.dim)
     n = len(X)
     if not n:
@@ -445,6 +481,10 @@ def check_data(space: Any, data: TrainingData) -> None:
                 "train_cost: expected positive numbers, or NaN where a cost is not "
                 f"known, got {cost[bad][:3].tolist()}."
             )
+    columns: list[Any] = []
+    for table in (X, Y, C, cost, Yvar):
+        columns.append(None if table is None else table.detach())
+    return TrainingData(*columns)
 
 
 def _rows(bad: Tensor) -> list[int]:

@@ -14,7 +14,7 @@ import pytest
 from optuna.trial import TrialState
 
 from botorch_structured.integrations.optuna import StructuredSampler, sampler
-from botorch_structured.integrations.optuna.sampler import SharedPaths
+from botorch_structured.integrations.optuna.shared_paths import SharedPaths
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs fork")

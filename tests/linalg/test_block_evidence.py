@@ -9,12 +9,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from linear_operator.utils.errors import NotPSDError
 
-from botorch_structured.linalg import block_evidence
-from botorch_structured.linalg.block_evidence import (
-    Array,
-    Block,
-    log_evidence,
-)
+from botorch_structured.linalg import blocks as module
+from botorch_structured.linalg.blocks import Array, Block, log_evidence
 
 NUM_WEIGHTS = 5
 # rows per weight up to which there is one factor: by block, and as one
@@ -74,7 +70,7 @@ def test_equals_dense(
     rows_per_weight: float, seed: int, sizes: list[tuple[int, int, int]]
 ) -> None:
     blocks, residual = make(seed, sizes)
-    with mock.patch.object(block_evidence, "_ROWS_PER_WEIGHT", rows_per_weight):
+    with mock.patch.object(module, "_ROWS_PER_WEIGHT", rows_per_weight):
         value, derivatives = log_evidence(blocks, residual, NUM_WEIGHTS)
     assert value == pytest.approx(dense(blocks, residual), rel=1e-10)
     rng, step = np.random.default_rng(seed), 1e-5
@@ -123,7 +119,7 @@ def test_without_weights() -> None:
 def test_what_is_not_positive_definite(
     rows_per_weight: float, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(block_evidence, "_ROWS_PER_WEIGHT", rows_per_weight)
+    monkeypatch.setattr(module, "_ROWS_PER_WEIGHT", rows_per_weight)
     blocks, residual = make(0, [(2, rows, 0)])
 
     def evidence(factor: float) -> float:

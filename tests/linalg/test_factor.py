@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from linear_operator.utils.errors import NotPSDError
 
-from botorch_structured.linalg.factor import cholesky, inverse_factors
+from botorch_structured.linalg.blocks import cholesky, inverse_factors
 
 
 def some(count: int, size: int, seed: int = 0) -> np.ndarray:

@@ -16,10 +16,7 @@ from torch import Tensor
 from botorch_structured.acquisition import PathExpectedImprovement
 from botorch_structured.fit import fit_slice_sampling
 from botorch_structured.models import ConditionalGP, MultiTaskABLR, TreeStructuredGP
-from botorch_structured.optim import (
-    optimize_acqf_local_search,
-    optimize_acqf_two_step,
-)
+from botorch_structured.optim import optimize_acqf_local_search, optimize_acqf_two_step
 from botorch_structured.spaces import ParameterTree
 
 # x0 chooses between x1 and x2; x3 is shared

@@ -20,11 +20,12 @@ from botorch_structured.spaces import Between, ParameterTree, SearchSpace
 FILL = -7.0
 
 
-def candidates(boxes: Boxes, per_box: int, good: Tensor, rng: Any) -> Sample:
+def candidates(boxes: Boxes, per_box: int, good: Tensor, rng: Any) -> Any:
     """As tensors."""
     keys = boxes.problem.keys(good.numpy())
     sample = raw_candidates(boxes, per_box, good.numpy(), keys, rng)
-    return Sample(*map(torch.from_numpy, sample))
+    parts = (sample.X, sample.box, sample.source)
+    return Sample(*map(torch.from_numpy, parts))
 
 
 def test_the_boxes_of_all_paths() -> None:
@@ -34,7 +35,7 @@ def test_the_boxes_of_all_paths() -> None:
 
     def upper(bounds: Tensor = bounds, **kwargs: Any) -> list[list[float]]:
         problem = make_problem(bounds, tree, **{"fill": FILL, **kwargs})
-        found = path_boxes(problem, [problem.X_avoid], np.random.default_rng(0))
+        found = path_boxes(problem, problem.X_avoid, np.random.default_rng(0))
         assert torch.from_numpy(found.lower).dtype == bounds.dtype
         return sorted(found.upper.tolist())
 
@@ -59,7 +60,7 @@ def test_integers_on_a_logarithmic_scale_are_drawn_there() -> None:
     units, depth = map(space.names.index, ("units", "depth"))
     problem = make_problem(space=space)
     rng = np.random.default_rng(0)
-    boxes = path_boxes(problem, [problem.X_avoid], rng)
+    boxes = path_boxes(problem, problem.X_avoid, rng)
     good = space.encode([{"units": 10, "depth": 500, "x": 0.5}])
     spread = candidates(boxes, 256, good[:0], rng).X
     middle = 0.5 * (math.log10(0.5) + math.log10(1000.5))  # as rounding has it
@@ -79,7 +80,7 @@ def test_small_finite_boxes_are_listed(values: int) -> None:
     bounds = torch.tensor([[5.0], [4.0 + values]]).double()
     problem = make_problem(bounds, ParameterTree(1), [0])
     rng = np.random.default_rng(0)
-    boxes = path_boxes(problem, [problem.X_avoid], rng)
+    boxes = path_boxes(problem, problem.X_avoid, rng)
     X = candidates(boxes, 16, bounds[:0], rng).X
     assert len(X) == len(X.unique()) == values if values == 64 else len(X) == 16
 
@@ -90,7 +91,7 @@ def test_candidates_around_a_good_point_are_near_and_far() -> None:
     names = {4: [float(v) for v in range(5)]}
     problem = make_problem(bounds, ParameterTree(4), [2], {3: names[4]})
     rng = np.random.default_rng(0)
-    boxes = path_boxes(problem, [problem.X_avoid], rng)
+    boxes = path_boxes(problem, problem.X_avoid, rng)
     good = bounds.new_tensor([[0.4, 7.0, 60.0, 1.0]])
     sample = candidates(boxes, 1024, good, rng)
     # no column is shared: none are carried over from the good point
@@ -123,7 +124,7 @@ def test_shared_columns_on_their_bounds_beside_a_good_point() -> None:
     bounds = torch.tensor([[0.0] * 4, [1.0] * 4]).double()
     problem = make_problem(bounds, ParameterTree(4, {0: {0: [1], 1: [2]}}))
     rng = np.random.default_rng(0)
-    boxes = path_boxes(problem, [problem.X_avoid], rng)
+    boxes = path_boxes(problem, problem.X_avoid, rng)
     good = bounds.new_tensor([[0.0, 0.4, 0.5, 0.7]])
     sample = candidates(boxes, 256, good, rng)
     around = sample.X[(sample.source > 6) & (sample.X[:, 0] == 0.0)]
@@ -138,12 +139,18 @@ def test_boxes_hold_the_decisions_of_rows() -> None:
     )
     bounds = torch.tensor([[0.0, 0, 0, 0], [3, 1, 1, 7.5]], dtype=torch.double)
     listed = {0: [0.0, 1.0, 2.0]}
+    known = bounds.new_tensor([[3.0, 0, 0, 0]])  # declared by a point, but not listed
     problem = make_problem(
-        bounds, tree, fill=FILL, integer_features=[3], categorical_features=listed
+        bounds,
+        tree,
+        fill=FILL,
+        integer_features=[3],
+        categorical_features=listed,
+        X_avoid=known,
     )
-    rows = [[0, 0.7], [1 + 1e-4, 0.2], [2, 0.2], [3, 0.2], [0.5, 0.2]]
+    rows = [[0, 0.7], [1 + 1e-4, 0.2], [2, 0.2], [3, 0.2]]
     boxes, ok = boxes_at(problem, pad(bounds.new_tensor(rows), (0, 2)).numpy())
-    assert ok.tolist() == [True, True, True, False, False]  # values that are listed
+    assert ok.tolist() == [True, True, True, False]
     below = math.nextafter(0.5, 0)
     assert boxes.lower[ok].tolist() == [
         [0, 0.5, 0, FILL],

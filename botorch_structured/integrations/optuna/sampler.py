@@ -38,6 +38,7 @@ from botorch_structured.spaces.arguments import check_seed, later_seed
 from botorch_structured.spaces.columns import is_equal
 from botorch_structured.study import Study
 from botorch_structured.study.earlier import OldStudy, learn, read_studies
+from botorch_structured.suggest.surrogates import MAX_ROWS
 
 _logger = optuna.logging.get_logger("optuna.structured")
 
@@ -91,6 +92,7 @@ class StructuredSampler(BaseSampler):
             optuna.get_all_study_names(storage) if name.startswith("boosting")]``, or
             what else a `Study` takes. Which parameters belong to which values is learnt
             from them, too, as far as ranges are the same. For one objective.
+        max_rows: How many trials of a path models see, see `suggest`; None: all.
 
     Raises:
         ValueError: An argument is not what it should be; or, when a trial asks for it,
@@ -117,15 +119,17 @@ class StructuredSampler(BaseSampler):
         acquisition: Callable[..., Any] | None = None,
         warn_independent_sampling: bool = True,
         earlier: Any = None,
+        max_rows: int | None = MAX_ROWS,
     ) -> None:
-        for name, function in (
-            ("model", model),
-            ("acquisition", acquisition),
-        ):
-            if function is not None and not callable(function):
-                raise ValueError(f"{name}: expected a function, got {function!r}.")
-        # a study reads all kinds of spaces
-        declared = None if space is None else Study(space, seed=0).space
+        self._arguments: dict[str, Any] = {
+            "model": model,
+            "acquisition": acquisition,
+            "max_rows": max_rows,
+        }
+        # a study reads all kinds of spaces, and says now what is wrong
+        some = {"": (0, 1)} if space is None else space
+        read = Study(some, seed=0, **self._arguments)
+        declared = None if space is None else read.space
         if declared is not None and declared.shown_names != declared.names:
             raise ValueError(
                 "space: expected the same values of a name in all dictionaries, and a "
@@ -135,7 +139,6 @@ class StructuredSampler(BaseSampler):
         self._declared = declared
         seed = check_seed(seed)
         self._seed = _new_seed() if seed is None else seed
-        self._arguments: dict[str, Any] = {"model": model, "acquisition": acquisition}
         self._warns = warn_independent_sampling
         self._earlier: list[Any] = [] if earlier is None else [earlier]
         if isinstance(earlier, list):

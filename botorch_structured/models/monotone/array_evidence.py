@@ -32,8 +32,13 @@ from gpytorch.means import ConstantMean, ZeroMean
 from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from scipy.linalg.lapack import dpotri, dpotrs
 
+from botorch_structured.linalg.blocks import Array, cholesky
 from botorch_structured.linalg.correlations import computes_as
-from botorch_structured.linalg.factor import Array, cholesky
+from botorch_structured.linalg.parameters import (
+    LogPriors,
+    RawParameters,
+    UnknownFormError,
+)
 from botorch_structured.models.fast_inference import noise_is_known
 from botorch_structured.models.monotone.derivative_process import (
     VALUE,
@@ -41,11 +46,6 @@ from botorch_structured.models.monotone.derivative_process import (
 )
 from botorch_structured.models.monotone.expectation_propagation import (
     expectation_propagation,
-)
-from botorch_structured.models.parameters import (
-    LogPriors,
-    RawParameters,
-    UnknownFormError,
 )
 
 # Numbers in the largest array of a fit. Above, several threads of torch are faster.

@@ -30,19 +30,20 @@ from torch import Tensor
 
 import botorch_structured.models.tree.leaf_features  # noqa: F401 (registers itself)
 from botorch_structured._botorch_names import DefaultType
-from botorch_structured.linalg.hyperparameter import LogInterval, QuickLogNormalPrior
-from botorch_structured.models.input_transforms import protect_decisions
-from botorch_structured.models.tree.conditional_kernel import ConditionalKernel
+from botorch_structured.kernels.leaf_kernels import ConditionalKernel
+from botorch_structured.linalg.parameters import (
+    LogInterval,
+    QuickLogNormalPrior,
+    horseshoe_likelihood,
+    register_root_prior,
+    set_noise_floor,
+)
+from botorch_structured.models.checks import protect_decisions
 from botorch_structured.models.tree.leaf_model import (
     Dependencies,
     LeafModel,
     output_dimensions,
     read_arguments,
-)
-from botorch_structured.models.tree.noise import (
-    horseshoe_likelihood,
-    register_root_prior,
-    set_noise_floor,
 )
 from botorch_structured.spaces import ParameterTree
 from botorch_structured.spaces.arguments import check_columns

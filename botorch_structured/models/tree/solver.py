@@ -15,7 +15,7 @@ The usual alpha = A^-1 (r - F mu) and A^-1 F grow like one over the noise varian
 and H do not, and give three more correct digits at the smallest noise variance.
 
 Rows that are appended, as fantasies are, condition the posterior of the rows before
-once more (``linalg.factor.given_last``): no factorisation is repeated. They may have
+once more (``linalg.blocks.given_last``): no factorisation is repeated. They may have
 batch dimensions of their own, and the posterior is differentiable in them.
 """
 
@@ -36,27 +36,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from botorch_structured._botorch_names import functorch_is_active
-from botorch_structured.linalg.block_low_rank import (
-    Factorisation,
-    WeightedBlock,
-    factorise,
-)
-from botorch_structured.linalg.factor import given_last
+from botorch_structured.kernels.leaf_kernels import LeafKernel, LeafRows, Structure
+from botorch_structured.linalg.blocks import Factorisation, factorise, given_last
+from botorch_structured.linalg.parameters import UnknownFormError
 from botorch_structured.models.fast_inference import with_gradient, with_variance_floor
-from botorch_structured.models.parameters import UnknownFormError
-from botorch_structured.models.tree.leaf_inference import (
-    LeafBlock,
-    LeafKernel,
-    LeafRows,
-    Structure,
-    leaf_blocks,
-)
-from botorch_structured.models.tree.moments import (
-    Array,
-    LeafMoments,
-    PathTables,
-    differentiable_moments,
-)
+from botorch_structured.models.tree.leaf_inference import LeafBlock, leaf_blocks
+from botorch_structured.models.tree.moments import LeafMoments, differentiable_moments
 
 
 class LeafSolver:
@@ -68,10 +53,6 @@ class LeafSolver:
         structure: Their leaves.
         noise: Noise variances, ``n``.
         residual: Outcomes less prior means, ``n``.
-
-    Attributes:
-        paths: The covariance by tables, from when there are ``moments``.
-        tables: Those of the leaves of each bucket, likewise.
     """
 
     @torch.no_grad()
@@ -90,8 +71,6 @@ class LeafSolver:
         self.structure = structure
         self.noise = noise
         self.residual = residual
-        self.paths: PathTables | None = None
-        self.tables: list[dict[str, Any]] = []
 
     @cached_property
     def blocks(self) -> list[LeafBlock]:
@@ -103,45 +82,16 @@ class LeafSolver:
     def factors(self) -> Factorisation:
         """L^-1 and [e, H] of each bucket, J and mu.
 
-        Of the covariance by what is there already: ``paths`` take a third of the time
+        Of the covariance by what is there already: ``moments`` take a third of the time
         of ``blocks``, without which points are not predicted jointly.
         """
         with torch.no_grad():
-            if self.paths is None:
+            moments = self.__dict__.get("moments")
+            if moments is None:
                 weighted = [b.noisy(self.kernel, self.noise) for b in self.blocks]
             else:
-                weighted = self._by_tables(self.paths)
+                weighted = moments.blocks()
             return factorise(weighted, self.residual, self.kernel.num_weights)
-
-    def _data(self, paths: PathTables) -> list[Array]:
-        """The rows of each bucket, extended."""
-        extended = paths.extend(self.X.numpy())
-        return [extended[b.rows.numpy()] for b in self.structure.layout.buckets]
-
-    def _by_tables(self, paths: PathTables) -> list[WeightedBlock]:
-        """The blocks of the covariance."""
-        noises = np.append(self.noise.numpy(), 1.0)
-        weighted = []
-        for bucket, weights, tables, data in zip(
-            self.structure.layout.buckets,
-            self.structure.weights,
-            self.tables,
-            self._data(paths),
-            strict=True,
-        ):
-            k, features = paths.covariance(tables, data)
-            if bucket.real is not None:
-                real = bucket.real.numpy()[:, :, None]
-                k *= real & real.swapaxes(1, 2)
-                features *= real
-            diagonal = k.reshape(len(k), -1)[:, :: k.shape[-1] + 1]
-            diagonal += noises[bucket.index.numpy()]
-            covariance = torch.from_numpy(k)
-            block = WeightedBlock(
-                bucket, covariance, torch.from_numpy(features), weights
-            )
-            weighted.append(block)
-        return weighted
 
     @cached_property
     def moments(self) -> LeafMoments | None:
@@ -151,22 +101,14 @@ class LeafSolver:
         """
         if self.X.device.type != "cpu" or functorch_is_active():
             return None
-        places = self.structure.leaf_places
         try:
-            paths = PathTables(self.kernel, places, self.X)
+            return LeafMoments(self)
         except UnknownFormError:
             return None
-        self.tables = [
-            paths.with_rows(bucket.leaves.numpy(), data, weights.numpy())
-            for bucket, weights, data in zip(
-                self.structure.layout.buckets,
-                self.structure.weights,
-                self._data(paths),
-                strict=True,
-            )
-        ]
-        self.paths = paths
-        return LeafMoments(self)
+
+    @cached_property
+    def _weight_root(self) -> tuple[Tensor, Tensor | None]:
+        return self.factors.weight_covariance.root()
 
     def joint(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """Moments of points jointly, on the scale of transformed outcomes.
@@ -225,7 +167,11 @@ class LeafSolver:
                 -both[..., 1:],
                 accumulate=True,
             )
-        weight = self.factors.weight_covariance.rooted(reduced[:, :-1])
+        rest = reduced[:, :-1]
+        root, explained_weights = self._weight_root
+        weight = rest @ root
+        if explained_weights is not None:
+            weight = rest - weight @ explained_weights
         return mean, explained, weight
 
     def means(self, rows: LeafRows) -> Tensor:

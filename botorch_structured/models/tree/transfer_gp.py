@@ -52,10 +52,10 @@ from torch import Tensor
 from botorch_structured._botorch_names import DefaultType
 from botorch_structured.models.checks import check_training_data
 from botorch_structured.models.fast_inference import FastSingleTaskGP
+from botorch_structured.models.outcome_scale import linear_outcome
 from botorch_structured.models.paths import refuse_paths
 from botorch_structured.models.tree.moments import Array, PointMoments
 from botorch_structured.models.tree.old_studies import OldStudiesMean
-from botorch_structured.models.tree.point_moments import outcome_scale
 
 # Prior variance of the level c: uninformative.
 _LEVEL_VARIANCE = 25.0
@@ -292,7 +292,7 @@ class TransferGP(FastSingleTaskGP):
         path: bool = False,
     ) -> Any:
         """Moments of points one by one, see ``LeafModel.moments_on``."""
-        outcome = outcome_scale(self, rows)
+        outcome = linear_outcome(self, rows)
         if path or outcome is None or not self._is_plain(rows):
             return None
         scale, shift = outcome

@@ -36,27 +36,28 @@ from torch import Tensor, nn
 
 import botorch_structured.models.tree.leaf_features  # noqa: F401 (registers itself)
 from botorch_structured._botorch_names import DefaultType
-from botorch_structured.linalg.correlations import CORRELATIONS
-from botorch_structured.models.fast_inference import with_gradient, with_variance_floor
-from botorch_structured.models.input_transforms import protect_decisions
-from botorch_structured.models.outcome_scale import least_variance, with_least_variance
-from botorch_structured.models.tree.leaf_inference import COVARIANCE, LeafKernel
-from botorch_structured.models.tree.leaf_model import (
-    Dependencies,
-    LeafModel,
-    output_dimensions,
-    read_arguments,
-)
-from botorch_structured.models.tree.noise import default_likelihood, set_noise_prior
-from botorch_structured.models.tree.point_moments import column_scales, is_mean_of_paths
-from botorch_structured.models.tree.solver import LeafSolver
-from botorch_structured.models.tree.tree_structured_kernel import (
+from botorch_structured.kernels.leaf_kernels import COVARIANCE, LeafKernel
+from botorch_structured.kernels.tree_structured_kernel import (
     KernelOrFactory,
     PathMean,
     TreeStructuredKernel,
     check_choices,
     make_kernel,
 )
+from botorch_structured.linalg.correlations import CORRELATIONS
+from botorch_structured.linalg.parameters import default_likelihood, set_noise_prior
+from botorch_structured.models.checks import protect_decisions
+from botorch_structured.models.fast_inference import with_gradient, with_variance_floor
+from botorch_structured.models.outcome_scale import least_variance, with_least_variance
+from botorch_structured.models.tree.leaf_model import (
+    Dependencies,
+    LeafModel,
+    is_mean_of_paths,
+    output_dimensions,
+    read_arguments,
+)
+from botorch_structured.models.tree.moments import column_scales
+from botorch_structured.models.tree.solver import LeafSolver
 from botorch_structured.spaces import ParameterTree
 from botorch_structured.spaces.arguments import check_columns
 
@@ -481,8 +482,10 @@ class TreeStructuredGP(LeafModel):
         if isinstance(single, LeafSolver):
             factors = single.factors
             mean = factors.weight_mean
-            eye = torch.eye(len(mean)).to(mean)
-            return mean, factors.weight_covariance.rooted(eye).mT
+            root, explained = factors.weight_covariance.root()
+            if explained is not None:
+                root = torch.eye(len(mean)).to(mean) - root @ explained
+            return mean, root.mT
         X = self.train_inputs[0]
         with torch.no_grad():
             prior = self.forward(X)

@@ -21,7 +21,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import attrgetter
 
 import numpy as np
 import torch
@@ -193,7 +194,7 @@ class NodeEvidence:
         k, n = squared.shape[:2]
         variance = math.exp(theta[k])
         free_noise = math.exp(theta[k + 2])
-        noise = free_noise + self.noise_floor + np.zeros(n)
+        noise = np.full(n, free_noise + self.noise_floor)
         if self.noise is not None:
             noise = self.noise[rows]
         parts = squared * np.exp(-2.0 * theta[:k])[:, None, None]
@@ -213,33 +214,23 @@ class NodeEvidence:
         inverse = inverse + inverse.T
         inverse.ravel()[:: n + 1] *= 0.5
         alpha = inverse @ residual
-        diagonal = inverse.ravel()[:: n + 1]
-        products = inverse @ parts
-        traces = products.reshape(k, -1)[:, :: n + 1].sum(-1)
-        mixed = np.einsum("kij,ij->ki", products, inverse)
-        squares = inverse * inverse
-        row_squares = squares.sum(-1)
-        total = diagonal.sum()
+        # K^-1 dK by log l_j, log s^2 and log v
+        products = np.empty((k + 2, n, n))
+        np.matmul(inverse, parts, out=products[:k])
+        products[k] = inverse * -noise
+        products[k].ravel()[:: n + 1] += 1.0
+        products[k + 1] = inverse * free_noise
+        flat = products.reshape(k + 2, -1)
+        turned = products.transpose(0, 2, 1).reshape(k + 2, -1)
+        places = np.array([*range(k + 1), k + 2])
         gradient = np.empty(k + 3)
-        gradient[:k] = 0.5 * (parts @ alpha @ alpha - traces)
-        fit = alpha @ (residual - noise * alpha)
-        gradient[k] = 0.5 * (fit - n + diagonal @ noise)
+        gradient[places] = residual @ products @ alpha - flat[:, :: n + 1].sum(-1)
+        gradient[places] *= 0.5
         gradient[k + 1] = alpha.sum()
-        gradient[k + 2] = 0.5 * free_noise * (alpha @ alpha - total)
         # 1/2 tr(K^-1 dK_i K^-1 dK_j), and of the mean 1' K^-1 1
-        turned = products.transpose(0, 2, 1).reshape(k, -1)
-        information = np.zeros((k + 3, k + 3))
-        information[:k, :k] = products.reshape(k, -1) @ turned.T
-        information[k, :k] = traces - mixed @ noise
-        information[k, k] = n - 2.0 * diagonal @ noise + noise @ squares @ noise
-        information[k + 2, :k] = free_noise * mixed.sum(-1)
-        information[k + 2, k] = free_noise * (total - row_squares @ noise)
-        information[k + 2, k + 2] = free_noise**2 * row_squares.sum()
-        information[:k, k:] = information[k:, :k].T
-        information[k, k + 2] = information[k + 2, k]
-        information *= 0.5
-        information[k + 1, k + 1] = inverse.sum()
-        information.ravel()[:: k + 4] += self.scale**-2.0
+        information = np.diag(self.scale**-2.0)
+        information[np.ix_(places, places)] += 0.5 * flat @ turned.T
+        information[k + 1, k + 1] += inverse.sum()
         free = self.free
         z = ((theta - self.mode) / self.scale)[free]
         log_scales = np.log(self.scale[free]).sum()
@@ -472,19 +463,6 @@ def grow_by_evidence(
 # -- the best split of a node ----------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Trial:
-    """A split that was tried.
-
-    Attributes:
-        value: Sum of the log evidences of the children.
-        children: The nodes it would make, with fits.
-    """
-
-    value: float
-    children: tuple[TreeNode, TreeNode]
-
-
 def best_split_by_evidence(
     node: TreeNode,
     X: Array,
@@ -508,10 +486,10 @@ def best_split_by_evidence(
         return None
     scored = np.zeros(len(X), dtype=bool)
     scored[thinned(node.home)] = True
-    trials: dict[Split, _Trial] = {}
+    trials: dict[Split, Proposal] = {}  # by the sum of the evidences
 
-    def attempt(split: Split, starts: Sequence[NodeFit]) -> None:
-        """Score a split; fits of its children begin at others."""
+    def attempt(split: Split, starts: Sequence[TreeNode]) -> None:
+        """Score a split; fits of its children begin at those of others."""
         left, right = children = node.divided(X, split)
         # the right child has the point at the threshold too, but not in its home
         if len(left.home) < min_leaf_size or len(right.home) < max(
@@ -523,41 +501,39 @@ def best_split_by_evidence(
             rows = child.home[scored[child.home]]
             if len(rows) < 2:
                 return
-            child.fit = evidence.fit(rows, [start.theta])
+            child.fit = evidence.fit(rows, [start.fit.theta])
             value += child.fit.log_evidence
         if math.isfinite(value):
-            trials[split] = _Trial(value, children)
+            trials[split] = Proposal(value, split, children)
 
-    def best() -> Split:
-        return max(trials, key=lambda split: trials[split].value)
+    def best() -> Proposal:
+        return max(trials.values(), key=attrgetter("value"))
 
     for chain in _candidates(node, X, evidence.y, min_leaf_size, categorical):
-        starts = [node.fit, node.fit]
+        starts = (node, node)
         for split in chain:
             attempt(split, starts)
             if split in trials:
-                starts = [child.fit for child in trials[split].children]
+                starts = trials[split].children
     if not trials:
         return None
-    column = best().column
+    column = best().split.column
     values = np.unique(X[node.home, column])
     change = None
     if column in categorical:
-        average = trials[best()].value - math.log(len(values))
+        average = best().value - math.log(len(values))
     else:
         for _ in range(2):
-            trial = trials[best()]
-            place = int(np.searchsorted(values, best().threshold))
+            trial = best()
+            place = int(np.searchsorted(values, trial.split.threshold))
             near = slice(max(place - _NEIGHBOURS, 0), place + _NEIGHBOURS + 1)
             for value in values[near]:
                 split = Split(column, float(value))
                 if split not in trials:
-                    attempt(split, [child.fit for child in trial.children])
-        average, change = _average(trials, best(), values)
+                    attempt(split, trial.children)
+        average, change = _average(trials, best().split, values)
     gain = average + _log_prior_odds(node.depth, X.shape[1]) - node.fit.log_evidence
-    if not gain > 0:
-        return None
-    return Proposal(gain, best(), trials[best()].children, change)
+    return replace(best(), value=gain, change=change) if gain > 0 else None
 
 
 def _log_prior_odds(depth: int, columns: int) -> float:
@@ -572,7 +548,7 @@ def _log_prior_odds(depth: int, columns: int) -> float:
 
 
 def _average(
-    trials: dict[Split, _Trial], best: Split, values: Array
+    trials: dict[Split, Proposal], best: Split, values: Array
 ) -> tuple[float, ChangePoint]:
     """Evidence averaged over the thresholds of a column, and where the change is.
 

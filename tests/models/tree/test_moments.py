@@ -28,8 +28,7 @@ from botorch_structured.kernels import (
 )
 from botorch_structured.models import ConditionalGP, TreeStructuredGP
 from botorch_structured.models.tree import moments as module
-from botorch_structured.models.tree.moments import differentiable_moments
-from botorch_structured.models.tree.point_moments import column_scales
+from botorch_structured.models.tree.moments import column_scales, differentiable_moments
 from botorch_structured.spaces import ParameterTree
 
 pytestmark = pytest.mark.usefixtures("double")
@@ -71,7 +70,7 @@ def test_moments_and_their_gradients(numbers: int | None, seed: int) -> None:
     with pytest.MonkeyPatch.context() as patched:
         if numbers is not None:
             patched.setattr(module, "_MAX_NUMBERS", numbers)
-        moments = model._moments()
+        moments = model.solver.moments
         for n in (9, 1, 40):
             X = some_points(model, n, seed + n).requires_grad_()
             expected = with_gradients(moments.graph(X), X)
@@ -87,7 +86,7 @@ def test_derivatives_of_a_posterior(seed: int) -> None:
     """In the points, and again in the points."""
     model = random_model(seed, n=12)
     # GPyTorch's Matern kernel, a factor of theirs, has no second derivative
-    assume(type(model) is not ConditionalGP or not model._moments().paths.codes)
+    assume(type(model) is not ConditionalGP or not model.solver.moments.paths.codes)
     X = some_points(model, 6, seed).requires_grad_()
 
     def derivatives(mean: Tensor, variance: Tensor) -> list[Tensor]:
@@ -99,8 +98,8 @@ def test_derivatives_of_a_posterior(seed: int) -> None:
             (second,) = torch.autograd.grad(first.square().sum(), X, allow_unused=True)
         return [first.detach(), torch.zeros_like(X) if second is None else second]
 
-    found = differentiable_moments(X, model._moments())
-    all_close(derivatives(*found), derivatives(*model._moments().graph(X)), 1e-7)
+    found = differentiable_moments(X, model.solver.moments)
+    all_close(derivatives(*found), derivatives(*model.solver.moments.graph(X)), 1e-7)
 
 
 LATER: dict[str, Any] = {
@@ -173,10 +172,10 @@ def test_many_paths_without_data(dtype: torch.dtype, kind: Any) -> None:
     model = kind(X, Y, tree).eval()
     for _ in range(3):
         test = random_points(tree, 30, g).to(dtype)
-        found, expected = model._moments()(test), model._moments().graph(test)
+        found, expected = model.solver.moments(test), model.solver.moments.graph(test)
         all_close(found[:2], expected, 1e-4 if dtype == torch.float32 else 1e-9)
     # of the last call alone
-    tables = model._moments()._last[1]._tables.values()
+    tables = model.solver.moments._last[1]._last[2].values()
     assert sum(len(table.columns) for table in tables) <= 20
 
 

@@ -29,7 +29,6 @@ from treed_models import (
 
 from botorch_structured.fit import fit_slice_sampling
 from botorch_structured.models.treed.leaf_modules import TreedStationary
-from botorch_structured.models.treed.prediction import TreedPredictor
 from botorch_structured.models.treed.treed_gp import TreedGP
 
 
@@ -75,20 +74,6 @@ class TestContractPublished(TestContract):
     """The method of the paper."""
 
     model_kwargs = {"min_leaf_size": 3, **PUBLISHED}
-
-
-class TestContractMasked(TestContract):
-    """The same with predictions as they are made on a GPU."""
-
-    @pytest.fixture(autouse=True)
-    def masked(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        original = TreedPredictor.__init__
-
-        def init(predictor: TreedPredictor, *args: Any, **kwargs: Any) -> None:
-            original(predictor, *args, **kwargs)
-            predictor.masked = True
-
-        monkeypatch.setattr(TreedPredictor, "__init__", init)
 
 
 class TestContractModules(TestContract):

@@ -30,19 +30,19 @@ from torch import Tensor
 from torch.nn.functional import one_hot, pad
 
 from botorch_structured._botorch_names import functorch_is_active
-from botorch_structured.linalg.batch_kernel import take_batch
+from botorch_structured.kernels.leaf_kernels import (
+    MAX_LISTED_PATHS,
+    LeafKernel,
+    LeafRows,
+    take_batch,
+)
 from botorch_structured.linalg.correlations import (
     CORRELATIONS,
     Correlation,
     column_lengthscales,
     squared_distance,
 )
-from botorch_structured.linalg.hyperparameter import Hyperparameter
-from botorch_structured.models.tree.leaf_inference import (
-    MAX_LISTED_PATHS,
-    LeafKernel,
-    LeafRows,
-)
+from botorch_structured.linalg.parameters import Hyperparameter
 from botorch_structured.spaces import ParameterTree
 from botorch_structured.spaces.arguments import check_columns
 
