@@ -20,7 +20,6 @@ from torch import Tensor
 
 from botorch_structured.kernels import ConditionalKernel, TreeStructuredKernel
 from botorch_structured.linalg.correlations import CORRELATIONS
-from botorch_structured.linalg.parameters import has_steps
 from botorch_structured.models import ConditionalGP, TreeStructuredGP, map_fit
 from botorch_structured.models.tree import tree_structured_gp
 from botorch_structured.spaces import ParameterTree, SearchSpace
