@@ -40,10 +40,11 @@ __all__ = [
     "suggest",
 ]
 
-from botorch_structured.suggest.suggestion import Suggestion, suggest
-from botorch_structured.suggest.surrogates import (
+from botorch_structured.suggest.suggestion import (
     Mixture,
+    Suggestion,
     Surrogates,
     fit_models,
     fit_surrogates,
+    suggest,
 )

@@ -19,7 +19,7 @@ from botorch_structured.models import OldStudiesMean, TransferGP
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.study.earlier import learn, read_earlier, read_studies
 from botorch_structured.suggest import suggest
-from botorch_structured.suggest.surrogates import old_studies_predict
+from botorch_structured.suggest.suggestion import old_studies_predict
 
 DICTIONARIES = [
     {"learner": ["svm"], "C": (1e-3, 1e3, "log"), "scale": [True, False]},

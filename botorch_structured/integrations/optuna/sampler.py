@@ -38,7 +38,7 @@ from botorch_structured.spaces.arguments import check_seed, later_seed
 from botorch_structured.spaces.columns import is_equal
 from botorch_structured.study import Study
 from botorch_structured.study.earlier import OldStudy, learn, read_studies
-from botorch_structured.suggest.surrogates import MAX_ROWS
+from botorch_structured.suggest.suggestion import MAX_ROWS
 
 _logger = optuna.logging.get_logger("optuna.structured")
 
