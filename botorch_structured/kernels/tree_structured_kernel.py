@@ -678,7 +678,8 @@ class TreeStructuredKernel(LeafKernel):
         self.leaf_kernels = None
         if leaf_kernel is not None:
             groups = [columns[: self.leaf_hyperparameters.num_columns]]
-            hidden = {*groups[0]}.difference(max(seen or groups, key=len))
+            longest = max(seen or groups, key=lambda group: len(group))
+            hidden = {*groups[0]}.difference(longest)
             if seen is not None and leaf_hyperparameters == "independent":
                 groups = seen
                 hidden = set()
