@@ -16,7 +16,7 @@ References:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -28,6 +28,7 @@ from gpytorch.means import Mean
 from linear_operator import to_dense
 from torch import Tensor
 from torch.nn.functional import one_hot, pad
+from torch.quasirandom import SobolEngine
 
 from botorch_structured._botorch_names import functorch_is_active
 from botorch_structured.kernels.leaf_kernels import (
@@ -49,6 +50,8 @@ from botorch_structured.spaces.arguments import check_columns
 _VARIANCES = (1e-4, 1e4)
 _LENGTHSCALES = (2e-2, 2e1)
 _RATIOS = (5e-2, 2e1)
+# At so many points a kernel of the caller's own is looked at.
+_POINTS = 16
 
 _integers = partial(torch.tensor, dtype=torch.long)
 
@@ -674,8 +677,10 @@ class TreeStructuredKernel(LeafKernel):
         self.leaf_kernels = None
         if leaf_kernel is not None:
             groups = [columns[: self.leaf_hyperparameters.num_columns]]
+            hidden = {*groups[0]}.difference(max(seen or groups, key=len))
             if seen is not None and leaf_hyperparameters == "independent":
                 groups = seen
+                hidden = set()
             self.leaf_kernels = torch.nn.ModuleDict()
             self.leaf_places: dict[str, list[int]] = {}
             for path, group in enumerate(groups):
@@ -686,6 +691,7 @@ class TreeStructuredKernel(LeafKernel):
                         leaf_kernel,
                         [encoded[i] for i in places],
                         batch_shape,
+                        hidden,
                     )
         # GPyTorch assumes that every buffer of a kernel has the batch shape in front
         flags = partial(torch.tensor, dtype=torch.bool)
@@ -909,6 +915,7 @@ def make_kernel(
     source: KernelOrFactory,
     columns: list[int],
     batch_shape: torch.Size,
+    hidden: Collection[int] = (),
 ) -> Kernel:
     """The kernel of some columns: a copy, or a new one.
 
@@ -916,9 +923,11 @@ def make_kernel(
         source: The argument ``leaf_kernel``.
         columns: Columns of the inputs.
         batch_shape: Batch shape of the copy's parameters.
+        hidden: Columns that are 0 on a path.
 
     Raises:
-        ValueError: For what is no kernel of so many columns.
+        ValueError: For what is no kernel of so many columns, or no covariance of those
+            that are not hidden.
     """
     kernel = source if isinstance(source, Kernel) else source(list(columns))
     if not isinstance(kernel, Kernel):
@@ -926,20 +935,28 @@ def make_kernel(
             "leaf_kernel: expected a GPyTorch kernel, or a function that makes one for "
             f"a list of columns, got {type(kernel).__name__}."
         )
-    x = torch.zeros(2, len(columns))
+    x = SobolEngine(len(columns)).draw(_POINTS).to(kernel.device, kernel.dtype)
+    x[:, [c in hidden for c in columns]] = 0.0
     try:
         with torch.no_grad():
-            shape = to_dense(kernel(x)).shape[-2:]
+            covariance = to_dense(kernel(x))
     except (IndexError, RuntimeError) as error:
         raise ValueError(
             f"leaf_kernel: expected a kernel of the {len(columns)} columns {columns}, "
             f"got {type(kernel).__name__}: {error} A function such as lambda columns: "
             "RQKernel(ard_num_dims=len(columns)) makes one for each leaf."
         ) from error
-    if shape != (2, 2):
+    if covariance.shape[-1] != _POINTS:
         raise ValueError(
             "leaf_kernel: expected one output per input, got the derivatives too "
             f"({type(kernel).__name__})."
+        )
+    least, most = torch.linalg.eigvalsh(covariance).aminmax()
+    if least < -1e-3 * most:
+        raise ValueError(
+            f"leaf_kernel: expected a covariance of columns {columns}, got "
+            f"{type(kernel).__name__} with negative eigenvalues. (CosineKernel is a "
+            "covariance of one column.)"
         )
     count = kernel.batch_shape.numel()
     elements = torch.arange(count).reshape(kernel.batch_shape)

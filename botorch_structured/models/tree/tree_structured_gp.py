@@ -52,11 +52,11 @@ from botorch_structured.models.outcome_scale import least_variance, with_least_v
 from botorch_structured.models.tree.leaf_model import (
     Dependencies,
     LeafModel,
+    column_scales,
     is_mean_of_paths,
     output_dimensions,
     read_arguments,
 )
-from botorch_structured.models.tree.moments import column_scales
 from botorch_structured.models.tree.solver import LeafSolver
 from botorch_structured.spaces import ParameterTree
 from botorch_structured.spaces.arguments import check_columns
@@ -134,7 +134,8 @@ class TreeStructuredGP(LeafModel):
             column without an order stands in ``columns`` once for each value and once
             for others, 0 or 1/sqrt(2) each. Smooth terms and K_context are Matern-5/2.
             Fits are as fast as with "matern" where all leaves share products of
-            Matern, RBF and Laplace kernels; others are by autograd.
+            Matern, RBF and Laplace kernels; others are by autograd. kappa has to be a
+            covariance of the columns of a leaf; a ``CosineKernel`` is one of a column.
         context_features: Columns that describe the evaluation and not the candidate,
             such as the share of the training set (section 5). They have to be numeric
             and active on every path. Every K_p is multiplied by a kernel K_context over
@@ -147,7 +148,8 @@ class TreeStructuredGP(LeafModel):
         ValueError: An unknown option, columns out of range, an undeclared value in a
             strictly declared decision, a transform that changes a decision column,
             options together with ``covar_module``, one that depends on inactive
-            columns, or a ``leaf_kernel`` that does not fit its columns.
+            columns, or a ``leaf_kernel`` that does not fit its columns or is no
+            covariance of them.
 
     Example:
         >>> # x0 chooses between x1 and x2
