@@ -172,20 +172,28 @@ class WeightFeatures(Module):
         self.num_offsets = len(outer)
         self.num_inner = len(nodes) - len(outer)
 
-        # kind of weight: number of priors, and of weights with each of them
+        # kind of weight: weights with each of its priors
         waves = 2 * self.num_frequencies
-        self.counts = {
+        counts_by_kind = {
             "node": [1] * self.num_inner,
             "offset": [1] * len(outer),
             "linear": [1] * len(linear_columns),
             "onehot": [len(values) + 1 for values in onehot_columns.values()],
             "smooth": [waves] * len(smooth_columns),
         }
-        self.num_weights = sum(map(sum, self.counts.values()))
-        for kind, counts in self.counts.items():
+        self.kinds: list[str] = []
+        # the prior of each weight, among all of them
+        prior_index: list[int] = []
+        num_priors = 0
+        for kind, counts in counts_by_kind.items():
             if not counts:
                 continue
-            shape = (1, 1 if tied_variances else len(counts))
+            self.kinds.append(kind)
+            size = 1 if tied_variances else len(counts)
+            for i, count in enumerate(counts):
+                prior_index += [num_priors + min(i, size - 1)] * count
+            num_priors += size
+            shape = (1, size)
             mode = 1.0 if kind == "linear" else 0.5
             variance = Hyperparameter(
                 shape,
@@ -205,6 +213,7 @@ class WeightFeatures(Module):
                     batch_shape,
                 )
                 self.add_module(f"{kind}_lengthscale", length)
+        self.num_weights = len(prior_index)
 
         sizes = [len(tree.decision_values[c]) for c in tree.decision_columns]
         tables = {
@@ -214,9 +223,8 @@ class WeightFeatures(Module):
             # a list as an index would be copied to the device at each call
             "linear_index": _integers(linear_columns),
             "smooth_index": _integers(smooth_columns),
+            "prior_index": _integers(prior_index),
         }
-        for kind, counts in self.counts.items():
-            tables[f"{kind}_counts"] = _integers(counts)
         for column, values in onehot_columns.items():
             tables[f"known_{column}"] = torch.tensor(values, dtype=torch.float64)
         for correlation in CORRELATIONS:
@@ -311,24 +319,15 @@ class WeightFeatures(Module):
 
     def prior_scale(self) -> Tensor:
         """Prior standard deviation of each weight, ``batch_shape x num_weights``."""
-        parts = [self.matern_frequencies.new_zeros(0)]
-        for kind, counts in self.counts.items():
-            if not counts:
-                continue
+        parts = []
+        for kind in self.kinds:
             variance = getattr(self, f"{kind}_variance").value.squeeze(-2)
             if kind == "smooth":
                 variance = variance / self.num_frequencies
-            if variance.shape[-1] == 1:  # tied
-                variance = variance.expand(*variance.shape[:-1], sum(counts))
-            else:
-                times = getattr(self, f"{kind}_counts")
-                variance = variance.repeat_interleave(
-                    times,
-                    dim=-1,
-                    output_size=sum(counts),
-                )
             parts.append(variance)
-        return torch.cat(parts[1:] or parts, dim=-1).sqrt()
+        if not parts:
+            return self.matern_frequencies.new_zeros(0)
+        return torch.cat(parts, dim=-1).sqrt().index_select(-1, self.prior_index)
 
 
 def _expanded(*parts: Tensor) -> list[Tensor]:
