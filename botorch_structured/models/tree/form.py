@@ -352,7 +352,7 @@ class Form:
                 length = read(weights.smooth_lengthscale, "raw_value")
         self.terms = self.add(len(length) + 1)
         self.depend(self.terms[:-1], length, -1.0)
-        active = weights.active_weights(places.active, places.nodes)
+        active = kernel.active_weights(places)
         self.smooth = places.active[:, weights.smooth_index]
         self.smooth_columns = np.append(weights.smooth_columns, kernel.tree.dim)
         self.smooth_columns = self.smooth_columns.astype(np.int64)

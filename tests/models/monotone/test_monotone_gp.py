@@ -37,13 +37,13 @@ from model_test_case import StructuredModelTestCase, close, sampler
 from torch import Tensor
 
 from botorch_structured.models import MonotoneGP
-from botorch_structured.models.leave_one_out import leave_one_out_log_density
 from botorch_structured.models.monotone import monotone_gp as monotone_inference
 from botorch_structured.models.monotone.expectation_propagation import (
     EPConvergenceWarning,
     expectation_propagation,
 )
 from botorch_structured.models.monotone.monotone_gp import transformed_box
+from botorch_structured.suggest import leave_one_out_log_density
 
 GRID = torch.cartesian_prod(*[torch.linspace(0.0, 1.0, 4, dtype=torch.float64)] * 2)
 

@@ -13,9 +13,9 @@ from rehearsed_device import RehearsedDevice
 from torch import Tensor
 
 from botorch_structured.models import OldStudiesMean, TransferGP
-from botorch_structured.models.leave_one_out import leave_one_out_weights
 from botorch_structured.models.tree import transfer_gp
 from botorch_structured.optim import optimize_acqf_paths
+from botorch_structured.suggest import leave_one_out_weights
 from botorch_structured.transforms import ClipTail
 
 
