@@ -21,7 +21,7 @@ from botorch_structured.optim.problem import (
     Array,
     Feasible,
     KnownPoints,
-    make_problem,
+    Problem,
 )
 from botorch_structured.optim.search import Search
 from botorch_structured.spaces import ParameterTree, SearchSpace
@@ -126,7 +126,7 @@ def optimize_acqf_local_search(
     check_count("raw_samples", raw_samples)
     check_count("max_iter", max_iter, least=0)
     steps = _steps(step, min_step)
-    problem = make_problem(
+    problem = Problem(
         [acq_function],
         bounds,
         tree,

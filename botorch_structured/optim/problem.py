@@ -1,8 +1,8 @@
 """The arguments of an optimiser, checked once, and their meaning column by column.
 
-`make_problem` is their door. Tensors come in at this door and go out at the end;
-between them a search works on NumPy arrays, whose operations take a third of the time
-at this size.
+`Problem` is their door. Tensors come in at this door and go out at the end; between
+them a search works on NumPy arrays, whose operations take a third of the time at this
+size.
 """
 
 from __future__ import annotations
@@ -119,72 +119,193 @@ class LinearConstraint:
     rhs: float
 
 
-@dataclass
 class Problem:
-    """Where candidates may lie; see `optimize_acqf_paths` for the arguments.
+    """Where candidates may lie: the arguments of an optimiser, checked once.
 
-    Args:
+    They are those of `optimize_acqf_paths`; the first acquisition function is the one
+    that chooses candidates. Points that any of them has pending are known.
+
+    Attributes:
         tree: What is active where. Every outcome that may be proposed is declared.
+        key_tree: The tree as it was given, of whose keys ``avoid_paths`` are.
         bounds: ``2 x d``.
         fill: ``d`` numbers that inactive columns hold.
         values: What each column may hold where it is active, whatever the path. A
             decision by value is a column with a list.
         lower: ``d`` smallest admissible values; fixed columns hold their value.
         upper: ``d`` largest ones; below ``lower`` in columns that have none.
+        empty: ``d`` booleans: columns without an admissible value.
+        outcomes: For each decision, the least and largest admissible value of each
+            outcome.
         fixed: Column -> its value, where the column is active.
         constraints: Linear constraints, binding where all their columns are active.
         feasible: Any other restriction.
+        is_restricted: Whether a constraint or ``feasible`` restricts the points.
+        restricting: ``d`` booleans: the columns on which that depends.
         X_avoid: ``m x d`` points not to be proposed, pending ones included.
         good: ``k x d`` points to look around, the best first.
         good_keys: The keys of their paths.
         max_paths: The number of paths up to which all of them are searched.
         min_distance: How far from known points to stay, in widths of the bounds.
-        avoid_paths: Keys of paths on which nothing is proposed, as of ``key_tree``.
-        key_tree: The tree as it was given.
-        restricting: ``d`` booleans: the columns of constraints and of ``feasible``.
         device: That of the bounds.
+
+    Raises:
+        ValueError: Which argument, what was expected, what came.
     """
 
-    tree: ParameterTree
-    bounds: Array
-    fill: Array
-    values: Values
-    lower: Array
-    upper: Array
-    fixed: dict[int, float]
-    constraints: list[LinearConstraint]
-    feasible: Feasible | None
-    X_avoid: Array
-    good: Array
-    good_keys: Array
-    max_paths: int
-    min_distance: float
-    avoid_paths: Array
-    key_tree: ParameterTree
-    restricting: Array
-    device: torch.device
-
-    def __post_init__(self) -> None:
-        #: ``d`` booleans: columns without an admissible value.
+    def __init__(
+        self,
+        acq_functions: Sequence[Any],
+        bounds: Tensor | None,
+        tree: ParameterTree | None,
+        integer_features: Sequence[int] | None,
+        categorical_features: Mapping[int, Sequence[float]] | None,
+        fill: float | Tensor | None,
+        space: SearchSpace | None,
+        *,
+        fixed_features: Mapping[int, float] | None = None,
+        inequality_constraints: Sequence[tuple[Tensor, Tensor, float]] | None = None,
+        feasible: Feasible | None = None,
+        X_avoid: Tensor | None = None,
+        X_start: Tensor | None = None,
+        min_distance: float = 0.0,
+        max_paths: int = MAX_PATHS,
+        avoid_paths: Tensor | None = None,
+    ) -> None:
+        check_acquisition(acq_functions[0], "acq_function")
+        beside: dict[str, Any] = {
+            "bounds": bounds,
+            "tree": tree,
+            "integer_features": integer_features,
+            "categorical_features": categorical_features,
+            "fill": fill,
+        }
+        if space is None:
+            columns = _read_columns(**beside)
+        else:
+            columns = _columns_of(space, acq_functions[0], beside)
+        limits, key_tree, whole, lists, row = columns
+        d = key_tree.dim
+        for acq_function in acq_functions:
+            _check_model(acq_function, d)
+        if feasible is not None and not callable(feasible):
+            raise ValueError(f"feasible: expected a callable, got {feasible!r}.")
+        distance = check_number("min_distance", min_distance)
+        if not 0.0 <= distance < 1.0:
+            raise ValueError(
+                "min_distance: expected a share of the width of the bounds, from 0 to "
+                f"less than 1, got {min_distance!r}."
+            )
+        fixed = read_fixed(key_tree, limits, fixed_features, whole, lists)
+        keys = torch.empty(0).long() if avoid_paths is None else avoid_paths
+        if not isinstance(keys, Tensor) or keys.dtype != torch.long:
+            raise ValueError(
+                f"avoid_paths: expected keys of tree.path_key, got {keys!r}."
+            )
+        constraints = []
+        if inequality_constraints is not None:
+            constraints = _constraints(d, inequality_constraints, limits)
+        tables = [limits[:0]]
+        if X_avoid is not None:
+            tables.append(check_points("X_avoid", X_avoid, key_tree, row))
+        for acq_function in acq_functions:
+            X = getattr(acq_function, "X_pending", None)
+            if X is not None:
+                X = X.reshape(-1, X.shape[-1])
+                tables.append(check_points("X_pending", X, key_tree, row))
+        avoid = torch.cat(tables).cpu()
+        if X_start is None:
+            start, rows = promising(key_tree, row, acq_functions[0])
+        else:
+            start = check_points("X_start", X_start, key_tree, row)
+            rows = torch.arange(len(start))
+        start = start.cpu()
+        declaring = _declaring(key_tree, lists, fixed, [avoid, start])
+        restricting: Sequence[int] = range(d) if feasible or constraints else ()
+        informed = key_tree.space
+        if informed is not None and informed.is_restricted:
+            restricting = restricting or informed.restricting_columns
+            allowed = informed.feasible
+            feasible = _both(allowed, feasible) if feasible else allowed
+        self.tree = declaring
+        self.key_tree = key_tree
+        self.bounds = limits.cpu().numpy()
+        self.fill = row.cpu().numpy()
+        self.fixed = fixed
+        self.values = self._read_values(whole, lists)
         self.empty = self.lower > self.upper
-        #: Whether a constraint or ``feasible`` restricts the points.
-        self.is_restricted = bool(self.constraints) or self.feasible is not None
-        #: For each decision, the least and largest admissible value of each outcome.
-        self.outcomes: list[tuple[Array, Array]] = []
-        for c in self.tree.decision_columns:
-            ends = np.array(self.tree.decision_values[c], self.lower.dtype)
-            ends = ends.reshape(len(ends), -1)
-            low = np.maximum(ends[:, 0], self.lower[c])
-            high = np.minimum(ends[:, -1], self.upper[c])
-            if self.values.whole[c]:
-                low = np.ceil(low)
-                high = np.floor(high)
-            if self.values.listed[c]:
-                table = self.values.table[c]
-                low = table[table.searchsorted(low).clip(max=len(table) - 1)]
-                last = table.searchsorted(high, "right") - 1
-                high = np.where(last < 0, -np.inf, table[last])
-            self.outcomes.append((low, high))
+        self.outcomes = [*map(self._outcomes, declaring.decision_columns)]
+        self.constraints = constraints
+        self.feasible = feasible
+        self.is_restricted = bool(constraints) or feasible is not None
+        self.restricting = mask_of(restricting, d)
+        self.X_avoid = avoid.numpy()
+        self.good = start[rows].numpy()
+        self.good_keys = declaring.path_key(start)[rows].numpy()
+        self.max_paths = min(check_count("max_paths", max_paths), MAX_LISTED)
+        self.min_distance = distance
+        self.avoid_paths = keys.cpu().numpy()
+        self.device = limits.device
+
+    def _read_values(
+        self, integers: Sequence[int], lists: Mapping[int, Sequence[float]]
+    ) -> Values:
+        """Admissible values of the columns within the bounds; sets the limits.
+
+        Args:
+            integers: The columns of integers.
+            lists: Column -> its admissible values.
+        """
+        tree = self.tree
+        tables: dict[int, Sequence[float]] = dict(lists)
+        for c in tree.decisions_by_value:
+            outcomes = tree.decision_values[c]
+            if c in integers:
+                outcomes = [v for v in outcomes if v.is_integer()]
+            tables.setdefault(c, outcomes)
+        width = 2
+        for numbers in tables.values():
+            width = max(width, 1 + len(numbers))
+        d = tree.dim
+        low, high = self.bounds
+        table = np.full((d, width), np.inf, low.dtype)
+        for c, numbers in tables.items():
+            table[c, : len(numbers)] = numbers
+        inside = (low[:, None] <= table) & (table <= high[:, None])
+        for c, value in self.fixed.items():
+            inside[c] &= table[c] == low.dtype.type(value)
+        table = np.sort(np.where(inside, table, np.inf))
+        listed = mask_of([*tables], d)
+        ordered = mask_of(integers, d)
+        whole = ordered & ~listed
+        self.lower = np.where(whole, np.ceil(low), low)
+        self.upper = np.where(whole, np.floor(high), high)
+        for c, value in self.fixed.items():
+            self.lower[c] = self.upper[c] = value
+        last = np.where(table < np.inf, table, -np.inf).max(-1)
+        self.lower = np.where(listed, table[:, 0], self.lower)
+        self.upper = np.where(listed, last, self.upper)
+        space = self.key_tree.space
+        logarithmic = mask_of([] if space is None else space.log_integers, d)
+        # A column named in both is an integer with gaps: neighbours are alike. To a
+        # search no outcome of a decision is like another.
+        ordered[tree.decisions_by_value] = False
+        return Values(whole, logarithmic & ~listed, listed, ordered, table)
+
+    def _outcomes(self, c: int) -> tuple[Array, Array]:
+        """The least and largest admissible value of each outcome of a decision."""
+        ends = np.array(self.tree.decision_values[c], self.lower.dtype)
+        ends = ends.reshape(len(ends), -1)
+        low = np.maximum(ends[:, 0], self.lower[c])
+        high = np.minimum(ends[:, -1], self.upper[c])
+        if self.values.whole[c]:
+            return np.ceil(low), np.floor(high)
+        if not self.values.listed[c]:
+            return low, high
+        table = self.values.table[c]
+        last = table.searchsorted(high, "right") - 1
+        first = table[table.searchsorted(low).clip(max=len(table) - 1)]
+        return first, np.where(last < 0, -np.inf, table[last])
 
     @cached_property
     def shared(self) -> Array:
@@ -357,112 +478,6 @@ def _check_model(acq_function: AcquisitionFunction, d: int) -> None:
                 f"acq_function: expected a model of {d} columns, as many as the space "
                 f"has, got one of {X.shape[-1]}."
             )
-
-
-def make_problem(
-    acq_functions: Sequence[Any],
-    bounds: Tensor | None,
-    tree: ParameterTree | None,
-    integer_features: Sequence[int] | None,
-    categorical_features: Mapping[int, Sequence[float]] | None,
-    fill: float | Tensor | None,
-    space: SearchSpace | None,
-    *,
-    fixed_features: Mapping[int, float] | None = None,
-    inequality_constraints: Sequence[tuple[Tensor, Tensor, float]] | None = None,
-    feasible: Feasible | None = None,
-    X_avoid: Tensor | None = None,
-    X_start: Tensor | None = None,
-    min_distance: float = 0.0,
-    max_paths: int = MAX_PATHS,
-    avoid_paths: Tensor | None = None,
-) -> Problem:
-    """Check the arguments of an optimiser.
-
-    They are those of `optimize_acqf_paths`; the first acquisition function is the one
-    that chooses candidates. Points that any of them has pending are known.
-
-    Raises:
-        ValueError: Which argument, what was expected, what came.
-    """
-    check_acquisition(acq_functions[0], "acq_function")
-    beside: dict[str, Any] = {
-        "bounds": bounds,
-        "tree": tree,
-        "integer_features": integer_features,
-        "categorical_features": categorical_features,
-        "fill": fill,
-    }
-    if space is None:
-        columns = _read_columns(**beside)
-    else:
-        columns = _columns_of(space, acq_functions[0], beside)
-    limits, key_tree, whole, lists, row = columns
-    d = key_tree.dim
-    for acq_function in acq_functions:
-        _check_model(acq_function, d)
-    if feasible is not None and not callable(feasible):
-        raise ValueError(f"feasible: expected a callable, got {feasible!r}.")
-    distance = check_number("min_distance", min_distance)
-    if not 0.0 <= distance < 1.0:
-        raise ValueError(
-            "min_distance: expected a share of the width of the bounds, from 0 to less "
-            f"than 1, got {min_distance!r}."
-        )
-    fixed = read_fixed(key_tree, limits, fixed_features, whole, lists)
-    keys = torch.empty(0).long() if avoid_paths is None else avoid_paths
-    if not isinstance(keys, Tensor) or keys.dtype != torch.long:
-        raise ValueError(f"avoid_paths: expected keys of tree.path_key, got {keys!r}.")
-    constraints = []
-    if inequality_constraints is not None:
-        constraints = _constraints(d, inequality_constraints, limits)
-    tables = [limits[:0]]
-    if X_avoid is not None:
-        tables.append(check_points("X_avoid", X_avoid, key_tree, row))
-    for acq_function in acq_functions:
-        X = getattr(acq_function, "X_pending", None)
-        if X is not None:
-            X = X.reshape(-1, X.shape[-1])
-            tables.append(check_points("X_pending", X, key_tree, row))
-    avoid = torch.cat(tables).cpu()
-    if X_start is None:
-        start, rows = promising(key_tree, row, acq_functions[0])
-    else:
-        start = check_points("X_start", X_start, key_tree, row)
-        rows = torch.arange(len(start))
-    start = start.cpu()
-    declaring = _declaring(key_tree, lists, fixed, [avoid, start])
-    restricting: Sequence[int] = range(d) if feasible or constraints else ()
-    informed = key_tree.space
-    logarithmic = []
-    if informed is not None:
-        logarithmic = informed.log_integers
-        if informed.is_restricted:
-            restricting = restricting or informed.restricting_columns
-            allowed = informed.feasible
-            feasible = _both(allowed, feasible) if feasible else allowed
-    ends = limits.cpu().numpy()
-    values, lower, upper = _contents(declaring, ends, whole, lists, fixed, logarithmic)
-    return Problem(
-        tree=declaring,
-        bounds=ends,
-        fill=row.cpu().numpy(),
-        values=values,
-        lower=lower,
-        upper=upper,
-        fixed=fixed,
-        constraints=constraints,
-        feasible=feasible,
-        X_avoid=avoid.numpy(),
-        good=start[rows].numpy(),
-        good_keys=declaring.path_key(start)[rows].numpy(),
-        max_paths=min(check_count("max_paths", max_paths), MAX_LISTED),
-        min_distance=distance,
-        avoid_paths=keys.cpu().numpy(),
-        key_tree=key_tree,
-        restricting=mask_of(restricting, d),
-        device=limits.device,
-    )
 
 
 def _columns_of(
@@ -652,63 +667,6 @@ def _declaring(
     return tree
 
 
-def _contents(
-    tree: ParameterTree,
-    bounds: Array,
-    whole: Sequence[int],
-    lists: Mapping[int, Sequence[float]],
-    fixed: Mapping[int, float],
-    logarithmic: Sequence[int],
-) -> tuple[Values, Array, Array]:
-    """Admissible values of the columns, and the least and largest within the bounds.
-
-    Args:
-        tree: The tree, with all outcomes that may be proposed declared.
-        bounds: ``2 x d``.
-        whole: The columns of integers.
-        lists: Column -> its admissible values.
-        fixed: Column -> its value.
-        logarithmic: Those of the integers that are on a logarithmic scale.
-    """
-    tables: dict[int, Sequence[float]] = dict(lists)
-    for col in tree.decisions_by_value:
-        outcomes = tree.decision_values[col]
-        if col in whole:
-            outcomes = [v for v in outcomes if v.is_integer()]
-        tables.setdefault(col, outcomes)
-    d = tree.dim
-    width = 2
-    for numbers in tables.values():
-        width = max(width, 1 + len(numbers))
-    table = np.full((d, width), np.inf, bounds.dtype)
-    for c, numbers in tables.items():
-        table[c, : len(numbers)] = numbers
-    integers = mask_of(whole, d)
-    inside = (bounds[0, :, None] <= table) & (table <= bounds[1, :, None])
-    for col, value in fixed.items():
-        inside[col] &= table[col] == bounds.dtype.type(value)
-    table = np.sort(np.where(inside, table, np.inf))
-    listed = mask_of([*tables], d)
-    # A column named in both is an integer with gaps: neighbours are alike. To a search
-    # no outcome of a decision is like another.
-    values = Values(
-        whole=integers & ~listed,
-        logarithmic=mask_of(logarithmic, d) & ~listed,
-        listed=listed,
-        ordered=integers & ~mask_of(tree.decisions_by_value, d),
-        table=table,
-    )
-    least = np.where(values.whole, np.ceil(bounds[0]), bounds[0])
-    most = np.where(values.whole, np.floor(bounds[1]), bounds[1])
-    lower = np.where(listed, table[:, 0], least)
-    last = np.where(table < np.inf, table, -np.inf).max(-1)
-    upper = np.where(listed, last, most)
-    for col, value in fixed.items():
-        if col not in tables:
-            lower[col] = upper[col] = value
-    return values, lower, upper
-
-
 def read_fixed(
     tree: ParameterTree,
     bounds: Tensor,
@@ -851,8 +809,7 @@ def promising(
         score = _score(acq_function, model, X)
     if score is None:
         return nothing
-    X = check_points("X_start", X, tree, fill)
-    return X, best_of_paths(tree, X, score)
+    return tree.impute(X, fill), best_of_paths(tree, X, score)
 
 
 def best_of_paths(tree: ParameterTree, X: Tensor, score: Tensor) -> Tensor:

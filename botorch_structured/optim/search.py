@@ -41,7 +41,6 @@ from botorch_structured.optim.problem import (
     Problem,
     check_acquisition,
     first_of_each,
-    make_problem,
 )
 from botorch_structured.spaces import ParameterTree, SearchSpace
 from botorch_structured.spaces.arguments import check_count, check_seed
@@ -493,7 +492,7 @@ def optimize_acqf_paths(
         CandidateGenerationError: Nothing is left to propose: every admissible point
             is known, none was found that is feasible, or all paths are to be avoided.
     """
-    problem = make_problem(
+    problem = Problem(
         [acq_function],
         bounds,
         tree,
@@ -609,7 +608,7 @@ def optimize_acqf_two_step(
     check_count("top_k", top_k)
     if not isinstance(fix_shared, bool):
         raise ValueError(f"fix_shared: expected True or False, got {fix_shared!r}.")
-    problem = make_problem(
+    problem = Problem(
         [acq_function, path_acq_function],
         bounds,
         tree,
@@ -650,12 +649,6 @@ def optimize_acqf_two_step(
         else:
             # whether all points of a path are known is for the second step to find out
             pinned = paths.pin(~matters, paths.lower)
-            all_listed = problem.tree.num_paths <= problem.max_paths
-            if all_listed and not pinned.free.any():  # one point on each path
-                rows = np.arange(len(pinned))
-                values = first.on(pinned.lower).values(pinned.lower, rows)
-                order = _ranked(rows, values)
-                return paths.take(order), pinned.lower[order]
             nothing = KnownPoints(problem, avoid.X[:0])
             points, _ = search.maximise(
                 pinned,

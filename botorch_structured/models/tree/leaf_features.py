@@ -31,7 +31,7 @@ from botorch_structured.kernels.tree_structured_kernel import TreeStructuredKern
 from botorch_structured.linalg.correlations import stationary_form
 from botorch_structured.models.tree.leaf_model import LeafModel
 from botorch_structured.spaces import ParameterTree
-from botorch_structured.spaces.lookup import mix
+from botorch_structured.spaces.parameter_tree import mix
 
 # The time and memory of a draw are proportional to this number: about 1 s and, for
 # 2,000 paths, 130 MB.
