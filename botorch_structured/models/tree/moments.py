@@ -664,10 +664,9 @@ class MomentsOnPaths:
         bucket = moments.bucket_of_leaf[leaf]
         if path:  # no data are looked at
             bucket = np.full_like(bucket, -1)
-        key = keys.numpy()
+        key = keys.numpy().copy()
         if isinstance(moments.kernel, ConditionalKernel):
             # on all paths without data the moments are those of the prior
-            key = key.copy()
             key[bucket < 0] = key[bucket < 0][:1]
         _, first, self._path_of_row = np.unique(
             key,
@@ -707,8 +706,7 @@ class MomentsOnPaths:
         paths = self._moments.paths
         extended = paths.extend(X) if paths.codes else X
         # one more row and column, for padding
-        mean = np.empty(n + 1, X.dtype)
-        variance = np.empty(n + 1, X.dtype)
+        mean, variance = np.empty((2, n + 1), X.dtype)
         parts = []
         for points, moments in groups:
             point = np.minimum(points, n - 1)
