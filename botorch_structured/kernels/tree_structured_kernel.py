@@ -676,8 +676,10 @@ class TreeStructuredKernel(LeafKernel):
         self.encoded_columns = [position[c] for c in encoded]
         self.leaf_kernels = None
         if leaf_kernel is not None:
-            groups = [columns[: self.leaf_hyperparameters.num_columns]]
-            hidden = {*groups[0]}.difference(max(seen or groups, key=len))
+            width = self.leaf_hyperparameters.num_columns
+            groups: list[list[int]] = [columns[:width]]
+            widest = max(seen or groups, key=len)
+            hidden = {*groups[0]} - {*widest}
             if seen is not None and leaf_hyperparameters == "independent":
                 groups = seen
                 hidden = set()
