@@ -148,12 +148,14 @@ class _Weights(NamedTuple):
 
     Attributes:
         points: Old and new points as the kernel reads them, ``(M + n) x d``.
-        deviations: a d_j at the new ones, ``n x J``.
+        basis: Weights of the kernels at the old ones in a h and a d_j, ``M x (1 + J)``.
+        deviations: a d_j at the new points, ``n x J``.
         alpha: K^-1 (y - m), ``n``.
         inverse: L^-1 of K = LL', ``n x n``.
     """
 
     points: Tensor
+    basis: Tensor
     deviations: Tensor
     alpha: Tensor
     inverse: Tensor
@@ -340,12 +342,13 @@ class TransferGP(FastSingleTaskGP):
         a = self.covar_module.scale
         level = _LEVEL_VARIANCE * a.square()
         rest = old.rest * a.square()
-        count = len(old.points)
         read = old.columns.read(x)
         k = old.columns.covariance(read, w.points, old.inverse_lengthscale)
-        deviations = a * (k[:, :count] @ old.deviations)
+        count = len(w.basis)
+        both = k[:, :count] @ w.basis
+        deviations = both[:, 1:]
         to_data = level + deviations @ w.deviations.mT + rest * k[:, count:]
-        mean = a * (k[:, :count] @ old.weights) + to_data @ w.alpha
+        mean = both[:, 0] + to_data @ w.alpha
         variance = level + rest + deviations.square().sum(-1)
         variance = variance - (to_data @ w.inverse.mT).square().sum(-1)
         return mean, variance.clamp_min(1e-10 * a.square())
@@ -362,9 +365,12 @@ class TransferGP(FastSingleTaskGP):
             inverse = torch.linalg.solve_triangular(root, eye, upper=False)
             read = old.columns.read(x)
             k = old.columns.covariance(read, old.points, old.inverse_lengthscale)
+            basis = torch.column_stack([old.weights, old.deviations])
+            basis = self.covar_module.scale * basis
             self._weights_cache = _Weights(
                 torch.cat([old.points, read]),
-                self.covar_module.scale * (k @ old.deviations),
+                basis,
+                k @ basis[:, 1:],
                 inverse.mT @ (inverse @ (y - old(x))),
                 inverse,
             )
