@@ -31,9 +31,8 @@ from torch import Tensor
 
 from benchmarks.speed.space_rows import six_paths
 from benchmarks.summary import markdown_table
-from botorch_structured.models.tree import row_subsets
 from botorch_structured.study import Study
-from botorch_structured.suggest import fit_models
+from botorch_structured.suggest import fit_models, surrogates
 
 #: Whether a function is rough, and the deviation of its noise.
 FUNCTIONS = {
@@ -78,12 +77,12 @@ def optimum(rough: bool) -> float:
 @contextmanager
 def fits_to_all(really: bool) -> Iterator[None]:
     """Fits to all rows within it."""
-    most = row_subsets._ROWS_OF_PATH
-    row_subsets._ROWS_OF_PATH = 1 << 40 if really else most
+    most = surrogates._ROWS_OF_PATH
+    surrogates._ROWS_OF_PATH = 1 << 40 if really else most
     try:
         yield
     finally:
-        row_subsets._ROWS_OF_PATH = most
+        surrogates._ROWS_OF_PATH = most
 
 
 def _data(function: str, searched: bool, seed: int) -> tuple[Tensor, Tensor]:

@@ -809,8 +809,7 @@ def promising(
         score = _score(acq_function, model, X)
     if score is None:
         return nothing
-    X = check_points("X_start", X, tree, fill)
-    return X, best_of_paths(tree, X, score)
+    return tree.impute(X, fill), best_of_paths(tree, X, score)
 
 
 def best_of_paths(tree: ParameterTree, X: Tensor, score: Tensor) -> Tensor:
