@@ -29,7 +29,6 @@ from botorch_structured.spaces.columns import (
     Constant,
     FloatColumn,
     IntegerColumn,
-    QuantileColumn,
     Span,
     described,
     is_blank,
@@ -525,9 +524,9 @@ class SearchSpace:
         """
         points = X.double().cpu().clone()
         for k, column in enumerate(self.columns):
-            if column.log or isinstance(column, QuantileColumn) or k in self._cuts:
+            if isinstance(column, FloatColumn):
                 for row in points:
-                    row[k] = column.encode(self._decode(k, row[k].item()))
+                    row[k] = column.number(self._decode(k, row[k].item()))
         return self.impute(points).to(X)
 
     def _decode(self, k: int, x: float) -> Any:
