@@ -343,8 +343,8 @@ class SearchSpace:
         forbidden: Sequence[Condition] = (),
         feasible: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        if feasible is not None and not callable(feasible):
-            raise ValueError(f"feasible: expected a callable, got {feasible!r}.")
+        if feasible is not None:
+            arguments.check_function("feasible", feasible)
         self._feasible = feasible
         all_names = [c.name for c in columns] + [c.name for c in constants]
         if len(set(all_names)) < len(all_names):

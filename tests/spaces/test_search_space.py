@@ -584,7 +584,7 @@ def test_a_space_of_numbers() -> None:
             {"bounds": [[0.0, 0.0, 0.0], [1.0, 1e3, 1.0]], "log_features": [1]},
             "bounds: expected decimal logarithms .*'a'",
         ),
-        ({"feasible": 3}, "feasible: expected a callable, got 3"),
+        ({"feasible": 3}, "feasible: expected a function, got 3"),
     ]:
         given = {"names": ["x", "a", "b"], "bounds": bounds, "tree": tree, **arguments}
         with pytest.raises(ValueError, match=message):
