@@ -237,7 +237,7 @@ class Study:
         seed = check_seed(seed)
         drawn = int(torch.randint(2**31, ())) if seed is None else seed
         #: Decides starts and suggestions.
-        self.seed: int = drawn
+        self.seed = drawn
         self._log: StudyLog | None = None
         if not isinstance(log, (str, os.PathLike, type(None))):
             raise ValueError(f"log: expected a path, got {brief(log)}.")
@@ -318,8 +318,8 @@ class Study:
         values, in the order in which they were told; of those with equal values the
         first.
         """
-        front = self._front(self._goals.feasible(self._trials))
-        return [(detached(t.config), dict(t.values)) for t in front]
+        good = self._goals.feasible(self._trials)
+        return [(detached(t.config), dict(t.values)) for t in self._front(good)]
 
     def ask(
         self,
@@ -683,16 +683,11 @@ class Study:
             raise ValueError("model: expected the default one, got one of your own.")
         if not any(trial.values for trial in self._trials):
             raise ValueError("trials: expected at least one with a value, got none.")
-        n = len(self._trials)
-        data = self._data(n)
+        data = self._data(len(self._trials))
         fitted = self._fit()
         points = torch.cat([data.X, self._tensor([p for p in self._pending if p != x])])
         criterion, _ = make_criterion(
-            self.space,
-            fitted,
-            points,
-            n,
-            train_C=data.C,
+            self.space, fitted, points, len(data.X), train_C=data.C
         )
         beliefs = believed(
             self.space,
