@@ -4,14 +4,14 @@
     python -m benchmarks.reach.killed_study --out FOLDER --report
 
 Each of ``--processes`` has ``--threads`` workers, and each worker notes what it has
-evaluated and told. At moments that are spread over the study as many processes as
-chance wants, one or all, are killed (SIGKILL) while they work. An evaluation waits for
+evaluated and told. At moments that are spread over the study one process is killed
+(SIGKILL) while it works, every fourth time all are. An evaluation waits for
 ``--seconds`` on average, and has the value of a formula on nine paths. The command
 itself may be stopped: the same one goes on.
 
 The report counts what was lost (told, but not in the study), what is double (a trial
-that was evaluated twice, two trials at one point), and has CPU seconds of a suggestion,
-with what was asked again because another worker was faster, and memory of a process.
+that was evaluated twice, two trials at one point), and has CPU seconds of a suggestion
+and memory of a process.
 """
 
 from __future__ import annotations
@@ -135,7 +135,8 @@ def run(folder: Path, options: argparse.Namespace) -> None:
         if n < (len(lines) + 1) * options.trials / (options.kills + 1):
             continue
         if len(lines) < options.kills:
-            places = random.sample(range(len(running)), random.randint(1, len(running)))
+            count = len(running) if len(lines) % 4 == 3 else 1
+            places = random.sample(range(len(running)), count)
             for place in places:
                 running[place].kill()
             for place in places:

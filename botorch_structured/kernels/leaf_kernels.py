@@ -146,7 +146,8 @@ def take_batch(
         shape: Any = old.batch_shape
         values: list[Tensor] = [*part.parameters(recurse=False)]
         for name, buffer in part.named_buffers(recurse=False):
-            if shape and name != "active_dims" and _leads(buffer, shape):
+            shared = name in ("active_dims", "fill")
+            if shape and not shared and _leads(buffer, shape):
                 values.append(buffer)
         for value in values:
             leading = len(shape) if _leads(value, shape) else 0
@@ -247,6 +248,8 @@ class LeafKernel(BatchKernel):
     is_stationary = False
     tree: ParameterTree
 
+    #: V, the number of weights.
+    num_weights = 0
     #: ``values`` where they do not change any more, as in a solver.
     fixed_values: Any = None
     #: Methods that a class outside of this package defines anew.
@@ -269,11 +272,6 @@ class LeafKernel(BatchKernel):
         new = object.__new__(type(self))
         new.__dict__.update(self.__dict__)
         return new
-
-    @property
-    def num_weights(self) -> int:
-        """V, the number of weights."""
-        return 0
 
     @abstractmethod
     def column_lengthscales(self) -> Tensor:
@@ -391,14 +389,6 @@ class _Places(NamedTuple):
     active: Tensor
 
 
-class _Fill(torch.nn.Module):
-    values: Tensor
-
-    def __init__(self, values: Tensor) -> None:
-        super().__init__()
-        self.register_buffer("values", values, persistent=False)
-
-
 class ConditionalKernel(LeafKernel):
     r"""The base kernel between points on the same path, exactly zero across paths.
 
@@ -426,10 +416,15 @@ class ConditionalKernel(LeafKernel):
         fill: Value of inactive columns for the base kernel: a number or ``d`` of them.
             Stationary kernels do not depend on it.
 
+    Attributes:
+        fill: Values of inactive columns for the base kernel, ``d``.
+
     Raises:
         ValueError: If ``tree`` is not a ``ParameterTree``, ``fill`` or ``active_dims``
             do not fit it, or the base kernel has derivatives as further outputs.
     """
+
+    fill: Tensor
 
     def __init__(
         self,
@@ -467,13 +462,8 @@ class ConditionalKernel(LeafKernel):
                 "base_kernel: expected one output per input, got the derivatives too "
                 f"({type(base_kernel).__name__})."
             )
-        # a module of its own: GPyTorch indexes a kernel's own buffers by batch
-        self._imputation = _Fill(filled.expand(tree.dim).clone())
-
-    @property
-    def fill(self) -> Tensor:
-        """Values of inactive columns for the base kernel, ``d``."""
-        return self._imputation.values
+        values = filled.expand(tree.dim).clone()
+        self.register_buffer("fill", values, persistent=False)
 
     def column_lengthscales(self) -> Tensor:
         """See ``LeafKernel.column_lengthscales``."""
@@ -485,14 +475,6 @@ class ConditionalKernel(LeafKernel):
         # predicts would make the device wait in each acquisition call.
         _, active, key = self.tree.locate(X, strict=X.device.type == "cpu")
         return _Places(key, active)
-
-    def impute(
-        self,
-        X: Tensor,
-        places: _Places,
-    ) -> Tensor:
-        """Rows with ``fill`` in inactive columns, ``batch_shape x n x d``."""
-        return torch.where(places.active, X, self.fill.to(X))
 
     def select(self, imputed: Tensor) -> Tensor:
         """Columns that the base kernel sees, ``batch_shape x n x e``."""
@@ -506,7 +488,7 @@ class ConditionalKernel(LeafKernel):
     ) -> LeafRows:
         """See ``LeafKernel.rows``; ``places`` are those of ``locate``."""
         places = self.locate(X) if places is None else places
-        imputed = self.impute(X, places)
+        imputed = torch.where(places.active, X, self.fill.to(X))
         points = self.select(imputed)
         form = stationary_form(self.base_kernel)
         if form is None:

@@ -16,7 +16,7 @@ References:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -28,6 +28,7 @@ from gpytorch.means import Mean
 from linear_operator import to_dense
 from torch import Tensor
 from torch.nn.functional import one_hot, pad
+from torch.quasirandom import SobolEngine
 
 from botorch_structured._botorch_names import functorch_is_active
 from botorch_structured.kernels.leaf_kernels import (
@@ -49,6 +50,8 @@ from botorch_structured.spaces.arguments import check_columns
 _VARIANCES = (1e-4, 1e4)
 _LENGTHSCALES = (2e-2, 2e1)
 _RATIOS = (5e-2, 2e1)
+# At so many points a kernel of the caller's own is looked at.
+_POINTS = 16
 
 _integers = partial(torch.tensor, dtype=torch.long)
 
@@ -169,20 +172,28 @@ class WeightFeatures(Module):
         self.num_offsets = len(outer)
         self.num_inner = len(nodes) - len(outer)
 
-        # kind of weight: number of priors, and of weights with each of them
+        # kind of weight: weights with each of its priors
         waves = 2 * self.num_frequencies
-        self.counts = {
+        counts_by_kind = {
             "node": [1] * self.num_inner,
             "offset": [1] * len(outer),
             "linear": [1] * len(linear_columns),
             "onehot": [len(values) + 1 for values in onehot_columns.values()],
             "smooth": [waves] * len(smooth_columns),
         }
-        self.num_weights = sum(map(sum, self.counts.values()))
-        for kind, counts in self.counts.items():
+        self.kinds: list[str] = []
+        # the prior of each weight, among all of them
+        prior_index: list[int] = []
+        num_priors = 0
+        for kind, counts in counts_by_kind.items():
             if not counts:
                 continue
-            shape = (1, 1 if tied_variances else len(counts))
+            self.kinds.append(kind)
+            size = 1 if tied_variances else len(counts)
+            for i, count in enumerate(counts):
+                prior_index += [num_priors + min(i, size - 1)] * count
+            num_priors += size
+            shape = (1, size)
             mode = 1.0 if kind == "linear" else 0.5
             variance = Hyperparameter(
                 shape,
@@ -202,6 +213,7 @@ class WeightFeatures(Module):
                     batch_shape,
                 )
                 self.add_module(f"{kind}_lengthscale", length)
+        self.num_weights = len(prior_index)
 
         sizes = [len(tree.decision_values[c]) for c in tree.decision_columns]
         tables = {
@@ -211,9 +223,8 @@ class WeightFeatures(Module):
             # a list as an index would be copied to the device at each call
             "linear_index": _integers(linear_columns),
             "smooth_index": _integers(smooth_columns),
+            "prior_index": _integers(prior_index),
         }
-        for kind, counts in self.counts.items():
-            tables[f"{kind}_counts"] = _integers(counts)
         for column, values in onehot_columns.items():
             tables[f"known_{column}"] = torch.tensor(values, dtype=torch.float64)
         for correlation in CORRELATIONS:
@@ -306,47 +317,17 @@ class WeightFeatures(Module):
             parts.append(code * active[..., column, None])
         return torch.cat(parts, dim=-1)
 
-    def active_weights(
-        self,
-        active: Tensor,
-        nodes: Tensor,
-    ) -> Tensor:
-        """Which weights can differ from zero for each row.
-
-        Args:
-            active: ``n x d``.
-            nodes: ``n x (1 + num_edges)``.
-
-        Returns:
-            Booleans, ``n x num_weights``, in the order of ``forward``.
-        """
-        repeat = 2 * self.num_frequencies
-        parts = [nodes[:, self.node_columns], active[:, self.linear_index]]
-        for column, values in self.onehot_columns.items():
-            parts.append(active[:, column, None].expand(-1, len(values) + 1))
-        parts.append(active[:, self.smooth_index].repeat_interleave(repeat, -1))
-        return torch.cat(parts, dim=-1)
-
     def prior_scale(self) -> Tensor:
         """Prior standard deviation of each weight, ``batch_shape x num_weights``."""
-        parts = [self.matern_frequencies.new_zeros(0)]
-        for kind, counts in self.counts.items():
-            if not counts:
-                continue
+        parts = []
+        for kind in self.kinds:
             variance = getattr(self, f"{kind}_variance").value.squeeze(-2)
             if kind == "smooth":
                 variance = variance / self.num_frequencies
-            if variance.shape[-1] == 1:  # tied
-                variance = variance.expand(*variance.shape[:-1], sum(counts))
-            else:
-                times = getattr(self, f"{kind}_counts")
-                variance = variance.repeat_interleave(
-                    times,
-                    dim=-1,
-                    output_size=sum(counts),
-                )
             parts.append(variance)
-        return torch.cat(parts[1:] or parts, dim=-1).sqrt()
+        if not parts:
+            return self.matern_frequencies.new_zeros(0)
+        return torch.cat(parts, dim=-1).sqrt().index_select(-1, self.prior_index)
 
 
 def _expanded(*parts: Tensor) -> list[Tensor]:
@@ -478,15 +459,6 @@ class LeafHyperparameters(Module):
             context = self.context_lengthscale.value.reciprocal()
             inverse = torch.cat(_expanded(inverse, context), dim=-1)
         return inverse
-
-    def outputscale_and_log_ratio(self) -> tuple[Tensor, Tensor | None]:
-        """See ``LeafValues``."""
-        if self.sharing == "independent":
-            return self.outputscale.value.squeeze(-2), None
-        ratio = None
-        if hasattr(self, "relative_outputscale"):
-            ratio = self.relative_outputscale.value.log()
-        return self.common_outputscale.value.squeeze(-2), ratio
 
 
 def _path_of_key(path_keys: Tensor, key: Tensor) -> Tensor:
@@ -640,7 +612,7 @@ class TreeStructuredKernel(LeafKernel):
         leaf_offset: bool = True,
         node_weights: bool = True,
         weight_variances: Literal["tied", "independent"] = "tied",
-        categorical_features: Mapping[int, list[float]] | None = None,
+        categorical_features: Mapping[int, Sequence[float]] | None = None,
         correlation: Literal["matern", "rbf"] = "matern",
         batch_shape: torch.Size = torch.Size(),  # noqa: B008 (immutable)
         context_features: Sequence[int] | None = None,
@@ -657,7 +629,7 @@ class TreeStructuredKernel(LeafKernel):
         self.tree = tree
         self.leaf_inputs = leaf_inputs
         categorical = {
-            column: sorted(float(v) for v in values)
+            column: sorted(map(float, values))
             for column, values in (categorical_features or {}).items()
             if column not in tree.decision_columns
         }
@@ -675,6 +647,7 @@ class TreeStructuredKernel(LeafKernel):
             tied_variances=weight_variances == "tied",
             batch_shape=batch_shape,
         )
+        self.num_weights = self.weights.num_weights
         own_columns = set(tree.own_columns)
         free = sorted({*own_columns, *tree.shared_columns} - {*context})
         only_own = tuple(sorted(own_columns)) if leaf_inputs == "own" else None
@@ -704,8 +677,11 @@ class TreeStructuredKernel(LeafKernel):
         self.leaf_kernels = None
         if leaf_kernel is not None:
             groups = [columns[: self.leaf_hyperparameters.num_columns]]
+            longest = max(seen or groups, key=lambda group: len(group))
+            hidden = {*groups[0]}.difference(longest)
             if seen is not None and leaf_hyperparameters == "independent":
                 groups = seen
+                hidden = set()
             self.leaf_kernels = torch.nn.ModuleDict()
             self.leaf_places: dict[str, list[int]] = {}
             for path, group in enumerate(groups):
@@ -716,6 +692,7 @@ class TreeStructuredKernel(LeafKernel):
                         leaf_kernel,
                         [encoded[i] for i in places],
                         batch_shape,
+                        hidden,
                     )
         # GPyTorch assumes that every buffer of a kernel has the batch shape in front
         flags = partial(torch.tensor, dtype=torch.bool)
@@ -739,11 +716,6 @@ class TreeStructuredKernel(LeafKernel):
         # the kernel chosen by evidence is in the state, as a tensor without dimensions
         self.register_buffer("correlation_index", torch.tensor(0))
         self.set_correlation(correlation)
-
-    @property
-    def num_weights(self) -> int:
-        """V, the number of weights."""
-        return self.weights.num_weights
 
     def column_lengthscales(self) -> Tensor:
         """See ``LeafKernel``; of smooth terms in columns that K_p does not see."""
@@ -771,7 +743,7 @@ class TreeStructuredKernel(LeafKernel):
     def set_correlation(self, name: str) -> None:
         """Choose "matern" or "rbf"; hyperparameters are left as they are."""
         check_choices(correlation=name)
-        index = [c.name for c in CORRELATIONS].index(name)
+        index = _CHOICES["correlation"].index(name)
         self.correlation_index.fill_(index)
         self.correlation = CORRELATIONS[index]
 
@@ -812,13 +784,18 @@ class TreeStructuredKernel(LeafKernel):
         smooth = None
         if weights.smooth_columns:
             smooth = weights.smooth_lengthscale.value
+        offset = leaf.dimension_scale.new_zeros(1)
         if weights.num_offsets:
             offset = weights.offset_variance.value.mean(-1)
-        else:
-            offset = leaf.dimension_scale.new_zeros(1)
+        by_path = leaf.sharing == "independent"
+        outputscale = leaf.outputscale if by_path else leaf.common_outputscale
+        ratio = None
+        if hasattr(leaf, "relative_outputscale"):
+            ratio = leaf.relative_outputscale.value.log()
         return LeafValues(
             leaf.inverse_lengthscale(),
-            *leaf.outputscale_and_log_ratio(),
+            outputscale.value.squeeze(-2),
+            ratio,
             weights.prior_scale(),
             smooth,
             offset,
@@ -915,8 +892,16 @@ class TreeStructuredKernel(LeafKernel):
         return value
 
     def active_weights(self, places: Places) -> Tensor:
-        """See ``LeafKernel.active_weights``."""
-        return self.weights.active_weights(places.active, places.nodes)
+        """See ``LeafKernel.active_weights``; in the order of the features."""
+        weights = self.weights
+        active = places.active
+        parts = [places.nodes[:, weights.node_columns]]
+        parts.append(active[:, weights.linear_index])
+        for column, values in weights.onehot_columns.items():
+            parts.append(active[:, column, None].expand(-1, len(values) + 1))
+        smooth = active[:, weights.smooth_index]
+        parts.append(smooth.repeat_interleave(2 * weights.num_frequencies, -1))
+        return torch.cat(parts, dim=-1)
 
     @property
     def is_product(self) -> bool:
@@ -931,6 +916,7 @@ def make_kernel(
     source: KernelOrFactory,
     columns: list[int],
     batch_shape: torch.Size,
+    hidden: Collection[int] = (),
 ) -> Kernel:
     """The kernel of some columns: a copy, or a new one.
 
@@ -938,9 +924,11 @@ def make_kernel(
         source: The argument ``leaf_kernel``.
         columns: Columns of the inputs.
         batch_shape: Batch shape of the copy's parameters.
+        hidden: Columns that are 0 on a path.
 
     Raises:
-        ValueError: For what is no kernel of so many columns.
+        ValueError: For what is no kernel of so many columns, or no covariance of those
+            that are not hidden.
     """
     kernel = source if isinstance(source, Kernel) else source(list(columns))
     if not isinstance(kernel, Kernel):
@@ -948,20 +936,28 @@ def make_kernel(
             "leaf_kernel: expected a GPyTorch kernel, or a function that makes one for "
             f"a list of columns, got {type(kernel).__name__}."
         )
-    x = torch.zeros(2, len(columns))
+    x = SobolEngine(len(columns)).draw(_POINTS).to(kernel.device, kernel.dtype)
+    x[:, [c in hidden for c in columns]] = 0.0
     try:
         with torch.no_grad():
-            shape = to_dense(kernel(x)).shape[-2:]
+            covariance = to_dense(kernel(x))
     except (IndexError, RuntimeError) as error:
         raise ValueError(
             f"leaf_kernel: expected a kernel of the {len(columns)} columns {columns}, "
             f"got {type(kernel).__name__}: {error} A function such as lambda columns: "
             "RQKernel(ard_num_dims=len(columns)) makes one for each leaf."
         ) from error
-    if shape != (2, 2):
+    if covariance.shape[-1] != _POINTS:
         raise ValueError(
             "leaf_kernel: expected one output per input, got the derivatives too "
             f"({type(kernel).__name__})."
+        )
+    least, most = torch.linalg.eigvalsh(covariance).aminmax()
+    if least < -1e-3 * most:
+        raise ValueError(
+            f"leaf_kernel: expected a covariance of columns {columns}, got "
+            f"{type(kernel).__name__} with negative eigenvalues. (CosineKernel is a "
+            "covariance of one column.)"
         )
     count = kernel.batch_shape.numel()
     elements = torch.arange(count).reshape(kernel.batch_shape)

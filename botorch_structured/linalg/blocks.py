@@ -34,7 +34,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -90,7 +90,7 @@ def failed(flags: Sequence[Tensor]) -> bool:
     Args:
         flags: The second outputs of ``torch.linalg.cholesky_ex``.
     """
-    all_flags = torch.cat([flag.reshape(-1) for flag in flags])
+    all_flags = torch.cat([*map(torch.ravel, flags)])
     unread = _UNREAD.get()
     if unread is None:
         return bool(all_flags.any())
@@ -221,13 +221,14 @@ def few_threads(rows: int = 0) -> Iterator[None]:
         return
     # ``ThreadpoolController.limit`` asks the libraries for all they know
     libraries = _blas()
-    before = [library.num_threads for library in libraries]
+    before = []
     try:
         for library in libraries:
+            before.append(library.num_threads)
             library.set_num_threads(1)
         yield
     finally:
-        for library, count in zip(libraries, before, strict=True):
+        for library, count in zip(libraries, before, strict=False):
             library.set_num_threads(count)
 
 
@@ -262,18 +263,13 @@ class Bucket:
         index: Their rows, ``B x N``; ``n`` (one past the last row) where padded, which
             is at the end.
         real: ``B x N``, False where padded; None if nothing is padded.
+        rows: ``index`` with a row of the same leaf where padded, ``B x N``.
     """
 
     leaves: Tensor
     index: Tensor
     real: Tensor | None
-
-    @property
-    def rows(self) -> Tensor:
-        """``index`` with a row of the same leaf where padded, ``B x N``."""
-        if self.real is None:
-            return self.index
-        return torch.where(self.real, self.index, self.index[:, :1])
+    rows: Tensor
 
 
 def positions(mask: Tensor) -> Tensor:
@@ -338,9 +334,7 @@ class LeafLayout:
     """
 
     def __init__(self, keys: Tensor) -> None:
-        def tensor(array: NDArray[Any]) -> Tensor:
-            return torch.from_numpy(array).to(keys.device)
-
+        tensor = partial(torch.as_tensor, device=keys.device)
         row_keys = _array(keys)
         n = self.num_rows = len(row_keys)
         order = row_keys.argsort(kind="stable")
@@ -358,16 +352,21 @@ class LeafLayout:
         self.sizes: list[int] = counts.tolist()
         self.max_size = max(self.sizes, default=0)
         widths = _bucket_widths(self.sizes)
-        leaf_widths = [widths[size] for size in self.sizes]
+        members: dict[int, list[int]] = {}
+        for leaf, size in enumerate(self.sizes):
+            members.setdefault(widths[size], []).append(leaf)
         self.buckets: list[Bucket] = []
-        for width in sorted(set(leaf_widths)):
-            leaves = np.array([p for p, w in enumerate(leaf_widths) if w == width])
+        for width in sorted(members):
+            leaves = np.array(members[width])
             place = np.arange(width)
             position = np.minimum(start[leaves, None] + place, n - 1)
             inside = place < counts[leaves, None]
-            index = np.where(inside, order[position], n)
-            real = None if inside.all() else tensor(inside)
-            self.buckets.append(Bucket(tensor(leaves), tensor(index), real))
+            index = rows = tensor(np.where(inside, order[position], n))
+            real = None
+            if not inside.all():
+                real = tensor(inside)
+                rows = torch.where(real, index, index[:, :1])
+            self.buckets.append(Bucket(tensor(leaves), index, real, rows))
 
     def find(self, keys: Tensor) -> Tensor:
         """The leaf of other rows, ``m``; ``num_leaves`` for a leaf without data."""
@@ -513,6 +512,7 @@ def factorise(
     blocks: list[WeightedBlock],
     residual: Tensor,
     num_weights: int,
+    cholesky: Callable[[Tensor], tuple[Tensor, Tensor]] = torch.linalg.cholesky_ex,
 ) -> Factorisation:
     """Factorise K and solve for the residual; differentiable.
 
@@ -520,33 +520,12 @@ def factorise(
         blocks: The buckets.
         residual: y - m, ``n``.
         num_weights: V.
+        cholesky: A matrix to its factor, and flags that are zero where it is definite.
+            Where one is not, all are factorised again with jitter.
 
     Raises:
         NotPSDError: If a block is not positive definite even with jitter.
     """
-    factors, flags = _factorise(
-        blocks,
-        residual,
-        num_weights,
-        torch.linalg.cholesky_ex,
-    )
-    if failed(flags):
-        factors, _ = _factorise(
-            blocks,
-            residual,
-            num_weights,
-            lambda A: (psd_safe_cholesky(A), A[:0]),
-        )
-    return factors
-
-
-def _factorise(
-    blocks: list[WeightedBlock],
-    residual: Tensor,
-    num_weights: int,
-    cholesky: Callable[[Tensor], tuple[Tensor, Tensor]],
-) -> tuple[Factorisation, list[Tensor]]:
-    """See ``factorise``; also LAPACK's flags, zero where a matrix was definite."""
     halves = []
     flags = []
     reduced = []
@@ -579,6 +558,8 @@ def _factorise(
         root = _inverse(chol)
         mean = root.mT @ (root @ gram[1:, :1])
     flags.append(flag)
+    if failed(flags):
+        return factorise(blocks, residual, num_weights, _with_jitter)
     # A^-1 r - A^-1 F mu is equal to what is computed here, but loses digits
     padded_mean = pad(mean, (0, 0, 0, 1))
     factors = []
@@ -586,7 +567,11 @@ def _factorise(
         rest = inverse @ (padded - block.features @ padded_mean[block.weights])
         factors.append(BlockFactor(inverse, torch.cat([rest, half], dim=-1)))
     covariance = WeightCovariance(root, explained if by_rows else None)
-    return Factorisation(factors, covariance, mean.squeeze(-1)), flags
+    return Factorisation(factors, covariance, mean.squeeze(-1))
+
+
+def _with_jitter(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    return psd_safe_cholesky(matrix), torch.zeros(1)
 
 
 def _inverse(chol: Tensor) -> Tensor:
@@ -664,20 +649,12 @@ def log_evidence(
     Raises:
         NotPSDError: If a matrix is not positive definite even with jitter.
     """
-    as_one = len(residual) <= _ROWS_PER_WEIGHT * num_weights
-    evidence = _as_one if as_one else _by_block
-    return evidence(blocks, np.append(residual, 0.0), num_weights)
-
-
-def _by_block(
-    blocks: list[Block],
-    residual: Array,
-    num_weights: int,
-) -> tuple[float, list[BlockDerivatives]]:
-    """From factors of A_p and of M; ``residual`` has a zero for padded rows.
-
-    With the residual as a column beside the features, most products are of both.
-    """
+    n = len(residual)
+    residual = np.append(residual, 0.0)  # for padded rows
+    if n <= _ROWS_PER_WEIGHT * num_weights:
+        return _as_one(blocks, residual, num_weights)
+    # from factors of A_p and of M, with the residual as a column beside the features,
+    # so that most products are of both
     width = num_weights + 2
     logdet = 0.0
     grams: list[Array] = []
@@ -730,10 +707,17 @@ def _by_block(
         d_columns = alpha * -shifts[:, None, :] - spread
         spread *= 0.5
         g = spread @ both.swapaxes(1, 2)
-        _subtract_half_inverses(g, inverse)
+        # less A^-1 / 2, up to what symmetric changes ignore
+        if g.shape[-1] <= _MEDIUM:
+            g -= (0.5 * inverse).swapaxes(1, 2) @ inverse
+        else:
+            for one, factor in zip(g, inverse, strict=True):
+                # one triangle, in a sixth of the operations, less half the diagonal
+                whole = lapack.dlauum(factor.T, overwrite_c=1)[0]
+                one -= whole
+                one.flat[:: len(one) + 1] += 0.5 * whole.diagonal()
         d_residual = d_columns[:, :, 0]
         derivatives.append(BlockDerivatives(g, d_columns[:, :, 1:], d_residual))
-    n = len(residual) - 1
     evidence = -0.5 * (quad + logdet + n * math.log(2.0 * math.pi))
     return evidence, derivatives
 
@@ -779,20 +763,3 @@ def _as_one(
     ]
     evidence = -0.5 * (float(half @ half) + logdet + n * math.log(2.0 * math.pi))
     return evidence, derivatives
-
-
-def _subtract_half_inverses(g: Array, inverse: Array) -> None:
-    """Subtract A^-1 / 2 from ``B x N x N``, up to what symmetric changes ignore.
-
-    Args:
-        g: What to subtract it from.
-        inverse: L^-1 of each A = L L', ``B x N x N``; it is overwritten.
-    """
-    if g.shape[-1] <= _MEDIUM:
-        g -= (0.5 * inverse).swapaxes(1, 2) @ inverse
-        return
-    for one, factor in zip(g, inverse, strict=True):
-        # one triangle, in a sixth of the operations: once that, half the diagonal
-        whole = lapack.dlauum(factor.T, overwrite_c=1)[0]
-        one -= whole
-        one.flat[:: len(one) + 1] += 0.5 * whole.diagonal()

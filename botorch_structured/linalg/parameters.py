@@ -237,7 +237,7 @@ def _set_value(module: Hyperparameter, value: Tensor) -> None:
 
 
 def default_likelihood(batch_shape: torch.Size) -> GaussianLikelihood:
-    """Homoskedastic noise with a log-normal prior; see ``set_noise_prior``."""
+    """Homoskedastic noise with a log-normal prior; see ``set_noise_floor``."""
     mode, scale, floor = _EXACT
     return GaussianLikelihood(
         noise_prior=log_gaussian_prior(mode, scale),
@@ -275,30 +275,15 @@ def has_steps(targets: Tensor) -> bool:
     return bool(many) and targets.shape[-1] >= _FEW_ROWS
 
 
-def set_noise_prior(likelihood: GaussianLikelihood, targets: Tensor) -> None:
-    """Set prior and floor of a ``default_likelihood``, by whether outcomes repeat.
-
-    Args:
-        likelihood: A new one, from ``default_likelihood``.
-        targets: Transformed outcomes, ``batch_shape x n``.
-    """
-    mode, scale, floor = set_noise_floor(likelihood, targets)
-    if (mode, scale, floor) != _EXACT:  # which it has from the start
-        prior = log_gaussian_prior(mode, scale).to(targets)
-        likelihood.noise_covar.noise_prior.load_state_dict(prior.state_dict())
-
-
 def set_noise_floor(
-    likelihood: GaussianLikelihood, targets: Tensor
-) -> tuple[float, float, float]:
-    """Set the floor of the noise and its starting value, by whether outcomes repeat.
+    likelihood: GaussianLikelihood,
+    targets: Tensor,
+) -> None:
+    """Set floor, start and log-normal prior of the noise: do outcomes repeat?
 
     Args:
-        likelihood: From this module.
+        likelihood: A new one, from this module.
         targets: Transformed outcomes, ``batch_shape x n``.
-
-    Returns:
-        Mode, standard deviation of the logarithm and floor for these outcomes.
     """
     steps = has_steps(targets)
     mode, scale, floor = _STEPS if steps else _EXACT
@@ -306,7 +291,9 @@ def set_noise_floor(
     noise.raw_noise_constraint.lower_bound.fill_(floor)
     # what ``initialize`` does in three times as long; the raw value is the logarithm
     noise.raw_noise.data.fill_(math.log(mode if steps else START))
-    return mode, scale, floor
+    if steps and hasattr(noise, "noise_prior"):
+        prior = log_gaussian_prior(mode, scale).to(targets)
+        noise.noise_prior.load_state_dict(prior.state_dict())
 
 
 def register_root_prior(module: ScaleKernel | HomoskedasticNoise, prior: Prior) -> None:
@@ -318,20 +305,10 @@ def register_root_prior(module: ScaleKernel | HomoskedasticNoise, prior: Prior) 
     """
     if isinstance(module, ScaleKernel):
         put = partial(_set_root, name="outputscale")
-        module.register_prior(
-            "amplitude_prior",
-            prior,
-            read_amplitude,
-            put,
-        )
+        module.register_prior("amplitude_prior", prior, read_amplitude, put)
     else:
         put = partial(_set_root, name="noise")
-        module.register_prior(
-            "noise_std_prior",
-            prior,
-            read_noise_std,
-            put,
-        )
+        module.register_prior("noise_std_prior", prior, read_noise_std, put)
 
 
 @reads("raw_outputscale", power=0.5)
@@ -377,17 +354,27 @@ class UnknownFormError(Exception):
 class RawParameters:
     """All parameters of an objective as one vector ``U``, and their logarithms u.
 
+    Args:
+        mll: The objective.
+        index: The element of a batch.
+
     Attributes:
         values: Raw values, ``U``.
         free: Positions of those with a gradient, ``k``.
         bounds: Of these, ``k x 2``.
         batch_dims: Number of batch dimensions of the model.
+        priors: Modules with their priors, and what reads the value of each.
+
+    Raises:
+        UnknownFormError: For parameters on other devices or in single precision, other
+            constraints, and where none has a gradient.
     """
 
     def __init__(
-        self, mll: MarginalLogLikelihood, index: tuple[int, ...] | None = ()
+        self,
+        mll: MarginalLogLikelihood,
+        index: tuple[int, ...] = (),
     ) -> None:
-        index = index or ()
         self.batch_dims = len(index)
         # Raw values in the memory of the model, valid until it is moved or cast, and
         # the parameters that may change.
@@ -396,42 +383,45 @@ class RawParameters:
         self._positive: set[int] = set()
         self._plain: list[Indices] = []
         self._transformed: list[tuple[Indices, Interval]] = []  # by torch
+        priors: dict[int, tuple[Module, Prior, Any]] = {}
         free = []
         bounds: list[tuple[float, float]] = []
         start = 0
-        # ``mll.named_parameters_and_constraints`` looks for the module of each again
-        named = (
-            (module, name, p)
-            for module in mll.modules()
-            for name, p in module.named_parameters(recurse=False)
-        )
-        for module, name, p in named:
-            if id(p) in self._place:
-                continue
-            if p.dtype != torch.float64 or p.device.type != "cpu":
-                raise UnknownFormError
-            part = p.detach()[index] if index else p.detach()
-            size = part.numel()
-            place = np.arange(start, start + size)
-            self._place[id(p)] = place
-            where = slice(start, start + size)
-            free_p = p if p.requires_grad else None
-            self._parts.append((part.view(-1).numpy(), where, free_p))
-            start += size
-            constraint = Module.constraint_for_parameter_name(module, name)
-            limits = self._read_constraint(p, constraint, place)
-            if p.requires_grad:
-                free.append(place)
-                bounds += [limits] * size
+        for module in mll.modules():
+            for prior, closure, _ in getattr(module, "_priors", {}).values():
+                if prior is not None:
+                    priors.setdefault(id(prior), (module, prior, closure))
+            for name, p in module._parameters.items():
+                if p is None or id(p) in self._place:
+                    continue
+                if p.dtype != torch.float64 or p.device.type != "cpu":
+                    raise UnknownFormError
+                part = p.detach()[index] if index else p.detach()
+                size = part.numel()
+                place = np.arange(start, start + size)
+                self._place[id(p)] = place
+                where = slice(start, start + size)
+                free_p = p if p.requires_grad else None
+                self._parts.append((part.view(-1).numpy(), where, free_p))
+                start += size
+                constraint = Module.constraint_for_parameter_name(module, name)
+                limits = self._read_constraint(p, constraint, place)
+                if p.requires_grad:
+                    free.append(place)
+                    bounds += [limits] * size
         if not free:
             raise UnknownFormError
+        self.priors = [*priors.values()]
         self.free = np.concatenate(free)
         self.bounds = np.array(bounds)
         self.values = np.zeros(start)
         self.read()
 
     def _read_constraint(
-        self, p: Tensor, constraint: Interval | None, place: Indices
+        self,
+        p: Tensor,
+        constraint: Interval | None,
+        place: Indices,
     ) -> tuple[float, float]:
         """How a parameter depends on its raw value; bounds of the raw value."""
         if constraint is None:
@@ -523,8 +513,7 @@ class LogPriors:
     constant. Other priors are evaluated by torch.
 
     Args:
-        model: The model.
-        parameters: Of its objective.
+        parameters: Those of an objective, with their priors.
         by_torch: Whether there may be other priors; the caller then adds what
             ``of_others`` returns.
 
@@ -535,7 +524,9 @@ class LogPriors:
     """
 
     def __init__(
-        self, model: Any, parameters: RawParameters, by_torch: bool = False
+        self,
+        parameters: RawParameters,
+        by_torch: bool = False,
     ) -> None:
         self._parameters = parameters
         self.others: list[tuple[Any, Any, Any]] = []
@@ -543,8 +534,10 @@ class LogPriors:
         self._gammas: list[tuple[Indices, float, Array, Array]] = []
         constants = 0.0
         rows: list[Array] = []  # place, power, location, scale, tilt
-        for _, module, prior, closure, _ in model.named_priors():
-            reader = _reader_of(closure)
+        for module, prior, closure in parameters.priors:
+            # the raw parameter that it reads, and a power of it
+            function = getattr(closure, "__func__", closure)
+            reader = getattr(function, "reads", None) or _READERS.get(function)
             kind = known_kind(prior)
             mean = reader is not None and reader[0] in (
                 "constant",
@@ -567,14 +560,16 @@ class LogPriors:
             if kind is HorseshoePrior:
                 scale = np.broadcast_to(prior.scale.numpy(), place.shape)
                 self._horseshoes.append((place, power, scale))
+                least = math.log(0.5 / math.sqrt(2.0 * math.pi**3))
+                constants += least * place.size
                 continue
             if kind is GammaPrior:
                 a = prior.concentration
                 b = prior.rate
                 terms = torch.xlogy(a, b) - a.lgamma(), a - 1.0, b
-                constant, shape, rate = (
+                constant, shape, rate = [
                     np.broadcast_to(t.double().numpy(), place.shape) for t in terms
-                )
+                ]
                 constants += float(constant.sum())
                 self._gammas.append((place, power, shape, rate))
                 continue
@@ -592,9 +587,7 @@ class LogPriors:
         self._constant = (
             -float(np.log(scale).sum()) - 0.5 * math.log(2.0 * math.pi) * scale.size
         )
-        self._constant += constants + math.log(0.5 / math.sqrt(2.0 * math.pi**3)) * sum(
-            p.size for p, _, _ in self._horseshoes
-        )
+        self._constant += constants
 
     def __call__(self, u: Array) -> tuple[float, Array]:
         """The sum of the log priors, and its derivative by u."""
@@ -629,12 +622,6 @@ class LogPriors:
             parts = [p.log_prob(read(m)).sum() for m, p, read in self.others]
             value = torch.stack(parts).sum()
         return value.item(), self._parameters.gradient(value)
-
-
-def _reader_of(closure: Any) -> tuple[str, float] | None:
-    """The raw parameter that a closure reads, and a power of it; see ``reads``."""
-    function = getattr(closure, "__func__", closure)
-    return getattr(function, "reads", None) or _READERS.get(function)
 
 
 def known_kind(prior: Any) -> type | None:

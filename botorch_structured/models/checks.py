@@ -127,7 +127,8 @@ def check_training_data(
     for name, values in data.items():
         check_tensor(name, values, train_X.dtype)
     _check_shapes(train_X, train_Y, train_Yvar, empty)
-    _check_batches(input_transform, train_Y)
+    if input_transform is not None and train_Y.shape[-1] > 1:
+        _check_batches(input_transform)
     if settings.validate_input_scaling.off():
         return
     _check_inputs("train_X", train_X, tree)
@@ -142,9 +143,7 @@ def check_training_data(
         _check_variances("train_Yvar", train_Yvar, train_Y)
 
 
-def _check_batches(transform: InputTransform | None, train_Y: Tensor) -> None:
-    if transform is None or train_Y.shape[-1] == 1:
-        return
+def _check_batches(transform: InputTransform) -> None:
     # priors of a transform have a batch_shape, too, which is theirs
     parts = [p for p in transform.modules() if isinstance(p, InputTransform)]
     for part in parts:
@@ -161,7 +160,10 @@ def _takes_infinity(transform: OutcomeTransform | DefaultType | None) -> bool:
     if not isinstance(transform, OutcomeTransform):
         return False
     plain = (Standardize, ChainedOutcomeTransform, ModuleDict)
-    return any(not isinstance(part, plain) for part in transform.modules())
+    for part in transform.modules():
+        if not isinstance(part, plain):
+            return True
+    return False
 
 
 def extremes(Y: Tensor) -> tuple[Tensor, Tensor]:
@@ -361,8 +363,9 @@ def columns_of(model: GPyTorchModel) -> int | None:
                         points.append(transform(raw))
         except (BotorchError, IndexError, RuntimeError, ValueError):
             return None
-        if len({X.shape[-1] for X in points}) > 1:
-            return None
+        for X in points[1:]:
+            if X.shape[-1] != points[0].shape[-1]:
+                return None
     return raw.shape[-1]
 
 
@@ -583,7 +586,10 @@ def _restrict_normalize(
 ) -> Normalize | None:
     indices = getattr(transform, "indices", None)
     before = list(range(tree.dim)) if indices is None else indices.tolist()
-    keep = [c for c in before if c not in named]
+    keep = []
+    for column in before:
+        if column not in named:
+            keep.append(column)
     if not keep:
         return None
     if not transform.learn_bounds and keep == before:

@@ -237,7 +237,9 @@ def fit_map(
     Raises:
         ModelFittingError: If all attempts fail.
     """
-    kwargs = {name: value for name, value in kwargs.items() if value is not None}
+    for name in [*kwargs]:
+        if kwargs[name] is None:
+            del kwargs[name]
     if not kwargs.keys() & {"closure", "optimizer"}:
         arguments = dict(kwargs.pop("optimizer_kwargs", {}))
         arguments["options"] = {**(options or {}), **(arguments.get("options") or {})}
@@ -277,6 +279,7 @@ def _fit_objective(
     best: tuple[float, NDArray[np.float64]] | None = None
     for attempt in range(max_attempts):
         if attempt > 0:  # from a random start
+            objective.write(start)
             before = before or [(p, p.detach().clone()) for p in mll.parameters()]
             with seeded(attempt, before[0][0].device):
                 sample_all_priors(mll.model)
@@ -289,15 +292,14 @@ def _fit_objective(
                 best = end
         except NotPSDError as error:
             _logger.debug("Attempt %d of a fit failed: %s", attempt + 1, error)
-        objective.write(start)
         # also what the objective is not of, such as other outputs
         for p, value in before:
             p.data.copy_(value)
         if best is not None and not pick_best_of_all_attempts:
             break
+    objective.write(start if best is None else best[1])
     if best is None:
         raise ModelFittingError("All attempts to fit the model have failed.")
-    objective.write(best[1])
 
 
 def _minimise(
@@ -351,6 +353,7 @@ def _quick_lbfgsb(
     SciPy's interface takes a third of the time of the evaluations of a small GP.
     """
     memory = options["maxcor"]
+    tolerance = options["ftol"] / np.finfo(float).eps
     x = np.clip(start, *bounds.T)
     state = OptimState(None, _LINE_STEPS, x, len(x), memory)
     low, high = np.isfinite(bounds).T
@@ -367,7 +370,7 @@ def _quick_lbfgsb(
             state.nbd,
             state.f,
             state.g,
-            options["ftol"] / np.finfo(float).eps,
+            tolerance,
             options["gtol"],
             state.wa,
             state.iwa,

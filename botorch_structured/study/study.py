@@ -56,14 +56,12 @@ from botorch_structured.study.trials import (
     read_metadata,
 )
 from botorch_structured.suggest import Surrogates
-from botorch_structured.suggest.suggestion import (
+from botorch_structured.suggest.suggestion import hold, make_criterion, propose
+from botorch_structured.suggest.surrogates import (
     MAX_ROWS,
     TrainingData,
     fit_checked,
-    hold,
-    make_criterion,
     old_studies_predict,
-    propose,
 )
 
 if TYPE_CHECKING:

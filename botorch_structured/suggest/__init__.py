@@ -37,14 +37,17 @@ __all__ = [
     "Surrogates",
     "fit_models",
     "fit_surrogates",
+    "leave_one_out_log_density",
+    "leave_one_out_weights",
     "suggest",
 ]
 
-from botorch_structured.suggest.suggestion import (
+from botorch_structured.suggest.suggestion import Suggestion, suggest
+from botorch_structured.suggest.surrogates import (
     Mixture,
-    Suggestion,
     Surrogates,
     fit_models,
     fit_surrogates,
-    suggest,
+    leave_one_out_log_density,
+    leave_one_out_weights,
 )

@@ -62,11 +62,6 @@ def test_treed_quadratics_and_wang(tmp_path: Path, capsys: Capture) -> None:
     # with 29 tasks known, three values say which quadratic it is
     assert float(row.split("|")[2]) <= 4.5
     assert complete_runs(tmp_path, 5, "quadratic-*") == 3
-    few = ["--methods", "standard", "random", "--budget", "5"]
-    wang.main([*common, *few, "--reference", "monotone"])
-    shown = capsys.readouterr().out
-    assert "## mixture" in shown and "## elastic_net" in shown
-    assert complete_runs(tmp_path, 5) == 3 + 4
     rows = [f"{x},{y},{(x - 3) ** 2 + y}" for x in range(8) for y in range(8)]
     (tmp_path / "walker_lake_470.csv").write_text("\n".join(["X,Y,V", *rows]))
     arguments = [*common, "--problems", "walker", "lda", "--budget", "7", "--data"]
@@ -79,6 +74,12 @@ def test_treed_quadratics_and_wang(tmp_path: Path, capsys: Capture) -> None:
     treed.main([*arguments, str(tmp_path), "--report"])
     assert not (tmp_path / "walker" / "htbo" / "100.jsonl").exists()
     assert "## walker" in capsys.readouterr().out
+    pytest.importorskip("sklearn")
+    few = ["--methods", "standard", "random", "--budget", "5"]
+    wang.main([*common[:-1], str(tmp_path / "wang"), *few, "--reference", "monotone"])
+    shown = capsys.readouterr().out
+    assert "## mixture" in shown and "## elastic_net" in shown
+    assert complete_runs(tmp_path / "wang", 5) == 4
 
 
 def test_signals(tmp_path: Path, capsys: Capture) -> None:
@@ -207,6 +208,7 @@ class Shifted(SuiteProblem):
 
 
 def test_old_studies(tmp_path: Path, capsys: Capture, monkeypatch: Patch) -> None:
+    pytest.importorskip("optuna")
     develop = {f"yahpo-{k}": partial(Shifted, name=str(k)) for k in range(4)}
     kinds = {"yahpo": SimpleNamespace(DEVELOP=develop)}
     monkeypatch.setattr(earlier, "_KINDS", kinds)

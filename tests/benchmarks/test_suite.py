@@ -5,11 +5,10 @@ import math
 import pickle
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
-import ConfigSpace as cfg
 import pytest
 import torch
+from strategies import random_configspace
 from torch import Tensor
 from toy_benchmark import complete_runs
 
@@ -103,44 +102,11 @@ def test_the_search_finds_the_optimum() -> None:
     assert (points[:, 2] >= 100).all()
 
 
-# -- peers ----
+# -- peers --------------------------------------------------------------------------
 
 OPTIONAL = {"smac": "smac", "smac_starts": "smac"}
 OPTIONAL |= dict.fromkeys(("plain_tpe", "tpe", "gpsampler"), "optuna")
 SLOW = {"gpsampler"}
-
-
-def peer(name: str) -> Any:
-    if name in OPTIONAL:
-        pytest.importorskip(OPTIONAL[name])
-    return PEERS[name]
-
-
-def make_space(small: bool) -> SearchSpace:
-    """Children of values, a choice that is no decision; or most kinds of columns."""
-    cs = cfg.ConfigurationSpace()
-    learner = cfg.Categorical("learner", ["svm", "net", "none"])
-    act = cfg.Categorical("act", ["relu", "tanh", "gelu"])
-    C = cfg.Float("C", (1e-3, 1e3), log=True)
-    cs.add(learner, act, C, cfg.Float("drop", (0.0, 1.0)))
-    cs.add(cfg.EqualsCondition(act, learner, "net"))
-    if small:
-        cs.add(cfg.EqualsCondition(C, learner, "svm"))
-        return SearchSpace.from_configspace(cs)
-    kernel = cfg.Categorical("kernel", ["linear", "rbf", "poly"])
-    gamma = cfg.Float("gamma", (1e-4, 10.0), log=True)
-    width = cfg.Integer("width", (4, 512), log=True)
-    size = cfg.OrdinalHyperparameter("size", ["s", "m", "l"])
-    cs.add(kernel, gamma, width, size)
-    cs.add(
-        cfg.EqualsCondition(kernel, learner, "svm"),
-        cfg.InCondition(C, learner, ["svm", "net"]),
-        cfg.InCondition(gamma, kernel, ["rbf", "poly"]),
-        cfg.EqualsCondition(width, learner, "net"),
-    )
-    pair = [cfg.ForbiddenEqualsClause(*p) for p in ((learner, "none"), (size, "l"))]
-    cs.add(cfg.ForbiddenAndConjunction(*pair))
-    return SearchSpace.from_configspace(cs)
 
 
 def told(space: SearchSpace, n: int) -> tuple[Tensor, Tensor]:
@@ -153,8 +119,11 @@ def told(space: SearchSpace, n: int) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("name", sorted({*PEERS, *OPTIONAL}))
 def test_suggestions_are_allowed_and_repeatable(name: str) -> None:
-    method = peer(name)
-    space = make_space(name in SLOW)
+    pytest.importorskip(OPTIONAL.get(name, "torch"))
+    method = PEERS[name]
+    # four parameters, or most kinds of them, conditions on values, and a clause
+    cs = random_configspace(170, 4) if name in SLOW else random_configspace(4651, 9)
+    space = SearchSpace.from_configspace(cs)
     problem = SimpleNamespace(space=space, tree=space.tree)
     points = []
     for _ in range(2):
@@ -166,7 +135,7 @@ def test_suggestions_are_allowed_and_repeatable(name: str) -> None:
     assert torch.allclose(back, space.impute(points[0]), rtol=0.0, atol=1e-7)
 
 
-# -- command
+# -- the command ----------------------------------------------------------------------
 
 
 def test_two_methods_from_run_to_report(

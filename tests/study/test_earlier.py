@@ -19,7 +19,7 @@ from botorch_structured.models import OldStudiesMean, TransferGP
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.study.earlier import learn, read_earlier, read_studies
 from botorch_structured.suggest import suggest
-from botorch_structured.suggest.suggestion import old_studies_predict
+from botorch_structured.suggest.surrogates import old_studies_predict
 
 DICTIONARIES = [
     {"learner": ["svm"], "C": (1e-3, 1e3, "log"), "scale": [True, False]},
@@ -537,6 +537,7 @@ def test_optuna_where_choices_and_goals_are_others(
 
 @pytest.mark.parametrize("with_old", [False, True])
 def test_scikit_learn(with_old: bool) -> None:
+    pytest.importorskip("sklearn")
     from sklearn.base import BaseEstimator, clone
 
     from botorch_structured.integrations.sklearn import StructuredSearchCV
@@ -569,6 +570,7 @@ def test_scikit_learn(with_old: bool) -> None:
 
 
 def test_starts_of_scikit_learn_are_the_settings_of_estimators() -> None:
+    pytest.importorskip("sklearn")
     from sklearn.linear_model import Ridge
     from sklearn.neighbors import KNeighborsRegressor
     from sklearn.pipeline import Pipeline

@@ -38,7 +38,7 @@ from botorch_structured.spaces.arguments import check_seed, later_seed
 from botorch_structured.spaces.columns import is_equal
 from botorch_structured.study import Study
 from botorch_structured.study.earlier import OldStudy, learn, read_studies
-from botorch_structured.suggest.suggestion import MAX_ROWS
+from botorch_structured.suggest.surrogates import MAX_ROWS
 
 _logger = optuna.logging.get_logger("optuna.structured")
 
@@ -408,6 +408,8 @@ class StructuredSampler(BaseSampler):
         fixed = _fixed(study, trial)
         told = self._kept.setdefault(study.study_name, ToldStudy(self._values))
         others = [t for t in shared.trials if t.number != number]
+        ended = [t.number for t in others if t.state.is_finished()]
+        fifth = ended[-5] if len(ended) > 4 else -1
         asked = []
         paths = {}  # of trials that have not ended
         for other in others:
@@ -420,9 +422,7 @@ class StructuredSampler(BaseSampler):
             # A suggestion may be wrong, and that of a trial that was killed would stay
             # for ever: dependencies are learnt from the parameters that were asked for.
             # Five later trials that have ended mean that it was killed.
-            later = [t for t in others if t.number > other.number]
-            ended = sum(t.state.is_finished() for t in later)
-            expected = not values and ended < 5
+            expected = not values and other.number > fifth
             asked.append(
                 Asked(
                     path if expected else values,

@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import optuna
@@ -115,13 +116,14 @@ class SharedPaths:
         """A distribution, by its text, and the value of a row."""
         if not text:
             return None, self._columns[name].decode(internal)
-        trials = [*self._old_trials, *self.trials]
-        several = [
-            t.distributions[name] for t in reversed(trials) if name in t.distributions
-        ]
-        # several ranges that were taken as one are that of no trial
-        matching = (d for d in several if repr(d) == text)
-        distribution = next(matching, several[0])
+        distribution: Any = None
+        for trial in chain(reversed(self.trials), reversed(self._old_trials)):
+            asked = trial.distributions.get(name)
+            if repr(asked) == text:
+                distribution = asked
+                break
+            # several ranges that were taken as one are that of no trial
+            distribution = distribution or asked
         return with_one_nan(distribution), distribution.to_external_repr(internal)
 
 

@@ -29,8 +29,7 @@ from torch import Tensor, nn
 from botorch_structured.kernels.leaf_kernels import BatchKernel
 from botorch_structured.linalg.parameters import Hyperparameter, LogInterval
 from botorch_structured.models.ablr.tasks import Tasks
-from botorch_structured.models.fast_inference import noise_is_known
-from botorch_structured.models.paths import refuse_paths
+from botorch_structured.models.fast_inference import noise_is_known, refuse_paths
 
 
 class RawValue:

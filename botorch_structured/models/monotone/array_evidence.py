@@ -88,13 +88,13 @@ class EvidenceObjective:
             or getattr(likelihood, "second_noise_covar", None) is not None
         ):
             raise UnknownFormError
-        raw = RawParameters(mll, None)
+        raw = RawParameters(mll)
         self._parameters = raw
         self.read = raw.read
         self.write = raw.write
         self.bounds = raw.bounds
         self.units = np.ones(len(raw.free))
-        self._priors = LogPriors(model, raw)
+        self._priors = LogPriors(raw)
         positive = (
             getattr(kernel, "base_kernel", kernel).raw_lengthscale,
             getattr(kernel, "raw_outputscale", None),

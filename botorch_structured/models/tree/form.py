@@ -332,27 +332,20 @@ class Form:
         self.num_weights = weights.num_weights
         self.deviations = self.add(self.num_weights + 1)
         length = np.zeros(0, dtype=np.int64)
-        start = 0
-        for kind, counts in weights.counts.items():
-            if not counts:
-                continue
-            deviations = self.deviations[start : start + sum(counts)]
-            start += sum(counts)
-            raw = read(getattr(weights, f"{kind}_variance"), "raw_value")
-            tied = len(raw) == 1
-            self.depend(
-                deviations,
-                raw if tied else np.repeat(raw, counts),
-                0.5,
-            )
+        raw: list[Indices] = []
+        for kind in weights.kinds:
+            raw.append(read(getattr(weights, f"{kind}_variance"), "raw_value"))
             if kind == "offset":
-                self.offsets = self.add(len(raw))
-                self.depend(self.offsets, raw, 1.0)
+                self.offsets = self.add(len(raw[-1]))
+                self.depend(self.offsets, raw[-1], 1.0)
             if kind == "smooth":
                 length = read(weights.smooth_lengthscale, "raw_value")
+        if raw:
+            of_weights = np.concatenate(raw)[weights.prior_index.numpy()]
+            self.depend(self.deviations[:-1], of_weights, 0.5)
         self.terms = self.add(len(length) + 1)
         self.depend(self.terms[:-1], length, -1.0)
-        active = weights.active_weights(places.active, places.nodes)
+        active = kernel.active_weights(places)
         self.smooth = places.active[:, weights.smooth_index]
         self.smooth_columns = np.append(weights.smooth_columns, kernel.tree.dim)
         self.smooth_columns = self.smooth_columns.astype(np.int64)

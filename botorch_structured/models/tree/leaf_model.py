@@ -15,7 +15,12 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import torch
 from botorch.exceptions.errors import ModelFittingError
-from botorch.models.transforms.input import InputTransform
+from botorch.models.transforms.input import (
+    ChainedInputTransform,
+    InputTransform,
+    Log10,
+    Normalize,
+)
 from botorch.models.utils import check_min_max_scaling
 from botorch.posteriors import GPyTorchPosterior
 from botorch.settings import propagate_grads, validate_input_scaling
@@ -47,14 +52,14 @@ from botorch_structured.models.outcome_scale import ScaledNormal, linear_outcome
 from botorch_structured.models.tree.leaf_inference import log_evidence
 from botorch_structured.models.tree.moments import (
     Array,
+    ColumnScales,
     MomentsOnPaths,
-    column_scales,
-    differentiable_moments,
 )
 from botorch_structured.models.tree.objective import LeafObjective, device_units
 from botorch_structured.models.tree.solver import (
     LeafSolver,
     SolverBatch,
+    differentiable_moments,
     fantasy_shapes,
     make_solver,
 )
@@ -159,6 +164,40 @@ def output_dimensions(model: FastSingleTaskGP) -> dict[str, int]:
 def is_mean_of_paths(mean: Any) -> bool:
     """Whether a prior mean is known to be constant on a path."""
     return type(mean) in (ConstantMean, PathMean)
+
+
+def column_scales(transform: InputTransform | None, width: int) -> ColumnScales | None:
+    """A transform in evaluation mode as one of single columns; None for other kinds.
+
+    Args:
+        transform: ``Normalize``, ``Log10``, a chain of both, or None.
+        width: The number of columns.
+    """
+    parts: list[Any] = [] if transform is None else [transform]
+    if isinstance(transform, ChainedInputTransform):
+        parts = [*transform.values()]
+    log = np.zeros(width + 1, dtype=bool)
+    factor = np.ones(width + 1)
+    shift = np.zeros(width + 1)
+    for part in parts:
+        if type(part) not in (Normalize, Log10) or part.reverse:
+            return None
+        if not part.transform_on_eval:
+            continue
+        indices = getattr(part, "indices", None)
+        at = np.arange(width) if indices is None else indices.numpy()
+        if isinstance(part, Log10):
+            if log[at].any() or (factor[at] != 1.0).any() or shift[at].any():
+                return None
+            log[at] = True
+            continue
+        coefficient = part.coefficient
+        if coefficient.numel() != coefficient.shape[-1]:
+            return None
+        rate = 1.0 / coefficient.flatten().numpy()
+        factor[at] *= rate
+        shift[at] = (shift[at] - part.offset.flatten().numpy()) * rate
+    return ColumnScales(log, factor, shift)
 
 
 def begin_fit(likelihood: GaussianLikelihood) -> None:

@@ -33,12 +33,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from botorch.models.transforms.input import (
-    ChainedInputTransform,
-    InputTransform,
-    Log10,
-    Normalize,
-)
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
@@ -48,7 +42,6 @@ from botorch_structured.kernels.tree_structured_kernel import TreeStructuredKern
 from botorch_structured.linalg.blocks import WeightedBlock, positions
 from botorch_structured.linalg.correlations import ARRAY_SLOPES, ARRAY_VALUES
 from botorch_structured.linalg.parameters import UnknownFormError
-from botorch_structured.models.fast_inference import with_gradient
 from botorch_structured.models.tree.form import Form
 
 Array = NDArray[Any]
@@ -56,6 +49,8 @@ Array = NDArray[Any]
 SMOOTH = {"matern32", "matern52", "rbf"}
 # Most numbers in the tables of paths that are evaluated together (32 MiB).
 _MAX_NUMBERS = 1 << 22
+# Numbers that are read sooner than left out.
+_FEW_NUMBERS = 1 << 14
 # Up to so many columns of a path are read by a product with a matrix.
 _FEW_COLUMNS = 64
 
@@ -92,40 +87,6 @@ class ColumnScales(NamedTuple):
     log: Array
     factor: Array
     shift: Array
-
-
-def column_scales(transform: InputTransform | None, width: int) -> ColumnScales | None:
-    """A transform in evaluation mode as one of single columns; None for other kinds.
-
-    Args:
-        transform: ``Normalize``, ``Log10``, a chain of both, or None.
-        width: The number of columns.
-    """
-    parts: list[Any] = [] if transform is None else [transform]
-    if isinstance(transform, ChainedInputTransform):
-        parts = [*transform.values()]
-    log = np.zeros(width + 1, dtype=bool)
-    factor = np.ones(width + 1)
-    shift = np.zeros(width + 1)
-    for part in parts:
-        if type(part) not in (Normalize, Log10) or part.reverse:
-            return None
-        if not part.transform_on_eval:
-            continue
-        indices = getattr(part, "indices", None)
-        at = np.arange(width) if indices is None else indices.numpy()
-        if isinstance(part, Log10):
-            if log[at].any() or (factor[at] != 1.0).any() or shift[at].any():
-                return None
-            log[at] = True
-            continue
-        coefficient = part.coefficient
-        if coefficient.numel() != coefficient.shape[-1]:
-            return None
-        rate = 1.0 / coefficient.flatten().numpy()
-        factor[at] *= rate
-        shift[at] = (shift[at] - part.offset.flatten().numpy()) * rate
-    return ColumnScales(log, factor, shift)
 
 
 class PathTables:
@@ -179,9 +140,9 @@ class PathTables:
                     self.codes[c] = X[active, c].unique()
         self._behind: dict[int, range] = {}
         self.width = kernel.tree.dim
-        for c, known in self.codes.items():
+        for c, values_of in self.codes.items():
             start = self.width
-            self.width += len(known) + 1
+            self.width += len(values_of) + 1
             self._behind[c] = range(start, self.width)
         places_of_codes = [place for c in onehot for place in self._behind[c]]
         self._read_weights(constants, [*columns, *places_of_codes])
@@ -225,8 +186,8 @@ class PathTables:
         The last place of each code is that of unknown values.
         """
         parts = [x]
-        for c, known in self.codes.items():
-            code = x[:, c, None] == np.append(known.numpy(), math.nan)
+        for c, values_of in self.codes.items():
+            code = x[:, c, None] == np.append(values_of.numpy(), math.nan)
             code[:, -1] = ~code.any(-1)
             parts.append(code.astype(x.dtype))
         return np.concatenate(parts, axis=1)
@@ -517,7 +478,7 @@ class LeafMoments:
 
     def __init__(self, solver: Any) -> None:
         self.solver = solver
-        self.kernel: LeafKernel = solver.kernel
+        self.kernel: LeafKernel = solver.source
         structure = solver.structure
         self.paths = PathTables(self.kernel, structure.leaf_places, solver.X)
         extended = self.paths.extend(solver.X.numpy())
@@ -578,7 +539,7 @@ class LeafMoments:
 
     def graph(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """Moments of ``t x d`` inputs by operations that autograd knows."""
-        rows = self.kernel.rows(X)
+        rows = self.solver.kernel.rows(X)
         mean, explained, weight = self.solver.predict(rows)
         reduction = weight.square().sum(-1) - explained.square().sum(-1)
         return mean, rows.prior.expand(len(X)) + reduction
@@ -646,18 +607,6 @@ class LeafMoments:
         )
 
 
-class _Group(NamedTuple):
-    """Points on paths that are evaluated side by side.
-
-    Attributes:
-        points: The points on each path, ``U x w``; ``n`` where padded.
-        moments: Moments on these paths.
-    """
-
-    points: Array
-    moments: PathMoments
-
-
 #: Prior means of points ``n x d`` and their gradients (or zero), if wanted.
 PriorMean = Callable[[Array, bool], tuple[Array, Any]]
 
@@ -720,8 +669,9 @@ class MomentsOnPaths:
         widest *= min(widest, len(solver.factors.weight_covariance.inverse_chol))
         width = moments.paths.width
         self._sizes = width + widest + np.square([*widths, 0])[self._bucket]
-        # rows of the last call, with their groups, and the paths of these
-        self._last: tuple[bytes, list[_Group], dict[bytes, PathMoments]] = b"", [], {}
+        # paths that are looked at together; rows of the last call and their groups
+        self._chosen: list[tuple[Array, PathMoments]] = []
+        self._last: tuple[bytes, list[tuple[Array, PathMoments]]] = b"", []
 
     def __call__(
         self,
@@ -737,7 +687,7 @@ class MomentsOnPaths:
             gradient: Whether gradients are wanted, by ``X``.
         """
         n, d = X.shape
-        before, groups, _ = self._last
+        before, groups = self._last
         if row.tobytes() != before:
             groups = self._groups(row)
         prior_slope: Any = 0.0
@@ -775,94 +725,63 @@ class MomentsOnPaths:
 
         return PointMoments(mean, limited, pull)
 
-    def _groups(self, row: Array) -> list[_Group]:
-        """Paths that are looked at together, with little padding.
+    def _groups(self, row: Array) -> list[tuple[Array, PathMoments]]:
+        """Points on paths that are looked at together, with little padding.
 
         Args:
             row: The number of the row of each point, ``n``.
+
+        Returns:
+            The points on each path, ``U x w`` (``n`` where padded), and moments there.
         """
         n = len(row)
         path = self._path_of_row[row]
-        count = np.bincount(path)
-        paths = count.nonzero()[0]
-        count = count[paths]
+        count = np.bincount(path, minlength=len(self._rows))
+        # Points come and go: paths are chosen anew if they lack one, or have too many.
+        chosen = self._chosen
+        present = 0
+        padded = 0
+        for paths, _ in chosen:
+            widths = count[paths]
+            present += widths.sum()
+            padded += len(paths) * widths.max() * self._sizes[paths[0]]
+        if present < n or padded > 4 * count @ self._sizes + _FEW_NUMBERS:
+            self._chosen = chosen = self._choose(count)
         order = path.argsort(kind="stable")
         start = count.cumsum() - count
-        kind = self._bucket[paths]
-        if len(paths) * count.max() > 3 * n + 64:
-            # paths with at most twice as many points as another one: less padding
-            kind = kind * 64 + np.log2(count).astype(int)
         groups = []
-        tables = {}
-        for some in np.unique(kind):
-            alike = (kind == some).nonzero()[0]
-            most = max(1, _MAX_NUMBERS // int(self._sizes[paths[alike[0]]]))
+        for paths, moments in chosen:
+            size = count[paths, None]
+            step = np.arange(size.max())
+            points = order[np.minimum(start[paths, None] + step, n - 1)]
+            groups.append((np.where(step < size, points, n), moments))
+        self._last = row.tobytes(), groups
+        return groups
+
+    def _choose(self, count: Array) -> list[tuple[Array, PathMoments]]:
+        """The numbers of paths that are looked at together, and moments there.
+
+        Args:
+            count: How many points are on each path.
+        """
+        paths = count.nonzero()[0]
+        count = count[paths]
+        kind = self._bucket[paths]
+        if len(paths) * count.max() > 3 * count.sum() + 64:
+            # paths with at most twice as many points as another one
+            kind = kind * 64 + np.log2(count).astype(int)
+        chosen = []
+        for one in np.unique(kind):
+            alike = paths[kind == one]
+            most = max(1, _MAX_NUMBERS // int(self._sizes[alike[0]]))
             for i in range(0, len(alike), most):
                 chunk = alike[i : i + most]
-                size = count[chunk, None]
-                step = np.arange(size.max())
-                points = order[np.minimum(start[chunk, None] + step, n - 1)]
-                points = np.where(step < size, points, n)
-                some_paths = paths[chunk]
-                key = some_paths.tobytes()
-                # Points come and go, the paths stay for a while.
-                moments = self._last[2].get(key) or self._moments.side_by_side(
-                    int(self._bucket[some_paths[0]]),
-                    self._place[some_paths],
-                    self._rows[torch.from_numpy(some_paths)],
+                moments = self._moments.side_by_side(
+                    int(self._bucket[chunk[0]]),
+                    self._place[chunk],
+                    self._rows[torch.from_numpy(chunk)],
                     self._path,
                     self._scales,
                 )
-                tables[key] = moments
-                groups.append(_Group(points, moments))
-        self._last = row.tobytes(), groups, tables
-        return groups
-
-
-# -- with a graph -----------------------------------------------------------------
-
-
-class _OfPoints(torch.autograd.Function):
-    """Moments whose first derivatives in the points are known."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        X: Tensor,
-        moments: LeafMoments,
-    ) -> tuple[Tensor, Tensor]:
-        at_points = moments(X, gradient=ctx.needs_input_grad[0])
-        ctx.save_for_backward(X)
-        ctx.at_points = at_points
-        ctx.moments = moments
-        return at_points.mean, at_points.variance
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():  # derivatives of the gradient are wanted, too
-            (X,) = ctx.saved_tensors
-            # on paths without data they are constant
-            values = [with_gradient(v, X) for v in ctx.moments.graph(X)]
-            (grad_X,) = torch.autograd.grad(
-                values,
-                X,
-                grad_outputs,
-                create_graph=True,
-            )
-            return grad_X, None
-        slope = ctx.at_points.pull(*(g.numpy() for g in grad_outputs))
-        return torch.from_numpy(slope), None
-
-
-def differentiable_moments(X: Tensor, moments: LeafMoments) -> tuple[Tensor, Tensor]:
-    """Means and variances of points one by one, differentiable in ``X``, also twice.
-
-    Args:
-        X: Transformed inputs, ``t x d``, not empty.
-        moments: Computes them and their first derivatives, and the graph where others
-            are wanted, of the state that the model has now.
-    """
-    if not torch.is_grad_enabled():
-        return moments(X)[:2]
-    mean, variance = _OfPoints.apply(X, moments)
-    return mean, variance
+                chosen.append((chunk, moments))
+        return chosen

@@ -168,18 +168,18 @@ class _Leaves:
         self._deviations = form.deviations[self.weights]
         self._weight_pairs = weight_pairs(self.weights, form.num_weights)
         index = [*self._lengths, self._variance, self._deviations, self._terms]
-        self.index = np.concatenate([part.ravel() for part in index])
+        self.index = np.concatenate([*map(np.ravel, index)])
 
     def evaluate(
         self,
         q: Array,
-        noise: float,
+        noise: Array,
     ) -> Block:
         """Covariances, noise included, and features.
 
         Args:
             q: All quantities.
-            noise: The noise variance that is a parameter.
+            noise: The noise variance that is a parameter, ``1``.
         """
         form = self._form
         batch, size = self.rows.shape
@@ -316,7 +316,7 @@ def device_units(mll: MarginalLogLikelihood) -> Array | None:
     twin = deepcopy(mll, {id(part): None for part in data}).to("cpu", torch.float64)
     try:
         parameters = RawParameters(twin)
-        return _units(twin, parameters, LogPriors(twin.model, parameters, True))
+        return _units(twin, parameters, LogPriors(parameters, by_torch=True))
     except UnknownFormError:
         return None
 
@@ -356,7 +356,7 @@ class LeafObjective:
         if not isinstance(kernel, LeafKernel):
             raise UnknownFormError
         self._parameters = parameters = RawParameters(mll, index)
-        self._priors = LogPriors(model, parameters, by_torch=True)
+        self._priors = LogPriors(parameters, by_torch=True)
         with torch.no_grad():
             X = model.transform_inputs(model.train_inputs[0])[index]
         structure = kernel.structure(X) if index else model.structure(kernel)
@@ -365,12 +365,12 @@ class LeafObjective:
         self._num_data = n
         self._targets = model.train_targets[index].detach().numpy().copy()
         noise = np.append(np.zeros(n), 1.0)
-        self._noise = form.add(0)
         if isinstance(likelihood, GaussianLikelihood):
-            places = parameters.logarithm(likelihood.noise_covar.raw_noise)
-            self._noise = form.add(len(places))
-            form.depend(self._noise, places, 1.0)
+            self._noise = form.add(1)
+            place = parameters.logarithm(likelihood.noise_covar.raw_noise)
+            form.depend(self._noise, place, 1.0)
         else:
+            self._noise = form.add(1, -math.inf)
             noise[:n] = likelihood.noise[index].detach().numpy()
         points = np.zeros((n + 1, X.shape[-1] + 1))
         points[:n, :-1] = X.detach().numpy()
@@ -485,7 +485,7 @@ class LeafObjective:
         u, slope = self._parameters.logarithms(theta)
         q = np.exp(self._map @ u + self._constants)
         form = self.form
-        noise = float(q[self._noise].sum())
+        noise = q[self._noise]
         blocks: list[Block] = []
         for leaves in self._leaves:
             blocks.append(leaves.evaluate(q, noise))
@@ -510,7 +510,7 @@ class LeafObjective:
             d_noise += float(np.vdot(diagonal, leaves.real))
             if leaves.undeclared is not None:
                 d_offset += float(leaves.undeclared @ (g * leaves.pair).sum((1, 2)))
-        slopes.append(d_noise * q[self._noise])
+        slopes.append(d_noise * noise)
         if form.offsets.size:
             slopes.append(d_offset / form.offsets.size * q[form.offsets])
         d_q = np.bincount(self._index, np.concatenate(slopes), len(q))

@@ -41,7 +41,7 @@ from botorch_structured.linalg.blocks import Factorisation, factorise, given_las
 from botorch_structured.linalg.parameters import UnknownFormError
 from botorch_structured.models.fast_inference import with_gradient, with_variance_floor
 from botorch_structured.models.tree.leaf_inference import LeafBlock, leaf_blocks
-from botorch_structured.models.tree.moments import LeafMoments, differentiable_moments
+from botorch_structured.models.tree.moments import LeafMoments
 
 
 class LeafSolver:
@@ -64,13 +64,19 @@ class LeafSolver:
         noise: Tensor,
         residual: Tensor,
     ) -> None:
-        # a graph may be built after another correlation was chosen for the model's
-        self.kernel = copy(kernel)
-        self.kernel.fixed_values = kernel.values()
+        self.source = kernel
         self.X = X
         self.structure = structure
         self.noise = noise
         self.residual = residual
+
+    @cached_property
+    def kernel(self) -> LeafKernel:
+        """The kernel with its values of now, of which graphs may be built later."""
+        with torch.no_grad():
+            kernel = copy(self.source)
+            kernel.fixed_values = kernel.values()
+        return kernel
 
     @cached_property
     def blocks(self) -> list[LeafBlock]:
@@ -91,7 +97,7 @@ class LeafSolver:
                 weighted = [b.noisy(self.kernel, self.noise) for b in self.blocks]
             else:
                 weighted = moments.blocks()
-            return factorise(weighted, self.residual, self.kernel.num_weights)
+            return factorise(weighted, self.residual, self.source.num_weights)
 
     @cached_property
     def moments(self) -> LeafMoments | None:
@@ -314,6 +320,57 @@ def _joined(
     batch = torch.broadcast_shapes(*shapes)
     both = [t.expand(*batch, *t.shape[t.ndim - event :]) for t in (first, second)]
     return torch.cat(both, dim=-event)
+
+
+# -- with a graph -----------------------------------------------------------------
+
+
+class _OfPoints(torch.autograd.Function):
+    """Moments whose first derivatives in the points are known."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        X: Tensor,
+        moments: LeafMoments,
+    ) -> tuple[Tensor, Tensor]:
+        at_points = moments(X, gradient=ctx.needs_input_grad[0])
+        if ctx.needs_input_grad[0]:  # a graph is of the hyperparameters of now
+            ctx.kernel = moments.solver.kernel
+        ctx.save_for_backward(X)
+        ctx.at_points = at_points
+        ctx.moments = moments
+        return at_points.mean, at_points.variance
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():  # derivatives of the gradient are wanted, too
+            (X,) = ctx.saved_tensors
+            # on paths without data they are constant
+            values = [with_gradient(v, X) for v in ctx.moments.graph(X)]
+            (grad_X,) = torch.autograd.grad(
+                values,
+                X,
+                grad_outputs,
+                create_graph=True,
+            )
+            return grad_X, None
+        slope = ctx.at_points.pull(*(g.numpy() for g in grad_outputs))
+        return torch.from_numpy(slope), None
+
+
+def differentiable_moments(X: Tensor, moments: LeafMoments) -> tuple[Tensor, Tensor]:
+    """Means and variances of points one by one, differentiable in ``X``, also twice.
+
+    Args:
+        X: Transformed inputs, ``t x d``, not empty.
+        moments: Computes them and their first derivatives, and the graph where others
+            are wanted, of the state that the model has now.
+    """
+    if not torch.is_grad_enabled():
+        return moments(X)[:2]
+    mean, variance = _OfPoints.apply(X, moments)
+    return mean, variance
 
 
 # -- batches ------------------------------------------------------------------------

@@ -51,9 +51,8 @@ from torch import Tensor
 
 from botorch_structured._botorch_names import DefaultType
 from botorch_structured.models.checks import check_training_data
-from botorch_structured.models.fast_inference import FastSingleTaskGP
+from botorch_structured.models.fast_inference import FastSingleTaskGP, refuse_paths
 from botorch_structured.models.outcome_scale import linear_outcome
-from botorch_structured.models.paths import refuse_paths
 from botorch_structured.models.tree.moments import Array, PointMoments
 from botorch_structured.models.tree.old_studies import OldStudiesMean
 

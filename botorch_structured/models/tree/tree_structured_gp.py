@@ -44,19 +44,19 @@ from botorch_structured.kernels.tree_structured_kernel import (
     check_choices,
     make_kernel,
 )
-from botorch_structured.linalg.correlations import CORRELATIONS
-from botorch_structured.linalg.parameters import default_likelihood, set_noise_prior
+from botorch_structured.linalg.correlations import CORRELATIONS, MATERN52, RBF
+from botorch_structured.linalg.parameters import default_likelihood, set_noise_floor
 from botorch_structured.models.checks import protect_decisions
 from botorch_structured.models.fast_inference import with_gradient, with_variance_floor
 from botorch_structured.models.outcome_scale import least_variance, with_least_variance
 from botorch_structured.models.tree.leaf_model import (
     Dependencies,
     LeafModel,
+    column_scales,
     is_mean_of_paths,
     output_dimensions,
     read_arguments,
 )
-from botorch_structured.models.tree.moments import column_scales
 from botorch_structured.models.tree.solver import LeafSolver
 from botorch_structured.spaces import ParameterTree
 from botorch_structured.spaces.arguments import check_columns
@@ -134,7 +134,8 @@ class TreeStructuredGP(LeafModel):
             column without an order stands in ``columns`` once for each value and once
             for others, 0 or 1/sqrt(2) each. Smooth terms and K_context are Matern-5/2.
             Fits are as fast as with "matern" where all leaves share products of
-            Matern, RBF and Laplace kernels; others are by autograd.
+            Matern, RBF and Laplace kernels; others are by autograd. kappa has to be a
+            covariance of the columns of a leaf; a ``CosineKernel`` is one of a column.
         context_features: Columns that describe the evaluation and not the candidate,
             such as the share of the training set (section 5). They have to be numeric
             and active on every path. Every K_p is multiplied by a kernel K_context over
@@ -147,7 +148,8 @@ class TreeStructuredGP(LeafModel):
         ValueError: An unknown option, columns out of range, an undeclared value in a
             strictly declared decision, a transform that changes a decision column,
             options together with ``covar_module``, one that depends on inactive
-            columns, or a ``leaf_kernel`` that does not fit its columns.
+            columns, or a ``leaf_kernel`` that does not fit its columns or is no
+            covariance of them.
 
     Example:
         >>> # x0 chooses between x1 and x2
@@ -262,7 +264,7 @@ class TreeStructuredGP(LeafModel):
                 )
             arguments = (
                 tree,
-                tuple((c, tuple(values)) for c, values in known_values.items()),
+                tuple(known_values.items()),
                 context_features,
                 aug_batch_shape,
                 train_X.dtype,
@@ -311,7 +313,7 @@ class TreeStructuredGP(LeafModel):
             self._check_kernel()
         self._begins_fits = begins_fits
         if begins_fits:
-            set_noise_prior(self.likelihood, self.train_targets)
+            set_noise_floor(self.likelihood, self.train_targets)
         if structured:
             self._subset_batch_dict = output_dimensions(self)
 
@@ -394,7 +396,7 @@ class TreeStructuredGP(LeafModel):
             return [None]
         if chosen:
             return [self.covar_module.correlation.name]
-        return [correlation.name for correlation in CORRELATIONS]
+        return [MATERN52.name, RBF.name]
 
     def path_posterior(self, X: Tensor) -> GPyTorchPosterior:
         r"""Posterior of b_p + z_p(x)'c: the outcome without the leaf's own g_p.
@@ -532,12 +534,12 @@ class _Template:
         Args:
             shared: Equal to those that the original holds.
         """
-        tensors = [
-            nn.Parameter(t.detach().clone(), t.requires_grad)
-            if isinstance(t, nn.Parameter)
-            else t.clone()
-            for t in self._tensors
-        ]
+        tensors = []
+        for tensor in self._tensors:
+            new = tensor.detach().clone()
+            if isinstance(tensor, nn.Parameter):
+                new = nn.Parameter(new, tensor.requires_grad)
+            tensors.append(new)
         unpickler: Any = pickle.Unpickler(io.BytesIO(self._bytes))
         unpickler.persistent_load = [*shared, *tensors].__getitem__
         return unpickler.load()
@@ -577,7 +579,7 @@ def _modules(
     kernel = TreeStructuredKernel(
         tree,
         leaf_offset=leaf_offset,
-        categorical_features={c: list(values) for c, values in categorical},
+        categorical_features=dict(categorical),
         batch_shape=batch_shape,
         context_features=context_features,
         **options,
@@ -603,22 +605,24 @@ def _known_values(
     features: Sequence[int] | Mapping[int, Sequence[float]] | None,
     tree: ParameterTree,
     train_X: Tensor,
-) -> dict[int, list[float]]:
+) -> dict[int, tuple[float, ...]]:
     """Values of the categorical columns; if not given, those of active entries."""
     if features is None:
         return {}
     check_columns("categorical_features", features, tree.dim)
     active = tree.active_mask(train_X)
-    seen = {c: torch.unique(train_X[..., c][active[..., c]]).tolist() for c in features}
-    if not isinstance(features, Mapping):
-        return seen
-    declared = {c: [float(v) for v in values] for c, values in features.items()}
-    for c, values in declared.items():
+    known_values = {}
+    for c in features:
+        seen = torch.unique(train_X[..., c][active[..., c]]).tolist()
+        values = seen
+        if isinstance(features, Mapping):
+            values = [*map(float, features[c])]
         # undeclared values would all be the same value; the tree has those of decisions
-        odd = [] if c in tree.decision_columns else sorted({*seen[c]} - {*values})
-        if odd:
+        odd = sorted({*seen} - {*values})
+        if odd and c not in tree.decision_columns:
             raise ValueError(
                 f"categorical_features: expected all values of column {c} of train_X, "
                 f"got {values}, and train_X has {odd[:10]}."
             )
-    return declared
+        known_values[c] = tuple(values)
+    return known_values

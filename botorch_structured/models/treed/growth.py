@@ -28,6 +28,7 @@ import numpy as np
 import torch
 from scipy.linalg import lapack
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from botorch_structured.linalg.correlations import MATERN52, RBF
 from botorch_structured.models.treed.cart import (
@@ -164,8 +165,8 @@ class NodeEvidence:
                 break
             damped = point.information.copy()
             damped.ravel()[:: len(damped) + 1] *= 1.0 + damping
-            _, step, info = lapack.dposv(damped, point.gradient)
-            if info != 0 or 0.5 * float(step @ point.gradient) < _LEAST_GAIN:
+            step = np.linalg.solve(damped, point.gradient)
+            if 0.5 * float(step @ point.gradient) < _LEAST_GAIN:
                 break
             trial = theta.copy()
             trial[self.free] += step * min(1.0, 2.0 / float(np.abs(step).max()))
@@ -242,13 +243,11 @@ class NodeEvidence:
 
 def _laplace(point: Point) -> float:
     """The log evidence, with what a further step promises: it is not taken."""
-    chol, info = lapack.dpotrf(point.information, lower=1)
-    if info != 0:
-        return -math.inf
-    whitened = lapack.dtrtrs(chol, point.gradient, lower=1)[0]
-    gain = min(0.5 * float(whitened @ whitened), _LEAST_GAIN)
-    constant = 0.5 * len(chol) * math.log(2.0 * math.pi)
-    return point.value + gain + constant - float(np.log(chol.diagonal()).sum())
+    step = np.linalg.solve(point.information, point.gradient)
+    gain = min(0.5 * float(step @ point.gradient), _LEAST_GAIN)
+    log_det = float(np.linalg.slogdet(point.information)[1])
+    constant = len(step) * math.log(2.0 * math.pi)
+    return point.value + gain + 0.5 * (constant - log_det)
 
 
 def thinned(rows: Rows, most: int = 150) -> Rows:
@@ -283,21 +282,22 @@ class GrownTrees:
     scales: list[Array]
     rbf: list[bool]
 
-    def theta(self, count: int, inner: bool) -> Tensor:
-        """Estimates of (log l, log s^2, m, log v), ``E x count x 4``.
+    def theta(self, of_leaves: bool) -> Tensor:
+        """Estimates of (log l, log s^2, m, log v) of all nodes, ``E x N x 4``.
 
-        Of leaves, or of all nodes; of those that do not exist NaN. A leaf has the
-        shortest lengthscale on its path, as a longer one than that of another node
-        explains its data badly, and its own slope s^2 / l.
+        Or of leaves. A leaf has the shortest lengthscale on its path, as a longer one
+        than that of another node explains its data badly, and its own slope s^2 / l.
+        Those of nodes that do not exist are NaN.
         """
-        values = np.full((len(self.roots), count, 4), np.nan)
-        for e, root in enumerate(self.roots):
-            for k, node in enumerate(root.walk() if inner else root.leaves()):
-                values[e, k] = node.fit.theta
-                if not inner:
-                    shortest = min(v.fit.theta[0] for v in node.path())
-                    values[e, k, :2] += shortest - node.fit.theta[0]
-        return torch.as_tensor(values)
+        parts = []
+        for root in self.roots:
+            nodes = root.leaves() if of_leaves else root.walk()
+            theta = np.array([node.fit.theta for node in nodes])
+            if of_leaves:
+                lengths = [[v.fit.theta[0] for v in node.path()] for node in nodes]
+                theta[:, :2] += [[min(path) - path[0]] for path in lengths]
+            parts.append(torch.as_tensor(theta))
+        return pad_sequence(parts, batch_first=True, padding_value=math.nan)
 
 
 def grow_trees(

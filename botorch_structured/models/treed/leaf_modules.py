@@ -39,7 +39,7 @@ from botorch_structured.linalg.parameters import (
     LogInterval,
     log_gaussian_prior,
 )
-from botorch_structured.models.paths import refuse_paths
+from botorch_structured.models.fast_inference import refuse_paths
 from botorch_structured.models.treed.tree_partition import TreePartition
 
 # The prior of noise variances: its mode and deviation, and the largest.
@@ -117,22 +117,17 @@ class TreedKernel(BatchKernel):
         points = [x.expand(*batch_shape, *x.shape[-2:]) for x in (x1, x2)]
 
         def within_leaves(element: int, tree: TreePartition, x: Tensor) -> Tensor:
-            a = x[:, :n]
-            b = x[:, n:]
             leaf = tree.leaf_index(x)
-            total: Any = 0.0
+            rows = leaf[:, :n].unsqueeze(-1)
+            total = x.new_zeros(())
             for j in range(partition.num_leaves):
                 leaves = torch.full((len(x),), j, device=x.device)
-                inside = leaf[:, :n] == j
-                if diag:
-                    part = self.leaf_variance(element, leaves, a)
-                else:
-                    part = self.leaf_covariance(element, leaves, a, b)
-                    inside = inside.unsqueeze(-1) & (leaf[:, n:] == j).unsqueeze(-2)
-                total = total + torch.where(inside, part, 0.0)
-            return total
+                part = self.leaf_covariance(element, leaves, x[:, :n], x[:, n:])
+                total = torch.where(rows == j, part, total)
+            return torch.where(rows == leaf[:, n:].unsqueeze(-2), total, 0.0)
 
-        return partition.by_tree(torch.cat(points, dim=-2), within_leaves)
+        covariance = partition.by_tree(torch.cat(points, dim=-2), within_leaves)
+        return covariance.diagonal(dim1=-1, dim2=-2) if diag else covariance
 
 
 class TreedStationary(TreedKernel):

@@ -395,13 +395,13 @@ class LeafProblem:
         raw: tuple[Tensor, Tensor | None, Tensor, Tensor | None],
         densities: Sequence[LeafDensity],
     ) -> None:
-        self.parameters = parameters = RawParameters(mll, None)
+        self.parameters = parameters = RawParameters(mll)
         self.read = parameters.read
         self.write = parameters.write
         self.bounds = parameters.bounds
         self.densities = densities
         self._rows = mll.model.train_targets.numel()
-        self._priors = LogPriors(mll.model, parameters)
+        self._priors = LogPriors(parameters)
         lengths, variances, means, noise = raw
         L, d = lengths.shape
         # where theta is among all parameters; behind them is what is no parameter

@@ -85,10 +85,6 @@ class TreedPredictor:
         leaves = torch.full((1,), leaf, device=X.device)
         return self.mean.leaf_mean(self.element, leaves, X.unsqueeze(0))[0]
 
-    def _leaf_variance(self, leaf: int, X: Tensor) -> Tensor:
-        leaves = torch.full((1,), leaf, device=X.device)
-        return self.kernel.leaf_variance(self.element, leaves, X.unsqueeze(0))[0]
-
     def _leaf_covariance(
         self, leaf: int, X: Tensor, other: Tensor | None = None
     ) -> Tensor:
@@ -127,9 +123,9 @@ class TreedPredictor:
         offered = np.setdiff1d(node.rows, node.home)
         X = self.X[offered]
         mean, projected = self._project(leaf, factors, X)
-        variance = self._leaf_variance(leaf, X) - projected.square().sum(-1)
+        variance = self._leaf_covariance(leaf, X).diagonal() + self.noise[leaf][offered]
         residual = self.y[offered] - mean
-        z = residual.square() / (variance + self.noise[leaf][offered])
+        z = residual.square() / (variance - projected.square().sum(-1))
         # plausible: within three standard deviations
         return offered[(z < 9.0).cpu().numpy()]
 
@@ -171,10 +167,13 @@ class TreedPredictor:
             )
             for part in self._project(leaf, self.factors(leaf), points)
         )
-        if X.shape[-2] == 1:
-            variance = self._leaf_variance(leaf, X.flatten(0, 1)).view(-1, 1)
-            return mean, (variance - projected.square().sum(-1)).unsqueeze(-1)
         leaves = torch.full((len(X),), leaf, device=X.device)
+        if X.shape[-2] == 1:
+            variance = self.kernel.leaf_variance(
+                self.element, leaves[:1], X.transpose(0, 1)
+            )
+            variance = variance.mT - projected.square().sum(-1)
+            return mean, variance.unsqueeze(-1)
         prior = self.kernel.leaf_covariance(self.element, leaves, X, X)
         return mean, prior - projected @ projected.mT
 

@@ -27,10 +27,6 @@ import torch
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.models.utils import fantasize
-from botorch.models.utils.gpytorch_modules import (
-    get_covar_module_with_dim_scaled_prior,
-    get_gaussian_likelihood_with_lognormal_prior,
-)
 from botorch.utils.datasets import SupervisedDataset
 from botorch.utils.types import DEFAULT
 from gpytorch import settings
@@ -263,8 +259,6 @@ class TreedGP(fast_inference.FastSingleTaskGP):
                 "train_X: expected (transformed) inputs in [0, 1] to warp, got values "
                 f"from {float(X.min()):.4g} to {float(X.max()):.4g}; use Normalize."
             )
-        # copies for leaves, and for a state with another partition
-        modules = deepcopy(covar_module), deepcopy(mean_module)
         if categorical:
             self._ignore_X_dims_scaling_check = categorical
         super().__init__(
@@ -277,8 +271,12 @@ class TreedGP(fast_inference.FastSingleTaskGP):
             outcome_transform=outcome_transform,
             input_transform=input_transform,
         )
-        self._user_modules = modules
         self._own_noise = likelihood is None and train_Yvar is None
+        given = {"covar_module": covar_module, "mean_module": mean_module}
+        self._of_user = {name for name, module in given.items() if module is not None}
+        # copied for leaves, and for a state of one leaf
+        names = [*given, "likelihood"] if self._own_noise else list(given)
+        self._single = {name: deepcopy(getattr(self, name)) for name in names}
         self._leaf_noise = leaf_noise
         self._warp = warp
         self._categorical = categorical
@@ -395,17 +393,20 @@ class TreedGP(fast_inference.FastSingleTaskGP):
     def _become_treed(self, dim: int) -> None:
         """Modules for the leaves of the partition, at the modes of their priors."""
         partition = self.partition
-        covar_module, mean_module = deepcopy(self._user_modules)
-        if covar_module is None:
+        if "covar_module" in self._of_user:
+            self.covar_module = leaf_modules.TreedCopies(
+                partition, self._single["covar_module"]
+            )
+        else:
             self.covar_module = leaf_modules.TreedStationary(
                 partition, dim, categorical=self._categorical, warp=self._warp
             )
+        if "mean_module" in self._of_user:
+            self.mean_module = leaf_modules.TreedMeanCopies(
+                partition, self._single["mean_module"]
+            )
         else:
-            self.covar_module = leaf_modules.TreedCopies(partition, covar_module)
-        if mean_module is None:
             self.mean_module = leaf_modules.TreedMean(partition)
-        else:
-            self.mean_module = leaf_modules.TreedMeanCopies(partition, mean_module)
         if self._own_noise and self._leaf_noise:
             noise = leaf_modules.LeafNoise(partition, NOISE_FLOOR, blend=self._lend)
             self.likelihood = leaf_modules.LeafNoiseLikelihood(noise)
@@ -418,26 +419,16 @@ class TreedGP(fast_inference.FastSingleTaskGP):
         self.register_buffer("levels", torch.ones(shape, dtype=torch.float64))
         self._find_outputs()
 
-    def _become_single(self, dim: int) -> None:
+    def _become_single(self) -> None:
         """The modules of a ``SingleTaskGP``, which one leaf is."""
-        covar_module, mean_module = deepcopy(self._user_modules)
-        batch_shape = self.partition.tree_shape
-        self.covar_module = covar_module or get_covar_module_with_dim_scaled_prior(
-            ard_num_dims=dim, batch_shape=batch_shape
-        )
-        self.mean_module = mean_module or ConstantMean(batch_shape=batch_shape)
-        if self._own_noise:
-            self.likelihood = get_gaussian_likelihood_with_lognormal_prior(
-                batch_shape=batch_shape
-            )
-        if "levels" in self._buffers:
-            del self._buffers["levels"]
+        for name, module in deepcopy(self._single).items():
+            setattr(self, name, module)
+        self._buffers.pop("levels", None)
         self._find_outputs()
 
     def _find_outputs(self) -> None:
         """Say which dimension is that of outputs, for BoTorch's ``subset_output``."""
-        covar_module, mean_module = self._user_modules
-        if covar_module is not None or (self._is_treed and mean_module is not None):
+        if "covar_module" in self._of_user or (self._is_treed and self._of_user):
             self.__dict__.pop("_subset_batch_dict", None)  # as in SingleTaskGP
             return
         parts = ("levels", "partition", "covar_module", "mean_module", "likelihood")
@@ -448,46 +439,45 @@ class TreedGP(fast_inference.FastSingleTaskGP):
             if name.split(".")[0] in parts and values.shape[: len(shape)] == shape
         }
 
+    @torch.no_grad()
     def _start_from(self, grown: GrownTrees) -> None:
         """Hyperparameters from the fits of nodes that the trees were grown by."""
         trees = self.partition.tree_shape
-        nodes = self.partition.column.shape[-1]
+        of_nodes = grown.theta(of_leaves=False)
+        parts = of_nodes[..., 1:].clone()
+        parts[..., 0] = parts[..., 0].exp()
+        parts[..., 2] = parts[..., 2].exp() + NOISE_FLOOR
+        self.levels.copy_(parts.nan_to_num(nan=1.0).reshape(self.levels.shape))
         leaves = self.partition.num_leaves
-        of_nodes = grown.theta(nodes, inner=True)
-        log_noise = of_nodes[..., 3]
-        parts = of_nodes[..., 1].exp(), of_nodes[..., 2], log_noise.exp() + NOISE_FLOOR
-        levels = torch.stack(parts, dim=-1).nan_to_num(nan=1.0)
-        self.levels.copy_(levels.reshape(*trees, nodes, 3))
-        theta = grown.theta(leaves, inner=False)
         if self._share_all:
             # hyperparameters that explain all nodes of a path are near the root's
-            theta = torch.where(theta.isnan(), theta, of_nodes[:, :1])
+            theta = of_nodes[:, :1].expand(-1, leaves, 4)
+        else:
+            theta = grown.theta(of_leaves=True)
         theta = theta.reshape(*trees, leaves, 4)
 
         def start(hyperparameter: Hyperparameter, values: Tensor) -> None:
             """Set it in leaves that exist."""
-            current = hyperparameter.value
-            hyperparameter.value = torch.where(values.isnan(), current, values)
+            mode = hyperparameter.value
+            hyperparameter.value = torch.where(values.isnan(), mode, values)
 
         kernel = self.covar_module
         likelihood = self.likelihood
-        with torch.no_grad():
-            if isinstance(kernel, leaf_modules.TreedStationary):
-                kernel.kind.copy_(torch.tensor(grown.rbf).reshape(trees))
-                scale = torch.as_tensor(np.stack(grown.scales)).reshape(*trees, 1, -1)
-                start(kernel.lengthscale_of_leaf, theta[..., :1].exp() * scale)
-                start(kernel.variance_of_leaf, theta[..., 1].exp())
-            if isinstance(self.mean_module, leaf_modules.TreedMean):
-                self.mean_module.constant = theta[..., 2].nan_to_num(nan=0.0)
-            if isinstance(likelihood, leaf_modules.LeafNoiseLikelihood):
-                noise = theta[..., 3].exp() + NOISE_FLOOR
-                start(likelihood.noise_covar.noise_of_leaf, noise)
-            elif self._own_noise:
-                room = likelihood.noise_covar.raw_noise_constraint
-                noise = log_noise[:, 0].exp() + NOISE_FLOOR
-                # outcomes that are not standardised may have more noise than that
-                noise = noise.clamp(room.lower_bound, room.upper_bound)
-                likelihood.noise = noise.reshape(*trees, 1)
+        if isinstance(kernel, leaf_modules.TreedStationary):
+            kernel.kind.copy_(torch.tensor(grown.rbf).reshape(trees))
+            scale = torch.as_tensor(np.stack(grown.scales)).reshape(*trees, 1, -1)
+            start(kernel.lengthscale_of_leaf, theta[..., :1].exp() * scale)
+            start(kernel.variance_of_leaf, theta[..., 1].exp())
+        if isinstance(self.mean_module, leaf_modules.TreedMean):
+            self.mean_module.constant = theta[..., 2].nan_to_num(nan=0.0)
+        if isinstance(likelihood, leaf_modules.LeafNoiseLikelihood):
+            noise = theta[..., 3].exp() + NOISE_FLOOR
+            start(likelihood.noise_covar.noise_of_leaf, noise)
+        elif self._own_noise:
+            room = likelihood.noise_covar.raw_noise_constraint
+            # outcomes that are not standardised may have more noise than that
+            noise = self.levels[..., 0, 2:]
+            likelihood.noise = noise.clamp(room.lower_bound, room.upper_bound)
 
     # -- state --------------------------------------------------------------------
 
@@ -502,21 +492,22 @@ class TreedGP(fast_inference.FastSingleTaskGP):
             for key, value in state_dict.items()
             if key.startswith(name)
         }
-        if "column" in state:
+        if state:
             trees = state["column"].shape[:-1]
-            treed = f"{prefix}levels" in state_dict
             if trees != partition.tree_shape:
                 raise ValueError(
                     "state_dict: expected partitions of batch shape "
                     f"{tuple(partition.tree_shape)}, got {tuple(trees)}."
                 )
-            before = partition.column.shape[-1], partition.num_leaves, self._is_treed
-            partition.resize(state["column"].shape[-1])
-            partition.load_state_dict(state)
+            before = partition.column.shape, partition.num_leaves, self._is_treed
+            partition.adopt(state)
             self._drop_caches()
-            if before != (partition.column.shape[-1], partition.num_leaves, treed):
-                make = self._become_treed if treed else self._become_single
-                make(self._transformed().shape[-1])
+            treed = f"{prefix}levels" in state_dict
+            if before != (partition.column.shape, partition.num_leaves, treed):
+                if treed:
+                    self._become_treed(self._transformed().shape[-1])
+                else:
+                    self._become_single()
                 self.to(self.train_targets)
                 self.train(self.training)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)

@@ -7,18 +7,24 @@ from typing import Any
 import pytest
 import torch
 from botorch.exceptions.errors import UnsupportedError
+from botorch.fit import fit_gpytorch_mll
 from botorch.models.kernels import CategoricalKernel
 from botorch.sampling.pathwise import draw_matheron_paths
 from gpytorch.kernels import (
+    CosineKernel,
     Kernel,
     LinearKernel,
     MaternKernel,
     PeriodicKernel,
+    PiecewisePolynomialKernel,
+    PolynomialKernel,
     RBFKernel,
     RBFKernelGrad,
     RQKernel,
     ScaleKernel,
+    SpectralMixtureKernel,
 )
+from gpytorch.mlls import ExactMarginalLogLikelihood
 from hypothesis import assume, given, settings
 from leaf_models import check_objective
 from strategies import random_points, random_tree, seeds
@@ -232,6 +238,39 @@ def test_as_published_with_another_kernel() -> None:
 def test_a_kernel_that_does_not_fit_is_refused(kernel: Any, message: str) -> None:
     with pytest.raises(ValueError, match=f"leaf_kernel: .*{message}"):
         TreeStructuredGP(*data(), TREE, leaf_kernel=kernel)
+
+
+def test_what_is_no_covariance_is_refused() -> None:
+    """The cosine of a distance is one of a single column, as here on each leaf."""
+    X, Y = data()
+    TreeStructuredGP(X, Y, TREE, leaf_kernel=CosineKernel())
+    for tree, options in ((TREE, {"leaf_inputs": "active"}), ({}, {})):
+        with pytest.raises(ValueError, match="leaf_kernel: .*negative eigenvalues"):
+            TreeStructuredGP(X, Y, tree, leaf_kernel=CosineKernel(), **options)
+
+
+FITTED: list[Any] = [
+    CosineKernel(),
+    PeriodicKernel() * RBFKernel(),
+    LinearKernel() + ScaleKernel(RQKernel()),
+    PolynomialKernel(2),
+    PiecewisePolynomialKernel(q=1),
+    lambda columns: SpectralMixtureKernel(2, ard_num_dims=len(columns)),
+]
+
+
+@pytest.mark.parametrize("published", [False, True])
+@pytest.mark.parametrize("kernel", FITTED)
+def test_kernels_of_gpytorch_are_fitted(kernel: Any, published: bool) -> None:
+    make = TreeStructuredGP.as_published if published else TreeStructuredGP
+    X, Y = data()
+    model = make(X, Y, TREE, leaf_kernel=kernel)
+    mll = ExactMarginalLogLikelihood(model.likelihood, model)
+    before = mll(model(X), model.train_targets)
+    fit_gpytorch_mll(mll, optimizer_kwargs={"options": {"maxiter": 10}})
+    mll.train()
+    assert mll(model(X), model.train_targets) > before
+    assert (model.posterior(X).variance > 0.0).all()
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,8 @@ from botorch_structured.kernels import (
 )
 from botorch_structured.models import ConditionalGP, TreeStructuredGP
 from botorch_structured.models.tree import moments as module
-from botorch_structured.models.tree.moments import column_scales, differentiable_moments
+from botorch_structured.models.tree.leaf_model import column_scales
+from botorch_structured.models.tree.solver import differentiable_moments
 from botorch_structured.spaces import ParameterTree
 
 pytestmark = pytest.mark.usefixtures("double")
@@ -175,8 +176,8 @@ def test_many_paths_without_data(dtype: torch.dtype, kind: Any) -> None:
         found, expected = model.solver.moments(test), model.solver.moments.graph(test)
         all_close(found[:2], expected, 1e-4 if dtype == torch.float32 else 1e-9)
     # of the last call alone
-    tables = model.solver.moments._last[1]._last[2].values()
-    assert sum(len(table.columns) for table in tables) <= 20
+    chosen = model.solver.moments._last[1]._chosen
+    assert sum(len(paths) for paths, _ in chosen) <= 20
 
 
 def test_threads_share_a_model() -> None:
