@@ -69,8 +69,11 @@ def test_random_spaces(seed: int) -> None:
     assert (S >= lo).all() and (S <= hi).all()
     assert space.feasible(S).all()
     decoded = space.decode(S)
-    assert torch.equal(space.encode(decoded), S)
+    assert torch.equal(space.encode(decoded), S) and torch.equal(space.rounded(S), S)
     assert all(is_legal(cs, config) for config in decoded)
+    real = [c for c, column in enumerate(space.columns) if not column.discrete]
+    S[:, real] = 0.999 * S[:, real] + 0.001 * lo[real]  # numbers of many digits
+    assert torch.equal(space.encode(space.decode(S)), space.rounded(space.impute(S)))
     for c in space.integer_features:
         assert torch.equal(S[:, c], S[:, c].round())
     for c, values in space.categorical_features.items():
@@ -278,6 +281,7 @@ def test_values_stay_on_their_side_of_a_cut(
     configs = space.decode(X)
     assert all(is_legal(cs, config) for config in configs)
     again = space.encode(configs)
+    assert torch.equal(space.rounded(X), again)
     assert torch.equal(space.tree.path_key(again), space.tree.path_key(X))
     room = max(2e-8, 2e-12 * rate.upper)
     assert torch.allclose(again, X, rtol=0, atol=room)
@@ -580,7 +584,7 @@ def test_a_space_of_numbers() -> None:
             {"bounds": [[0.0, 0.0, 0.0], [1.0, 1e3, 1.0]], "log_features": [1]},
             "bounds: expected decimal logarithms .*'a'",
         ),
-        ({"feasible": 3}, "feasible: expected a callable, got 3"),
+        ({"feasible": 3}, "feasible: expected a function, got 3"),
     ]:
         given = {"names": ["x", "a", "b"], "bounds": bounds, "tree": tree, **arguments}
         with pytest.raises(ValueError, match=message):
