@@ -767,9 +767,10 @@ class TreeStructuredKernel(LeafKernel):
         smooth = None
         if weights.smooth_columns:
             smooth = weights.smooth_lengthscale.value
-        offset = leaf.dimension_scale.new_zeros(1)
         if weights.num_offsets:
             offset = weights.offset_variance.value.mean(-1)
+        else:
+            offset = leaf.dimension_scale.new_zeros(1)
         by_path = leaf.sharing == "independent"
         outputscale = leaf.outputscale if by_path else leaf.common_outputscale
         ratio = None

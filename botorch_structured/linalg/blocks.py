@@ -423,7 +423,7 @@ class WeightCovariance(NamedTuple):
         """J' as A, ``V x V``, or A and S of J' = I - AS."""
         if self.explained is None:
             return self.inverse_chol.mT, None
-        eye = self.explained.new_ones(len(self.explained)).diag()
+        eye = _eye(len(self.explained), self.explained)
         along = torch.linalg.solve_triangular(
             eye + self.inverse_chol,
             self.explained.mT,
@@ -436,7 +436,7 @@ class WeightCovariance(NamedTuple):
         """M^-1, ``V x V``."""
         if self.explained is None:
             return self.inverse_chol.mT @ self.inverse_chol
-        eye = self.explained.new_ones(self.explained.shape[-1]).diag()
+        eye = _eye(self.explained.shape[-1], self.explained)
         return eye - self.explained.mT @ self.explained
 
 
@@ -546,12 +546,12 @@ def factorise(
     if by_rows:
         rows = torch.cat(reduced)
         R = rows[:, 1:]
-        chol, flag = cholesky(R.new_ones(num_rows).diag() + R @ R.mT)
+        chol, flag = cholesky(_eye(num_rows, R) + R @ R.mT)
         root = _inverse(chol)
         explained = root @ R
         mean = explained.mT @ (root @ rows[:, :1])
     else:
-        gram = residual.new_ones(num_weights + 1).diag()
+        gram = _eye(num_weights + 1, residual)
         for rows in reduced:
             gram = torch.addmm(gram, rows.mT, rows)
         chol, flag = cholesky(gram[1:, 1:])
@@ -575,8 +575,13 @@ def _with_jitter(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _inverse(chol: Tensor) -> Tensor:
-    eye = chol.new_ones(chol.shape[-1]).diag().expand_as(chol)
+    eye = _eye(chol.shape[-1], chol).expand_as(chol)
     return torch.linalg.solve_triangular(chol, eye, upper=False)
+
+
+def _eye(n: int, like: Tensor) -> Tensor:
+    # made on the device: a graph cannot record a copy to it
+    return torch.eye(n, dtype=like.dtype, device=like.device)
 
 
 # -- in NumPy ---------------------------------------------------------------------
