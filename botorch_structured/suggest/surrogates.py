@@ -40,6 +40,7 @@ from botorch_structured.models.fast_inference import FastSingleTaskGP
 from botorch_structured.models.map_fit import seeded
 from botorch_structured.models.outcome_scale import AnyScaleStandardize
 from botorch_structured.models.tree.leaf_model import LeafModel
+from botorch_structured.models.tree.solver import LeafSolver
 from botorch_structured.models.tree.warm_start import take_values
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.spaces.arguments import check_count, check_seed, warn
@@ -662,7 +663,8 @@ def leave_one_out_log_density(model: SingleTaskGP) -> Tensor:
     ([Rasmussen2006gpml]_, equations (5.10) to (5.12)), K with the noise. Unlike the
     evidence it does not depend on how wide the priors of different models are.
 
-    One Cholesky factorisation of the ``n x n`` covariance, O(n^3).
+    By the factors that a tree model predicts with; of other models one Cholesky
+    factorisation of the ``n x n`` covariance, O(n^3).
 
     Args:
         model: A fitted GP with one outcome and no batches.
@@ -680,12 +682,19 @@ def leave_one_out_log_density(model: SingleTaskGP) -> Tensor:
             f"shape {tuple(targets.shape)}."
         )
     model.eval()
+    solver = None
+    if isinstance(model, LeafModel):
+        model._clear_cache()  # parts may have been set in evaluation mode
+        solver = model.solver
     with torch.no_grad():
-        prior = model.likelihood(model.forward(*model.train_inputs))
-        inverse = torch.cholesky_inverse(psd_safe_cholesky(prior.covariance_matrix))
-        precision = inverse.diagonal()
-        error = inverse @ (targets - prior.mean) / precision
-        squared = error.square() * precision
+        if solver is not None and isinstance(solver.solvers[0], LeafSolver):
+            solved, precision = solver.solvers[0].leave_one_out()
+        else:
+            prior = model.likelihood(model.forward(*model.train_inputs))
+            inverse = torch.cholesky_inverse(psd_safe_cholesky(prior.covariance_matrix))
+            solved = inverse @ (targets - prior.mean)
+            precision = inverse.diagonal()
+        squared = solved.square() / precision
         return 0.5 * (precision.log() - squared - math.log(2.0 * math.pi))
 
 

@@ -509,6 +509,14 @@ def test_what_counts_as_rounding_at_a_bound(
             space.encode({"x": value})
 
 
+@pytest.mark.parametrize("scale", [[], ["log"]])
+def test_bounds_of_a_range_as_narrow_as_rounding_are_within_it(scale: Any) -> None:
+    low, high = 1e6, 1e6 + 1e-4
+    space = SearchSpace.from_dictionaries({"x": (low, high, *scale)})
+    for bound in (low, high):
+        assert space.decode(space.encode({"x": bound})) == [{"x": bound}]
+
+
 def test_decode_clamps_rounding_and_refuses_more() -> None:
     space = SearchSpace(["x", "n"], [[0.0, 1.0], [1.0, 5.0]], integer_features=[1])
     X = torch.tensor([[1 + 1e-9, 5.2], [-1e-9, 0.6]], dtype=torch.double)

@@ -124,9 +124,10 @@ class PathTables:
         if isinstance(kernel, TreeStructuredKernel):
             weights = kernel.weights
             constants = weights.num_inner + weights.num_offsets
-            columns = weights.linear_columns
-            onehot = list(weights.onehot_columns)
-            self.codes = {c: getattr(weights, f"known_{c}") for c in onehot}
+            columns += weights.linear_columns
+            onehot += weights.onehot_columns
+            for c in onehot:
+                self.codes[c] = getattr(weights, f"known_{c}")
         for factor in form.factors:
             self.names.append(factor.name)
             unordered = factor.unordered[:-1]
@@ -144,8 +145,9 @@ class PathTables:
             start = self.width
             self.width += len(values_of) + 1
             self._behind[c] = range(start, self.width)
-        places_of_codes = [place for c in onehot for place in self._behind[c]]
-        self._read_weights(constants, [*columns, *places_of_codes])
+        for c in onehot:
+            columns += self._behind[c]
+        self._read_weights(constants, columns)
 
     def _read_weights(self, constants: int, columns: list[int]) -> None:
         """j, a, b, u, w and t of all weights and of none, ``V + 1``.
@@ -319,7 +321,11 @@ class PathMoments:
         self._scales = scales
         if scales is not None:
             index = np.minimum(self.columns, len(scales.log) - 1)
-            self._scales = ColumnScales(*[table[index] for table in scales])
+            self._scales = ColumnScales(
+                scales.log[index],
+                scales.factor[index],
+                scales.shift[index],
+            )
             self._any_log = self._scales.log.any()
         self._tables = t = tables
         t["inverse_chol"] = inverse_chol
@@ -487,12 +493,19 @@ class LeafMoments:
         self.bucket_of_leaf = np.full(layout.num_leaves + 1, -1)
         self.place_of_leaf = np.zeros_like(self.bucket_of_leaf)
         self._tables: list[dict[str, Array]] = []
+        widest = 0
+        squares = []
         for bucket, weights in zip(layout.buckets, structure.weights, strict=True):
             leaves = bucket.leaves.numpy()
             self.bucket_of_leaf[leaves] = len(self._tables)
             self.place_of_leaf[leaves] = np.arange(len(leaves))
             data = extended[bucket.rows.numpy()]
             self._tables.append(self.paths.read(leaves, data, weights.numpy()))
+            widest = max(widest, weights.shape[-1])
+            squares.append(data.shape[1] ** 2)
+        # how many numbers the tables of a path have: in a bucket, or without data
+        widest *= min(widest, len(solver.X))
+        self.sizes = self.paths.width + widest + np.array([*squares, 0])
         # decisions of the rows of the last call, and the moments on their paths
         self._last: tuple[tuple[int, bytes] | None, Any] = None, None
 
@@ -641,12 +654,11 @@ class MomentsOnPaths:
         self._scales = scales
         self._outcome = outcome
         self._least = least
-        self._prior = (
-            np.zeros(len(rows), rows.numpy().dtype) if prior is None else prior
-        )
-        solver = moments.solver
+        if prior is None:
+            prior = np.zeros(len(rows), rows.numpy().dtype)
+        self._prior = prior
         keys = moments.kernel.tree.locate(rows)[2]
-        leaf = solver.structure.layout.find(keys).numpy()
+        leaf = moments.solver.structure.layout.find(keys).numpy()
         bucket = moments.bucket_of_leaf[leaf]
         if path:  # no data are looked at
             bucket = np.full_like(bucket, -1)
@@ -663,12 +675,7 @@ class MomentsOnPaths:
         self._rows = rows[torch.from_numpy(first)]
         self._bucket = bucket[first]
         self._place = moments.place_of_leaf[leaf][first]
-        # How many numbers the tables of each path have.
-        widest = max(weights.shape[-1] for weights in solver.structure.weights)
-        widths = [b.index.shape[-1] for b in solver.structure.layout.buckets]
-        widest *= min(widest, len(solver.factors.weight_covariance.inverse_chol))
-        width = moments.paths.width
-        self._sizes = width + widest + np.square([*widths, 0])[self._bucket]
+        self._sizes = moments.sizes[self._bucket]
         # paths that are looked at together; rows of the last call and their groups
         self._chosen: list[tuple[Array, PathMoments]] = []
         self._last: tuple[bytes, list[tuple[Array, PathMoments]]] = b"", []
