@@ -487,8 +487,9 @@ def optimize_acqf_paths(
         of them, each given the earlier candidates.
 
     Raises:
-        ValueError: An argument is not what it should be; no path is left by
-            ``fixed_features``, ``categorical_features`` and ``bounds``.
+        ValueError: An argument is not what it should be; the model has other columns
+            than the space; no path is left by ``fixed_features``,
+            ``categorical_features`` and ``bounds``.
         CandidateGenerationError: Nothing is left to propose: every admissible point
             is known, none was found that is feasible, or all paths are to be avoided.
     """

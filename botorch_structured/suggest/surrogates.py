@@ -57,7 +57,7 @@ _ROWS_OF_PATH = 240
 _ROWS = 800
 #: Models see at most so many rows of a path: the best ones, and a spread of others.
 MAX_ROWS = 1_000
-# Of more, if models see all, a suggestion takes seconds: 2 at 2,000, 8 at 4,000.
+# If models see more, a suggestion takes seconds: 2 at 2,000, 8 at 4,000.
 _MANY_ROWS = 2_000
 
 

@@ -742,19 +742,6 @@ def test_boxes_that_a_clause_forbids() -> None:
     assert space.restricting_columns == [0, 1]
 
 
-def test_boxes_that_a_relation_forbids() -> None:
-    configs = CS.ConfigurationSpace()
-    configs.add(a := CS.Integer("a", (1, 9)), b := CS.Integer("b", (1, 9), default=9))
-    configs.add(CS.ForbiddenGreaterThanRelation(a, b), CS.Float("x", (0.0, 1.0)))
-    space = SearchSpace.from_configspace(configs)
-    assert [space.names[c] for c in space.restricting_columns] == ["a", "b"]
-    lower = space.encode([{"a": a, "b": b, "x": 0.0} for a, b in [(5, 3), (3, 5)]])
-    upper = lower.clone()
-    upper[:, space.names.index("x")] = 1.0
-    active = torch.ones(2, 3, dtype=torch.bool)
-    assert space.forbids(lower, upper, active).tolist() == [True, False]
-
-
 def test_a_choice_below_its_first_value_is_the_first() -> None:
     space = SearchSpace.from_dictionaries({"kind": ["a", "b", "c"]})
     X = torch.tensor([[-0.2], [2.2]], dtype=torch.double)
