@@ -17,7 +17,7 @@ from gpytorch.constraints import Interval
 from gpytorch.kernels import Kernel, ScaleKernel
 from gpytorch.likelihoods.noise_models import HomoskedasticNoise
 from gpytorch.means import ConstantMean
-from gpytorch.mlls import MarginalLogLikelihood
+from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from gpytorch.priors import GammaPrior, HorseshoePrior, LogNormalPrior, NormalPrior
 from numpy.typing import NDArray
 from torch import Tensor
@@ -299,6 +299,53 @@ class LogPriors:
             parts = [p.log_prob(read(m)).sum() for m, p, read in self._others]
             value = torch.stack(parts).sum()
         return value.item(), self._parameters.gradient(value)
+
+
+class ArrayPosterior:
+    """Minus the evidence and the log priors per row, an ``ArrayObjective``.
+
+    A subclass has the evidence of one GP as a function of u, in ``evidence``.
+
+    Args:
+        mll: The objective.
+
+    Raises:
+        UnknownFormError: If it is no evidence of one GP, if a class outside of this
+            package has its own way to compute it, or if a prior has no closed form.
+    """
+
+    def __init__(self, mll: MarginalLogLikelihood) -> None:
+        model: Any = mll.model
+        defining = {"forward", "__call__", "compute_custom_loss", "_fast_evidence"}
+        if (
+            type(mll) is not ExactMarginalLogLikelihood
+            or mll.likelihood is not model.likelihood
+            or model.redefined & defining
+            or model.train_targets.ndim > 1
+        ):
+            raise UnknownFormError
+        self.parameters = parameters = RawParameters(mll, None)
+        self.read = parameters.read
+        self.write = parameters.write
+        self.bounds = parameters.bounds
+        self.units = np.ones(len(parameters.free))
+        self._priors = LogPriors(model, parameters)
+        self._rows = len(model.train_targets)
+
+    def evidence(self, u: Array) -> tuple[float, Array]:
+        """The log evidence and its derivative by u."""
+        raise NotImplementedError
+
+    def __call__(self, theta: Array) -> tuple[float, Array]:
+        """Value and gradient at raw parameters ``k``; NaN where the evidence is."""
+        u, slope = self.parameters.logarithms(theta)
+        prior, by_prior = self._priors(u)
+        evidence, gradient = self.evidence(u)
+        gradient = gradient + by_prior
+        if slope is not None:
+            gradient *= slope
+        value = -(evidence + prior) / self._rows
+        return value, gradient[self.parameters.free] / -self._rows
 
 
 def _reader_of(closure: Any) -> tuple[str, float] | None:
