@@ -17,8 +17,6 @@ References:
 
 from __future__ import annotations
 
-__all__ = ["MultiTaskABLR"]
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from operator import itemgetter
@@ -939,10 +937,9 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         """
         phi = self.feature_map(self.tasks.without(rows))
         missing = Y.isnan()
-        missed = Y - self._prior_means(rows).gather(-1, task)
-        if missing.any():
-            missed = torch.where(missing, 0.0, missed)
-            task = torch.where(missing, -1, task)
+        residual = Y - self._prior_means(rows).gather(-1, task)
+        missed = torch.where(missing, 0.0, residual)
+        task = torch.where(missing, -1, task)
         weights = list(self._all_weights())
         for i in range(Y.shape[-1]):
             for t in set(task[..., i].unique().tolist()) - {-1}:
