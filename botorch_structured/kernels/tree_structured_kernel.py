@@ -384,11 +384,10 @@ class LeafHyperparameters(Module):
         # ends, and with longer ones for four columns it does not evaluate all 16
         # corners.
         paths = columns_of_path or [list(range(len(columns)))]
-        pairs = _integers(
-            [(p, c) for p, positions in enumerate(paths) for c in positions]
-        )
-        seen = torch.zeros(len(paths), len(columns), dtype=torch.bool)
-        seen[tuple(pairs.view(-1, 2).mT)] = True
+        table = np.zeros((len(paths), len(columns)), dtype=bool)
+        for path, positions in enumerate(paths):
+            table[path, positions] = True
+        seen = torch.from_numpy(table)
         scale = (seen * seen.sum(-1, keepdim=True)).amax(0).clamp_min(1).double()
         self.register_buffer(
             "dimension_scale",
@@ -631,13 +630,12 @@ class TreeStructuredKernel(LeafKernel):
         )
         self.num_weights = self.weights.num_weights
         own_columns = set(tree.own_columns)
-        free = sorted({*own_columns, *tree.shared_columns} - {*context})
-        only_own = tuple(sorted(own_columns)) if leaf_inputs == "own" else None
-        seen = _columns_of_paths(tree, tuple(free), only_own)
-        if leaf_inputs == "active" or seen is None:
-            columns = free
-        else:
-            columns = sorted({c for path in seen for c in path})
+        free = {*own_columns, *tree.shared_columns} - {*context}
+        alone = own_columns if leaf_inputs == "own" else set()
+        seen = _columns_of_paths(tree, free, alone)
+        columns = sorted(free)
+        if leaf_inputs == "own" and seen is not None:
+            columns = sorted(set().union(*seen))
         position = {column: j for j, column in enumerate(columns + context)}
         self.leaf_hyperparameters = LeafHyperparameters(
             tree,
@@ -967,22 +965,20 @@ def _check_context(
 
 def _columns_of_paths(
     tree: ParameterTree,
-    free: tuple[int, ...],
-    own_columns: tuple[int, ...] | None,
+    free: set[int],
+    alone: set[int],
 ) -> list[list[int]] | None:
     """Columns that K_p sees on each path; None if there are too many paths.
 
     Args:
         tree: The paths.
         free: The columns that it may see.
-        own_columns: If given, only these are seen, on paths that have any.
+        alone: Only these are seen, on paths that have any.
     """
     if tree.num_paths > MAX_LISTED_PATHS:
         return None
     out = []
-    columns = set(free)
-    alone = set(own_columns or ())
     for path in tree.paths:
-        active = [c for c in path.active_columns if c in columns]
+        active = [c for c in path.active_columns if c in free]
         out.append([c for c in active if c in alone] or active)
     return out

@@ -144,7 +144,7 @@ def _noisy_scale(
 
 
 class _Weights(NamedTuple):
-    """What moments are computed from.
+    """Tables that moments are computed from.
 
     Attributes:
         points: Old and new points as the kernel reads them, ``(M + n) x d``.
