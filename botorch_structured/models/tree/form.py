@@ -129,8 +129,9 @@ class Form:
         self.kernel = kernel
         self.places = places
         self._parameters = parameters
-        self._values: dict[int, Array] = {}
         self._places: dict[int, Indices] = {}
+        self._sources: list[tuple[Module, str, Indices]] = []
+        self._width = 0 if parameters is None else len(parameters.values)
         self.size = 0
         self._entries: list[tuple[Any, Any, float]] = []
         self._constants: list[Array] = []
@@ -186,15 +187,16 @@ class Form:
     ) -> Indices:
         """Places in u of the logarithms of a module's parameter, given its raw one."""
         raw = getattr(module, name)
-        if self._parameters is not None:
-            return self._parameters.logarithm(raw)
-        if id(raw) not in self._values:
-            constraint = module.constraint_for_parameter_name(name)
-            value = raw if constraint is None else constraint.transform(raw)
-            start = sum(map(len, self._values.values()))
-            self._places[id(raw)] = np.arange(start, start + value.numel())
-            self._values[id(raw)] = value.detach().double().log().flatten().numpy()
-        return self._places[id(raw)]
+        places = self._places.get(id(raw))
+        if places is None:
+            if self._parameters is not None:
+                places = self._parameters.logarithm(raw)
+            else:
+                places = np.arange(self._width, self._width + raw.numel())
+                self._width += raw.numel()
+            self._places[id(raw)] = places
+            self._sources.append((module, name, places))
+        return places
 
     def matrices(self, width: int) -> tuple[Any, Array]:
         """A and c.
@@ -215,7 +217,12 @@ class Form:
 
     def present(self) -> Array:
         """All quantities, at the present values of the kernel's parameters."""
-        u = np.concatenate([*self._values.values()])
+        u = np.zeros(self._width)
+        for module, name, places in self._sources:
+            raw = getattr(module, name)
+            constraint = module.constraint_for_parameter_name(name)
+            value = raw if constraint is None else constraint.transform(raw)
+            u[places] = value.detach().double().log().flatten().numpy()
         A, c = self.matrices(len(u))
         return np.exp(A @ u + c)
 

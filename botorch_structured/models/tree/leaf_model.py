@@ -49,6 +49,7 @@ from botorch_structured.models.checks import (
 )
 from botorch_structured.models.fast_inference import FastSingleTaskGP, noise_is_known
 from botorch_structured.models.outcome_scale import ScaledNormal, linear_outcome
+from botorch_structured.models.tree.form import Form
 from botorch_structured.models.tree.leaf_inference import log_evidence
 from botorch_structured.models.tree.moments import (
     Array,
@@ -260,6 +261,9 @@ class LeafModel(FastSingleTaskGP):
     tree: ParameterTree
 
     _data_caches = ("_structure_cache",)
+    _fit_caches = ("_solver_cache", "_form_cache")
+    # that of the last fit
+    _form_cache: Form | None = None
     # state of a fit, not a hyperparameter: copied and pickled, not in ``state_dict``
     _fit_record: _FitRecord | None = None
     #: Whether fits begin at another noise than training loops, see ``noise``.
@@ -484,13 +488,17 @@ class LeafModel(FastSingleTaskGP):
         solver = self.solver
         if solver is None or solver.moments is None:
             return None
+        rows = rows.detach()
         prior: Any = self._prior_mean
-        if is_mean_of_paths(self.mean_module):
+        if type(self.mean_module) is ConstantMean:
+            constant = self.mean_module.constant.item()
+            prior = np.full(len(rows), constant, rows.numpy().dtype)
+        elif is_mean_of_paths(self.mean_module):
             with torch.no_grad():
                 prior = self.mean_module(rows).expand(len(rows)).numpy()
         return MomentsOnPaths(
             solver.moments,
-            rows.detach(),
+            rows,
             path,
             scales,
             outcome,
@@ -645,6 +653,8 @@ class LeafModel(FastSingleTaskGP):
             restore(best.values, best.kernel)
             mll.eval()
         self._fit_record = record or _FitRecord(0, best.loss)
+        if len(objectives) == 1:
+            self.__dict__["_form_cache"] = objectives[0].form
         return mll
 
     def _kernels(self, chosen: bool = False) -> list[str | None]:

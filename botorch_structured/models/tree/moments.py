@@ -94,7 +94,7 @@ class PathTables:
 
     Args:
         kernel: Any kernel of leaves.
-        places: What its ``locate`` says of a row of each path.
+        form: Its form, of a row of each path.
         X: Transformed training inputs, ``n x d``, in which values of categorical
             columns are known.
 
@@ -110,10 +110,10 @@ class PathTables:
     def __init__(
         self,
         kernel: LeafKernel,
-        places: Any,
+        form: Form,
         X: Tensor,
     ) -> None:
-        self._form = form = Form(kernel, places)
+        self._form = form
         self._quantities = form.present()
         self.names: list[str] = []
         self.codes: dict[int, Tensor] = {}
@@ -486,7 +486,8 @@ class LeafMoments:
         self.solver = solver
         self.kernel: LeafKernel = solver.source
         structure = solver.structure
-        self.paths = PathTables(self.kernel, structure.leaf_places, solver.X)
+        form = solver.form or Form(self.kernel, structure.leaf_places)
+        self.paths = PathTables(self.kernel, form, solver.X)
         extended = self.paths.extend(solver.X.numpy())
         # bucket, and place in it, of each leaf; one more of points on other paths
         layout = structure.layout
@@ -601,7 +602,8 @@ class LeafMoments:
                 inverse *= bucket.real.numpy()[place][:, :, None]
         else:
             X = self.solver.X
-            paths = PathTables(self.kernel, self.kernel.locate(rows), X)
+            form = Form(self.kernel, self.kernel.locate(rows))
+            paths = PathTables(self.kernel, form, X)
             m = len(rows)
             data = np.zeros((m, 0, paths.width), X.numpy().dtype)
             tables = paths.read(slice(None), data)

@@ -40,6 +40,7 @@ from botorch_structured.kernels.leaf_kernels import LeafKernel, LeafRows, Struct
 from botorch_structured.linalg.blocks import Factorisation, factorise, given_last
 from botorch_structured.linalg.parameters import UnknownFormError
 from botorch_structured.models.fast_inference import with_gradient, with_variance_floor
+from botorch_structured.models.tree.form import Form
 from botorch_structured.models.tree.leaf_inference import LeafBlock, leaf_blocks
 from botorch_structured.models.tree.moments import LeafMoments
 
@@ -53,6 +54,7 @@ class LeafSolver:
         structure: Their leaves.
         noise: Noise variances, ``n``.
         residual: Outcomes less prior means, ``n``.
+        form: That of the kernel on a row of each leaf, if there is one.
     """
 
     @torch.no_grad()
@@ -63,8 +65,10 @@ class LeafSolver:
         structure: Structure,
         noise: Tensor,
         residual: Tensor,
+        form: Form | None = None,
     ) -> None:
         self.source = kernel
+        self.form = form
         self.X = X
         self.structure = structure
         self.noise = noise
@@ -560,7 +564,7 @@ def make_solver(model: Any, kernel: LeafKernel) -> SolverBatch:
         indices = np.ndindex(batch_shape)
         kernels = [full[index].requires_grad_(False) for index in indices]
     solvers: list[LeafSolver] = []
-    for part, rows, *data in zip(
+    for part, rows, variances, residual in zip(
         kernels,
         elements(X.detach(), batch_shape, 2),
         elements(noise, batch_shape, 1),
@@ -575,7 +579,8 @@ def make_solver(model: Any, kernel: LeafKernel) -> SolverBatch:
             structure = part.structure(rows)
         else:
             structure = model.structure(kernel)
-        solvers.append(LeafSolver(part, rows, structure, *data))
+        form = None if batch_shape else model._form_cache
+        solvers.append(LeafSolver(part, rows, structure, variances, residual, form))
     return SolverBatch(
         solvers,
         batch_shape,

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from botorch.fit import fit_gpytorch_mll
 from botorch.models.kernels import CategoricalKernel
 from botorch.models.transforms import Normalize
 from botorch.models.transforms.input import (
@@ -16,6 +17,7 @@ from botorch.models.transforms.input import (
     Warp,
 )
 from gpytorch.kernels import MaternKernel, PeriodicKernel, RBFKernel, ScaleKernel
+from gpytorch.mlls import ExactMarginalLogLikelihood
 from hypothesis import assume, given, settings
 from leaf_models import as_tensors, point_moments, random_model, some_points
 from strategies import random_points, seeds
@@ -216,6 +218,21 @@ def test_copies_of_a_model_with_moments(seed: int) -> None:
     copies = deepcopy(model), pickle.loads(pickle.dumps(model)), copy(model)
     for other in copies:
         close(other.posterior(X).mean, expected)
+
+
+@pytest.mark.parametrize("kind", [TreeStructuredGP, ConditionalGP])
+def test_predictions_after_a_fit_are_of_the_present_values(kind: Any) -> None:
+    """Also where a parameter has got other memory: what a fit has read is not kept."""
+    X = torch.rand(12, 3, generator=torch.Generator().manual_seed(0))
+    X[:, 0] = X[:, 0].round()
+    model = kind(X, X.sin().sum(-1, keepdim=True), {0: {0.0: [1], 1.0: [2]}})
+    fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+    for p in model.covar_module.parameters():
+        p.data = p.data + 0.3
+    expected = deepcopy(model).posterior(X)
+    found = model.posterior(X.unsqueeze(1))
+    close(found.mean.squeeze(1), expected.mean)
+    close(found.variance.squeeze(1), expected.variance)
 
 
 # -- of other kernels ---------------------------------------------------------------
