@@ -32,7 +32,7 @@ from botorch_structured.optim.boxes import (
     raw_candidates,
     whole_box,
 )
-from botorch_structured.optim.climb import Evaluator, best_of_each, refine
+from botorch_structured.optim.climb import Evaluator
 from botorch_structured.optim.problem import (
     MAX_PATHS,
     Array,
@@ -42,6 +42,7 @@ from botorch_structured.optim.problem import (
     check_acquisition,
     first_of_each,
 )
+from botorch_structured.optim.walk import best_of_each, refine
 from botorch_structured.spaces import ParameterTree, SearchSpace
 from botorch_structured.spaces.arguments import check_count, check_seed
 
