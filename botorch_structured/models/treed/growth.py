@@ -46,7 +46,7 @@ from botorch_structured.models.treed.cart import (
 #: Smallest noise variance, in units of the variance of the outcomes.
 NOISE_FLOOR = 1e-8
 # A fit ends where a step promises less, in nats.
-_LEAST_GAIN = 0.3
+_LEAST_GAIN = 0.5
 # So many thresholds are tried in each column, besides CART's, and at so many points on
 # either side of the best one.
 _QUANTILES = 9
