@@ -96,8 +96,9 @@ class SampledGP(GPyTorchModel, FantasizeMixin):
 
     The posteriors of all samples of a plain GP (tree-structured ones up to 300 points)
     are computed as one batch, at about the cost of one posterior by GPyTorch; those of
-    other models, with observation noise or 1,000 joint points one after the other. As in GPyTorch,
-    hyperparameters that are changed by hand take effect with the next ``train()``.
+    other models, with observation noise or 1,000 joint points one after the other. As
+    in GPyTorch, hyperparameters that are changed by hand take effect with the next
+    ``train()``.
 
     Args:
         models: ``S`` BoTorch GPs of one class, with the same data and transforms and
