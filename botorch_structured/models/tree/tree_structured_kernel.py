@@ -707,7 +707,8 @@ class TreeStructuredKernel(LeafKernel):
         self.leaf_kernels = None
         if leaf_kernel is not None:
             groups = [columns[: self.leaf_hyperparameters.num_columns]]
-            hidden = {*groups[0]}.difference(max(seen or groups, key=len))
+            widest: list[int] = max(seen or groups, key=len)
+            hidden = set(groups[0]) - set(widest)
             if seen is not None and leaf_hyperparameters == "independent":
                 groups = seen
                 hidden = set()
