@@ -31,6 +31,8 @@ References:
 
 from __future__ import annotations
 
+__all__ = ["EPConvergenceWarning", "MonotoneGP"]
+
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -90,6 +92,7 @@ from botorch_structured.models.monotone.derivative_process import (
 )
 from botorch_structured.models.monotone.expectation_propagation import (
     TOLERANCE,
+    EPConvergenceWarning,
     EPResult,
     EPRun,
     expectation_propagation,
