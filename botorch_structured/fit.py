@@ -22,8 +22,6 @@ from __future__ import annotations
 __all__ = ["ChainsWarning", "fit_slice_sampling"]
 
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any
 
@@ -178,13 +176,20 @@ def fit_slice_sampling(
         with (
             quiet(),
             few_threads(mll.model.train_targets.numel()),
-            _progress_bar(num_chains * (sweeps + draws), progress) as advance,
+            tqdm(
+                total=num_chains * (sweeps + draws),
+                desc="slice sampling",
+                unit="sweep",
+                disable=progress is False,
+                delay=0.0 if progress else 3.0,  # seconds
+                leave=False,
+            ) as bar,
         ):
             target: Target = StationaryDensity.of(mll, coordinates) or ModelDensity(
                 mll, coordinates
             )
             chains = run_chains(
-                target, coordinates, previous, streams, sweeps, draws, advance
+                target, coordinates, previous, streams, sweeps, draws, bar.update
             )
         _warn_of(chains)
         kept = chains.samples[:, thinning - 1 :: thinning].transpose(1, 0, 2)
@@ -303,30 +308,3 @@ def _warn_of(chains: Chains) -> None:
         ChainsWarning,
         stacklevel=3,
     )
-
-
-@contextmanager
-def _progress_bar(
-    total: int | None,
-    progress: bool | None,
-    name: str = "slice sampling",
-    unit: str = "sweep",
-) -> Iterator[Callable[[], None]]:
-    """A progress bar over steps; the function that it yields is called after each.
-
-    Args:
-        total: Number of steps; None where it is not known.
-        progress: Whether there is a bar; None: if it takes more than 3 seconds.
-        name: Of what takes these steps.
-        unit: A step's name.
-    """
-    delay = 0.0 if progress else 3.0  # seconds
-    with tqdm(
-        total=total,
-        desc=name,
-        unit=unit,
-        disable=progress is False,
-        delay=delay,
-        leave=False,
-    ) as bar:
-        yield lambda: bar.update() and None

@@ -5,7 +5,7 @@
     python -m benchmarks.quality.some_rows report [--out FILE]
 
 ``density``: the mean log density (nats a point) of 400 further points under a
-`TreeStructuredGP` of 1,800 rows, fitted to at most 60 and then 240 rows of a path, as
+`TreeStructuredGP` of 1,800 rows, fitted to at most 120 and then 240 rows of a path, as
 `suggest` does, and to all. Rows are random, or as a search leaves them: two thirds lie
 around the best of the others. ``regret``: whole studies, with ``max_rows`` and fits as
 they are by default, with all rows for both, and with 200 rows. The functions are made

@@ -195,24 +195,17 @@ class WeightFeatures(Module):
             num_priors += size
             shape = (1, size)
             mode = 1.0 if kind == "linear" else 0.5
-            variance = Hyperparameter(
+            variance = Hyperparameter(shape, mode, 1.0, _VARIANCES, batch_shape)
+            self.add_module(f"{kind}_variance", variance)
+        if smooth_columns:
+            shape = (1, len(smooth_columns))
+            self.smooth_lengthscale = Hyperparameter(
                 shape,
-                mode,
                 1.0,
-                _VARIANCES,
+                0.75,
+                _LENGTHSCALES,
                 batch_shape,
             )
-            self.add_module(f"{kind}_variance", variance)
-            if kind == "smooth":
-                shape = (1, len(counts))
-                length = Hyperparameter(
-                    shape,
-                    1.0,
-                    0.75,
-                    _LENGTHSCALES,
-                    batch_shape,
-                )
-                self.add_module(f"{kind}_lengthscale", length)
         self.num_weights = len(prior_index)
 
         sizes = [len(tree.decision_values[c]) for c in tree.decision_columns]
@@ -279,11 +272,7 @@ class WeightFeatures(Module):
         if values.smooth_lengthscale is not None:
             frequency = getattr(self, f"{correlation.name}_frequencies")
             present = active.index_select(-1, self.smooth_index)
-            x = torch.where(
-                present,
-                X.index_select(-1, self.smooth_index),
-                0.0,
-            )
+            x = torch.where(active, X, 0.0).index_select(-1, self.smooth_index)
             phase = (x / values.smooth_lengthscale).unsqueeze(-1) * frequency
             waves = torch.cat([phase.cos(), phase.sin()], dim=-1)
             waves = (waves * present.unsqueeze(-1)).flatten(-2)
@@ -304,14 +293,7 @@ class WeightFeatures(Module):
             nodes: ``batch_shape x n x (1 + num_edges)``.
         """
         parts = [nodes[..., self.node_columns].to(X)]
-        present = active.index_select(-1, self.linear_index)
-        parts.append(
-            torch.where(
-                present,
-                X.index_select(-1, self.linear_index),
-                0.0,
-            )
-        )
+        parts.append(torch.where(active, X, 0.0).index_select(-1, self.linear_index))
         for column in self.onehot_columns:
             code = one_hot_code(X[..., column], getattr(self, f"known_{column}"))
             parts.append(code * active[..., column, None])
@@ -402,11 +384,10 @@ class LeafHyperparameters(Module):
         # ends, and with longer ones for four columns it does not evaluate all 16
         # corners.
         paths = columns_of_path or [list(range(len(columns)))]
-        pairs = _integers(
-            [(p, c) for p, positions in enumerate(paths) for c in positions]
-        )
-        seen = torch.zeros(len(paths), len(columns), dtype=torch.bool)
-        seen[tuple(pairs.view(-1, 2).mT)] = True
+        table = np.zeros((len(paths), len(columns)), dtype=bool)
+        for path, positions in enumerate(paths):
+            table[path, positions] = True
+        seen = torch.from_numpy(table)
         scale = (seen * seen.sum(-1, keepdim=True)).amax(0).clamp_min(1).double()
         self.register_buffer(
             "dimension_scale",
@@ -649,13 +630,12 @@ class TreeStructuredKernel(LeafKernel):
         )
         self.num_weights = self.weights.num_weights
         own_columns = set(tree.own_columns)
-        free = sorted({*own_columns, *tree.shared_columns} - {*context})
-        only_own = tuple(sorted(own_columns)) if leaf_inputs == "own" else None
-        seen = _columns_of_paths(tree, tuple(free), only_own)
-        if leaf_inputs == "active" or seen is None:
-            columns = free
-        else:
-            columns = sorted({c for path in seen for c in path})
+        free = {*own_columns, *tree.shared_columns} - {*context}
+        alone = own_columns if leaf_inputs == "own" else set()
+        seen = _columns_of_paths(tree, free, alone)
+        columns = sorted(free)
+        if leaf_inputs == "own" and seen is not None:
+            columns = sorted(set().union(*seen))
         position = {column: j for j, column in enumerate(columns + context)}
         self.leaf_hyperparameters = LeafHyperparameters(
             tree,
@@ -676,9 +656,10 @@ class TreeStructuredKernel(LeafKernel):
         self.encoded_columns = [position[c] for c in encoded]
         self.leaf_kernels = None
         if leaf_kernel is not None:
-            groups = [columns[: self.leaf_hyperparameters.num_columns]]
-            longest = max(seen or groups, key=lambda group: len(group))
-            hidden = {*groups[0]}.difference(longest)
+            width = self.leaf_hyperparameters.num_columns
+            groups: list[list[int]] = [columns[:width]]
+            widest = max(seen or groups, key=len)
+            hidden = {*groups[0]} - {*widest}
             if seen is not None and leaf_hyperparameters == "independent":
                 groups = seen
                 hidden = set()
@@ -784,9 +765,10 @@ class TreeStructuredKernel(LeafKernel):
         smooth = None
         if weights.smooth_columns:
             smooth = weights.smooth_lengthscale.value
-        offset = leaf.dimension_scale.new_zeros(1)
         if weights.num_offsets:
             offset = weights.offset_variance.value.mean(-1)
+        else:
+            offset = leaf.dimension_scale.new_zeros(1)
         by_path = leaf.sharing == "independent"
         outputscale = leaf.outputscale if by_path else leaf.common_outputscale
         ratio = None
@@ -983,22 +965,20 @@ def _check_context(
 
 def _columns_of_paths(
     tree: ParameterTree,
-    free: tuple[int, ...],
-    own_columns: tuple[int, ...] | None,
+    free: set[int],
+    alone: set[int],
 ) -> list[list[int]] | None:
     """Columns that K_p sees on each path; None if there are too many paths.
 
     Args:
         tree: The paths.
         free: The columns that it may see.
-        own_columns: If given, only these are seen, on paths that have any.
+        alone: Only these are seen, on paths that have any.
     """
     if tree.num_paths > MAX_LISTED_PATHS:
         return None
     out = []
-    columns = set(free)
-    alone = set(own_columns or ())
     for path in tree.paths:
-        active = [c for c in path.active_columns if c in columns]
+        active = [c for c in path.active_columns if c in free]
         out.append([c for c in active if c in alone] or active)
     return out

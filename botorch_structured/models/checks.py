@@ -240,9 +240,9 @@ def _check_shapes(X: Tensor, Y: Tensor, Yvar: Tensor | None, empty: bool) -> Non
         )
     if X.shape[:-1] != Y.shape[:-1] or not Y.shape[-1]:
         raise ShapeError(
-            f"train_Y: expected {_shape(*X.shape[:-1], 'm')}, the rows of train_X "
-            f"{tuple(X.shape)}, got {tuple(Y.shape)}. An explicit output dimension is "
-            "required for targets: train_Y.unsqueeze(-1)."
+            f"train_Y: expected ``{' x '.join(map(str, X.shape[:-1]))} x m``, the rows "
+            f"of train_X {tuple(X.shape)}, got {tuple(Y.shape)}. An explicit "
+            "output dimension is required for targets: train_Y.unsqueeze(-1)."
         )
     # as in BoTorch, batch dimensions may be left out
     if Yvar is not None and (Yvar.ndim < 2 or Y.shape[-Yvar.ndim :] != Yvar.shape):
@@ -423,10 +423,6 @@ def _where(values: Tensor, bad: Tensor) -> str:
     *_, rows, columns = (places.unique()[:10] for places in bad.nonzero().T)
     in_columns = f"{', '.join(shown)} in columns {columns.tolist()}"
     return f"{in_columns} of rows {rows.tolist()}"
-
-
-def _shape(*sizes: int | str) -> str:
-    return f"``{' x '.join(map(str, sizes))}``"
 
 
 # -- input transforms ---------------------------------------------------------------

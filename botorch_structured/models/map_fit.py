@@ -23,7 +23,7 @@ from botorch.optim.batched_lbfgs_b import (
 from botorch.optim.core import OptimizationStatus
 from botorch.optim.utils.model_utils import get_parameters_and_bounds, sample_all_priors
 from botorch.optim.utils.numpy_utils import get_bounds_as_ndarray
-from gpytorch.mlls import MarginalLogLikelihood
+from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from linear_operator.utils.errors import NanError, NotPSDError
 from numpy.typing import NDArray
 from scipy import optimize
@@ -31,7 +31,12 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from botorch_structured._botorch_names import fit_fallback, lbfgsb
-from botorch_structured.linalg.blocks import few_threads, unread_flags
+from botorch_structured.linalg.blocks import Array, few_threads, unread_flags
+from botorch_structured.linalg.parameters import (
+    LogPriors,
+    RawParameters,
+    UnknownFormError,
+)
 
 _logger = logging.getLogger("botorch_structured")
 _GPU = "cuda"
@@ -209,6 +214,53 @@ def _cuda_graph(function: Callable[[], Tensor]) -> tuple[Callable[[], None], Ten
             torch.zeros(1, device=stream.device)
         raise
     return graph.replay, result
+
+
+class ArrayPosterior:
+    """Minus the evidence and the log priors per row, an ``ArrayObjective``.
+
+    A subclass has the evidence of one GP as a function of u, in ``evidence``.
+
+    Args:
+        mll: The objective.
+
+    Raises:
+        UnknownFormError: If it is no evidence of one GP, if a class outside of this
+            package has its own way to compute it, or if a prior has no closed form.
+    """
+
+    def __init__(self, mll: MarginalLogLikelihood) -> None:
+        model: Any = mll.model
+        defining = {"forward", "__call__", "compute_custom_loss", "_fast_evidence"}
+        if (
+            type(mll) is not ExactMarginalLogLikelihood
+            or mll.likelihood is not model.likelihood
+            or model.redefined & defining
+            or model.train_targets.ndim > 1
+        ):
+            raise UnknownFormError
+        self.parameters = parameters = RawParameters(mll)
+        self.read = parameters.read
+        self.write = parameters.write
+        self.bounds = parameters.bounds
+        self.units = np.ones(len(parameters.free))
+        self._priors = LogPriors(parameters)
+        self._rows = len(model.train_targets)
+
+    def evidence(self, u: Array) -> tuple[float, Array]:
+        """The log evidence and its derivative by u."""
+        raise NotImplementedError
+
+    def __call__(self, theta: Array) -> tuple[float, Array]:
+        """Value and gradient at raw parameters ``k``; NaN where the evidence is."""
+        u, slope = self.parameters.logarithms(theta)
+        prior, by_prior = self._priors(u)
+        evidence, gradient = self.evidence(u)
+        gradient = gradient + by_prior
+        if slope is not None:
+            gradient *= slope
+        value = -(evidence + prior) / self._rows
+        return value, gradient[self.parameters.free] / -self._rows
 
 
 def fit_map(

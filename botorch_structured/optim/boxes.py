@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -28,85 +28,6 @@ from botorch_structured.optim.problem import Array, Problem, first_of_each
 # are perturbed: without noise the optimum of expected improvement may be at 1e-5.
 _LOCAL_SCALES = (-5.0, -0.5)
 _NUM_SCALES = 3
-
-
-@dataclass
-class Boxes:
-    """The values that each column may have, in ``P`` parts of the space.
-
-    Args:
-        problem: The space.
-        lower: ``P x d`` smallest values.
-        upper: ``P x d`` largest values.
-        active: ``P x d`` booleans: the active columns of the part.
-        keys: ``P`` numbers: the paths.
-    """
-
-    problem: Problem
-    lower: Array
-    upper: Array
-    active: Array
-    keys: Array
-
-    def __post_init__(self) -> None:
-        #: ``P x d`` booleans: the columns that can move.
-        self.free = self.upper > self.lower
-        #: ``P x d`` booleans: the columns that move continuously.
-        self.continuous = self.free & ~self.problem.values.discrete
-
-    def __len__(self) -> int:
-        return len(self.lower)
-
-    @cached_property
-    def positions(self) -> tuple[Array, Array]:
-        """``P x d`` positions of the smallest and of the largest values."""
-        ends = np.concatenate([self.lower, self.upper])
-        first, last = np.split(self.problem.values.position(ends), 2)
-        return first, last
-
-    @cached_property
-    def counts(self) -> Array:
-        """The number of points in every box, infinite where a column is continuous."""
-        finite = np.logical_not(self.continuous.any(-1))
-        counts = np.full(len(finite), np.inf)
-        if finite.any():
-            first, last = self.positions
-            size = np.where(self.free, last - first + 1, 1)[finite]
-            counts[finite] = size.prod(-1, dtype=np.float64)
-        return counts
-
-    @cached_property
-    def slots(self) -> Slots:
-        """The few columns that move."""
-        return Slots(self)
-
-    def take(self, index: Any) -> Boxes:
-        """The boxes at ``index``."""
-        return Boxes(
-            self.problem,
-            self.lower[index],
-            self.upper[index],
-            self.active[index],
-            self.keys[index],
-        )
-
-    def pin(self, columns: Array, X: Array) -> Boxes:
-        """The boxes with the active ones of some columns held at the values of ``X``.
-
-        Args:
-            columns: ``d`` booleans.
-            X: ``P x d``, one row for each box.
-        """
-        pinned = columns & self.active
-        lower = np.where(pinned, X, self.lower)
-        upper = np.where(pinned, X, self.upper)
-        return replace(self, lower=lower, upper=upper)
-
-    def draw(self, box: Array, rng: np.random.Generator) -> Array:
-        """``n x d`` random points of ``n`` boxes, discrete values equally likely."""
-        slots = self.slots
-        U = rng.random((len(box), slots.columns.shape[1]))
-        return slots.widen(slots.at(U, box), box)
 
 
 class Slots:
@@ -184,6 +105,82 @@ class Slots:
         row, slot = self.free[box].nonzero()
         X[row, self.columns[box[row], slot]] = x[row, slot]
         return X
+
+
+@dataclass
+class Boxes:
+    """The values that each column may have, in ``P`` parts of the space.
+
+    Args:
+        problem: The space.
+        lower: ``P x d`` smallest values.
+        upper: ``P x d`` largest values.
+        active: ``P x d`` booleans: the active columns of the part.
+        keys: ``P`` numbers: the paths.
+    """
+
+    problem: Problem
+    lower: Array
+    upper: Array
+    active: Array
+    keys: Array
+    #: The few columns that move.
+    slots: ClassVar[cached_property[Slots]] = cached_property(Slots)
+
+    def __post_init__(self) -> None:
+        #: ``P x d`` booleans: the columns that can move.
+        self.free = self.upper > self.lower
+        #: ``P x d`` booleans: the columns that move continuously.
+        self.continuous = self.free & ~self.problem.values.discrete
+
+    def __len__(self) -> int:
+        return len(self.lower)
+
+    @cached_property
+    def positions(self) -> tuple[Array, Array]:
+        """``P x d`` positions of the smallest and of the largest values."""
+        ends = np.concatenate([self.lower, self.upper])
+        first, last = np.split(self.problem.values.position(ends), 2)
+        return first, last
+
+    @cached_property
+    def counts(self) -> Array:
+        """The number of points in every box, infinite where a column is continuous."""
+        finite = np.logical_not(self.continuous.any(-1))
+        counts = np.full(len(finite), np.inf)
+        if finite.any():
+            first, last = self.positions
+            size = np.where(self.free, last - first + 1, 1)[finite]
+            counts[finite] = size.prod(-1, dtype=np.float64)
+        return counts
+
+    def take(self, index: Any) -> Boxes:
+        """The boxes at ``index``."""
+        return Boxes(
+            self.problem,
+            self.lower[index],
+            self.upper[index],
+            self.active[index],
+            self.keys[index],
+        )
+
+    def pin(self, columns: Array, X: Array) -> Boxes:
+        """The boxes with the active ones of some columns held at the values of ``X``.
+
+        Args:
+            columns: ``d`` booleans.
+            X: ``P x d``, one row for each box.
+        """
+        pinned = columns & self.active
+        lower = np.where(pinned, X, self.lower)
+        upper = np.where(pinned, X, self.upper)
+        return replace(self, lower=lower, upper=upper)
+
+    def draw(self, box: Array, rng: np.random.Generator) -> Array:
+        """``n x d`` random points of ``n`` boxes, discrete values equally likely."""
+        slots = self.slots
+        U = rng.random((len(box), slots.columns.shape[1]))
+        return slots.widen(slots.at(U, box), box)
 
 
 def whole_box(problem: Problem) -> Boxes:
@@ -345,8 +342,6 @@ def join(samples: Sequence[Sample]) -> Sample:
 
 def _admissible(boxes: Boxes, sample: Sample) -> Sample:
     """The candidates that satisfy the constraints and ``feasible``."""
-    if not boxes.problem.is_restricted:
-        return sample
     return sample.take(boxes.problem.admissible(sample.X, boxes.active[sample.box]))
 
 
@@ -358,7 +353,9 @@ def _listed(boxes: Boxes, chosen: Array) -> list[Sample]:
     first, last = boxes.positions
     for b in chosen[free]:
         columns = boxes.free[b].nonzero()[0]
-        steps = [np.arange(first[b, c], last[b, c] + 1) for c in columns]
+        steps = []
+        for c in columns:
+            steps.append(np.arange(first[b, c], last[b, c] + 1))
         grid = np.stack(np.meshgrid(*steps, indexing="ij"), axis=-1)
         position = grid.reshape(-1, len(columns)).astype(boxes.lower.dtype)
         X = np.tile(boxes.lower[b], (len(position), 1))
@@ -407,10 +404,11 @@ def raw_candidates(
         samples = _listed(boxes, is_small.nonzero()[0])
     if len(large):
         samples.append(_spread(boxes, large, per_box, good, keys, rng))
-    sample = _admissible(boxes, join(samples))
-    if boxes.problem.is_restricted:
-        return _with_replacements(boxes, sample, large, per_box, rng)
-    return sample
+    sample = join(samples)
+    if not boxes.problem.is_restricted:
+        return sample
+    sample = _admissible(boxes, sample)
+    return _with_replacements(boxes, sample, large, per_box, rng)
 
 
 def _sobol(slots: Slots, box: Array, rng: np.random.Generator) -> Array:

@@ -15,7 +15,6 @@ from botorch.acquisition import AcquisitionFunction
 from torch import Tensor
 
 from botorch_structured.optim.boxes import Boxes, project, whole_box
-from botorch_structured.optim.climb import Neighbourhood, slots_of, steps_between, walk
 from botorch_structured.optim.problem import (
     MAX_PATHS,
     Array,
@@ -24,6 +23,7 @@ from botorch_structured.optim.problem import (
     Problem,
 )
 from botorch_structured.optim.search import Search
+from botorch_structured.optim.walk import Neighbourhood, slots_of, steps_between, walk
 from botorch_structured.spaces import ParameterTree, SearchSpace
 from botorch_structured.spaces.arguments import check_count, check_number
 

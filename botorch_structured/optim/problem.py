@@ -30,6 +30,7 @@ from botorch_structured.spaces.arguments import (
     check_column,
     check_columns,
     check_count,
+    check_function,
     check_number,
     check_values,
 )
@@ -188,8 +189,8 @@ class Problem:
         d = key_tree.dim
         for acq_function in acq_functions:
             _check_model(acq_function, d)
-        if feasible is not None and not callable(feasible):
-            raise ValueError(f"feasible: expected a callable, got {feasible!r}.")
+        if feasible is not None:
+            check_function("feasible", feasible)
         distance = check_number("min_distance", min_distance)
         if not 0.0 <= distance < 1.0:
             raise ValueError(

@@ -32,7 +32,7 @@ from botorch_structured.optim.boxes import (
     raw_candidates,
     whole_box,
 )
-from botorch_structured.optim.climb import Evaluator, best_of_each, refine
+from botorch_structured.optim.climb import Evaluator
 from botorch_structured.optim.problem import (
     MAX_PATHS,
     Array,
@@ -42,6 +42,7 @@ from botorch_structured.optim.problem import (
     check_acquisition,
     first_of_each,
 )
+from botorch_structured.optim.walk import best_of_each, refine
 from botorch_structured.spaces import ParameterTree, SearchSpace
 from botorch_structured.spaces.arguments import check_count, check_seed
 
@@ -487,8 +488,9 @@ def optimize_acqf_paths(
         of them, each given the earlier candidates.
 
     Raises:
-        ValueError: An argument is not what it should be; no path is left by
-            ``fixed_features``, ``categorical_features`` and ``bounds``.
+        ValueError: An argument is not what it should be; the model has other columns
+            than the space; no path is left by ``fixed_features``,
+            ``categorical_features`` and ``bounds``.
         CandidateGenerationError: Nothing is left to propose: every admissible point
             is known, none was found that is feasible, or all paths are to be avoided.
     """

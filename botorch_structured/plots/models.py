@@ -199,7 +199,7 @@ def _draw_data(ax: Axes, X: Tensor, Y: Tensor, line: Tensor, column: int) -> Non
     distance[:, column] = 0.0
     width = (X.amax(0) - X.amin(0)).clamp_min(torch.finfo(X.dtype).tiny)
     off = (distance / width).amax(-1) > 1e-6
-    alpha = torch.where(off, 0.3, 1.0).cpu()
+    alpha: Any = torch.where(off, 0.3, 1.0).cpu()
     ax.scatter(X[:, column].cpu(), Y.cpu(), s=20, color=INK, alpha=alpha, zorder=5)
 
 

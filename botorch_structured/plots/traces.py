@@ -83,10 +83,16 @@ def plot_traces(
         steps = steps[started]
         best = best[:, started]
         colour = COLOURS[i % len(COLOURS)]
-        # where curves coincide the lower ones stick out
-        line = {"color": colour, "linewidth": 2.0 + 0.5 * i, "zorder": 2.9 - 0.1 * i}
-        label = name if len(best) == 1 else f"{name} (median of {len(best)})"
-        ax.step(steps, np.nanmedian(best, axis=0), where="post", label=label, **line)
+        ax.step(
+            steps,
+            np.nanmedian(best, axis=0),
+            where="post",
+            label=name if len(best) == 1 else f"{name} (median of {len(best)})",
+            color=colour,
+            # where curves coincide the lower ones stick out
+            linewidth=2.0 + 0.5 * i,
+            zorder=2.9 - 0.1 * i,
+        )
         if band is not None and len(best) > 1:
             low, high = np.nanquantile(best, band, axis=0)
             ax.fill_between(steps, low, high, step="post", color=colour, alpha=0.15)

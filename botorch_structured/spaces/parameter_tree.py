@@ -101,7 +101,19 @@ class Located:
     @cached_property
     def active(self) -> Tensor:
         """Which columns are active, ``batch_shape x n x d`` booleans."""
-        return self._lookup.active(self.states)
+        states = self.states
+        lookup = self._lookup
+        shape = (*states.shape[:-1], len(lookup._place))
+        if len(lookup._row) == 1:  # all columns are, everywhere
+            return states.new_ones(shape, dtype=torch.bool)
+        flat = states.unsqueeze(0).flatten(0, -2).t()
+        truth = lookup._truth.gather(1, flat[lookup._parents])
+        rows = [truth, truth.new_ones(1, truth.shape[1])]
+        for condition in lookup._combined:
+            verdict = condition.evaluate(lambda part: truth[lookup._row[part]])
+            verdict = torch.as_tensor(verdict, device=truth.device)
+            rows.append(verdict.expand(1, truth.shape[1]))
+        return torch.cat(rows)[lookup._place].t().contiguous().reshape(shape)
 
     @cached_property
     def keys(self) -> Tensor:
@@ -232,20 +244,6 @@ class Lookup:
                     lambda part: self._truth[self._row[part], states[part.k]]
                 )
         return states.t().reshape(values.shape)
-
-    def active(self, states: Tensor) -> Tensor:
-        """Which columns are active, ``batch_shape x n x d`` booleans."""
-        shape = (*states.shape[:-1], len(self._place))
-        if len(self._row) == 1:  # all columns are, everywhere
-            return states.new_ones(shape, dtype=torch.bool)
-        flat = states.unsqueeze(0).flatten(0, -2).t()
-        truth = self._truth.gather(1, flat[self._parents])
-        rows = [truth, truth.new_ones(1, truth.shape[1])]
-        for condition in self._combined:
-            verdict = condition.evaluate(lambda part: truth[self._row[part]])
-            verdict = torch.as_tensor(verdict, device=truth.device)
-            rows.append(verdict.expand(1, truth.shape[1]))
-        return torch.cat(rows)[self._place].t().contiguous().reshape(shape)
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,6 @@ from botorch_structured.spaces.columns import (
     Constant,
     FloatColumn,
     IntegerColumn,
-    QuantileColumn,
     Span,
     described,
     is_blank,
@@ -344,8 +343,8 @@ class SearchSpace:
         forbidden: Sequence[Condition] = (),
         feasible: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        if feasible is not None and not callable(feasible):
-            raise ValueError(f"feasible: expected a callable, got {feasible!r}.")
+        if feasible is not None:
+            arguments.check_function("feasible", feasible)
         self._feasible = feasible
         all_names = [c.name for c in columns] + [c.name for c in constants]
         if len(set(all_names)) < len(all_names):
@@ -525,9 +524,9 @@ class SearchSpace:
         """
         points = X.double().cpu().clone()
         for k, column in enumerate(self.columns):
-            if column.log or isinstance(column, QuantileColumn) or k in self._cuts:
+            if isinstance(column, FloatColumn):
                 for row in points:
-                    row[k] = column.encode(self._decode(k, row[k].item()))
+                    row[k] = column.number(self._decode(k, row[k].item()))
         return self.impute(points).to(X)
 
     def _decode(self, k: int, x: float) -> Any:

@@ -19,9 +19,10 @@ from torch import Tensor
 
 from botorch_structured.acquisition import AveragedLogExpectedImprovement, InteriorPrior
 from botorch_structured.optim.boxes import Boxes, whole_box
-from botorch_structured.optim.climb import Evaluator, maximize_in_unit_box, refine
+from botorch_structured.optim.climb import Evaluator, maximize_in_unit_box
 from botorch_structured.optim.local_search import one_exchange
 from botorch_structured.optim.problem import KnownPoints
+from botorch_structured.optim.walk import refine
 from botorch_structured.spaces import Equals, ParameterTree, SearchSpace
 
 Array = NDArray[Any]

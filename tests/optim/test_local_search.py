@@ -20,9 +20,10 @@ from torch import Tensor
 from botorch_structured.models import TreeStructuredGP
 from botorch_structured.optim import optimize_acqf_local_search, optimize_acqf_paths
 from botorch_structured.optim.boxes import whole_box
-from botorch_structured.optim.climb import Evaluator, Neighbourhood, walk
+from botorch_structured.optim.climb import Evaluator
 from botorch_structured.optim.local_search import one_exchange
 from botorch_structured.optim.problem import KnownPoints
+from botorch_structured.optim.walk import Neighbourhood, walk
 from botorch_structured.spaces import Between, ParameterTree, SearchSpace
 
 best_of_random = partial(optimize_acqf_local_search, max_iter=0)

@@ -12,7 +12,7 @@ from torch import Tensor
 from botorch_structured.models import ConditionalGP, TreeStructuredGP
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.study import Study
-from botorch_structured.suggest import fit_surrogates, suggest, suggestion
+from botorch_structured.suggest import fit_surrogates, suggest, surrogates
 from botorch_structured.test_functions import JenattonTree
 
 
@@ -211,8 +211,8 @@ def test_models_see_some_rows_of_each_path(max_rows: int | None, seen: int) -> N
 def test_it_is_said_once_that_all_of_many_rows_take_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(suggestion, "_MANY_ROWS", 30)
-    suggestion._warn_of_rows.cache_clear()
+    monkeypatch.setattr(surrogates, "_MANY_ROWS", 30)
+    surrogates._warn_of_rows.cache_clear()
     space = SearchSpace.from_dictionaries({"x": (0.0, 1.0)})
     X = space.sample(31, seed=0)
     with warnings.catch_warnings(record=True) as said:

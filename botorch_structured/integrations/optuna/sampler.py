@@ -205,29 +205,19 @@ class StructuredSampler(BaseSampler):
         """Choose the whole path of a trial as soon as it exists."""
         for _ in range(_ROUNDS):
             with _ONE_AT_A_TIME:
-                shared = SharedPaths(
-                    study,
-                    self._declared,
-                    self._old_trials,
-                )
-                key = study.study_name, trial.number
+                shared = SharedPaths(study, self._declared)
+                key = (study.study_name, trial.number)
                 if key not in self._suggested and (path := shared.read(trial.number)):
                     # the trial is taken up in another process
                     self._suggested[key] = path
                     return
                 suggestion = self._choose(study, trial, shared)
-            self._suggested[key] = suggestion
+                self._suggested[key] = suggestion
             if not shared.exist:
                 return
             shared.keep(trial.number, suggestion)
-            now = SharedPaths(study, self._declared, self._old_trials)
-            if not self._has_news(
-                study,
-                trial.number,
-                suggestion,
-                shared,
-                now,
-            ):
+            now = SharedPaths(study, self._declared)
+            if not self._has_news(study, trial.number, suggestion, shared, now):
                 return
 
     def _has_news(
@@ -259,8 +249,9 @@ class StructuredSampler(BaseSampler):
         """The values that a trial asked for, and is expected to ask for yet."""
         values = self._values(trial)
         if trial.state == TrialState.RUNNING:
-            path = shared.read(trial.number) or self._suggestion(study, trial)
-            if path.agrees(values):
+            key = (study.study_name, trial.number)
+            path = self._suggested.get(key) or shared.read(trial.number)
+            if path and path.agrees(values):
                 return path.values | values
         return values
 
@@ -363,11 +354,7 @@ class StructuredSampler(BaseSampler):
         """Forget the suggestion, and check parameters."""
         self._suggested.pop((study.study_name, trial.number), None)
         self._drawn.get(study.study_name, {}).pop(trial.number, None)
-        SharedPaths(
-            study,
-            self._declared,
-            self._old_trials,
-        ).forget(trial.number)
+        SharedPaths(study, self._declared).forget(trial.number)
         if self._declared is not None and state != TrialState.FAIL:
             # Optuna asks no sampler for those of a single value
             for name, distribution in trial.distributions.items():

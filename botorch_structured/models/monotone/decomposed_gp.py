@@ -14,8 +14,6 @@ References:
 
 from __future__ import annotations
 
-__all__ = ["DecomposedGP"]
-
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import repeat
 from typing import Any

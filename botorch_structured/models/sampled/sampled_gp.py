@@ -26,8 +26,6 @@ if it agrees with the kernels called one by one.
 
 from __future__ import annotations
 
-__all__ = ["SampledGP"]
-
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy

@@ -58,7 +58,7 @@ equation, section   where
 imputation, III-A   ``transforms.Impute``; ``spaces.ParameterTree.impute``
 (5), III-A          ``gpytorch.kernels.RBFKernel`` (l = 2 lengthscale^2)
 (6), III-B          ``optim.optimize_acqf_local_search``
-(7), III-B          ``optim.climb.Neighbourhood``
+(7), III-B          ``optim.walk.Neighbourhood``
 (8), IV-A           ``kernels.leaf_kernels.LeafKernel._covariance``
 (9), IV-A           ``ConditionalKernel.leaf_covariance``
 (10), IV-A          ``linalg.blocks.factorise`` (Cholesky factors, no inverses);

@@ -120,6 +120,29 @@ class LeafSolver:
     def _weight_root(self) -> tuple[Tensor, Tensor | None]:
         return self.factors.weight_covariance.root()
 
+    def leave_one_out(self) -> tuple[Tensor, Tensor]:
+        """K^-1 r and the diagonal of K^-1, each ``n``, K with the noise."""
+        _ = self.moments  # with them there are factors in a third of the time
+        factors = self.factors
+        covariance = pad(factors.weight_covariance.dense(), (0, 1, 0, 1))
+        structure = self.structure
+        solved = self.residual.new_empty(len(self.residual) + 1)  # the last: padding
+        diagonal = torch.empty_like(solved)
+        for bucket, weights, block in zip(
+            structure.layout.buckets,
+            structure.weights,
+            factors.blocks,
+            strict=True,
+        ):
+            inverse, half = block
+            both = inverse.mT @ half
+            right = both[..., 1:]
+            pairs = weights.unsqueeze(-1), weights.unsqueeze(-2)
+            explained = (right @ covariance[pairs] * right).sum(-1)
+            solved[bucket.index] = both[..., 0]
+            diagonal[bucket.index] = inverse.square().sum(-2) - explained
+        return solved[:-1], diagonal[:-1]
+
     def joint(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """Moments of points jointly, on the scale of transformed outcomes.
 

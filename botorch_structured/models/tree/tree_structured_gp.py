@@ -17,11 +17,13 @@ from __future__ import annotations
 
 import io
 import pickle
+import warnings
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, ClassVar, Literal, Self
 
 import torch
+from botorch.exceptions import BotorchWarning
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.posteriors import GPyTorchPosterior
@@ -47,7 +49,11 @@ from botorch_structured.kernels.tree_structured_kernel import (
 from botorch_structured.linalg.correlations import CORRELATIONS, MATERN52, RBF
 from botorch_structured.linalg.parameters import default_likelihood, set_noise_floor
 from botorch_structured.models.checks import protect_decisions
-from botorch_structured.models.fast_inference import with_gradient, with_variance_floor
+from botorch_structured.models.fast_inference import (
+    noise_is_known,
+    with_gradient,
+    with_variance_floor,
+)
 from botorch_structured.models.outcome_scale import least_variance, with_least_variance
 from botorch_structured.models.tree.leaf_model import (
     Dependencies,
@@ -298,6 +304,14 @@ class TreeStructuredGP(LeafModel):
             columns = list(range(tree.dim))
             covar_module = make_kernel(leaf_kernel, columns, aug_batch_shape)
         self._choose_kernel = structured and leaf_kernel == "evidence"
+        gaussian = likelihood is None or noise_is_known(likelihood)
+        if self._choose_kernel and not gaussian:
+            warnings.warn(
+                f"likelihood: a fit with {type(likelihood).__name__} is by autograd, "
+                'once for each of two kernels. leaf_kernel="matern" fits one.',
+                BotorchWarning,
+                stacklevel=2,
+            )
         super().__init__(
             train_X=train_X,
             train_Y=train_Y,

@@ -46,7 +46,7 @@ from botorch_structured.models.treed.cart import (
 #: Smallest noise variance, in units of the variance of the outcomes.
 NOISE_FLOOR = 1e-8
 # A fit ends where a step promises less, in nats.
-_LEAST_GAIN = 0.3
+_LEAST_GAIN = 0.5
 # So many thresholds are tried in each column, besides CART's, and at so many points on
 # either side of the best one.
 _QUANTILES = 9
@@ -146,12 +146,12 @@ class NodeEvidence:
         # by whole rows first: half the time of both at once
         squared = self.squared.take(rows, axis=1).take(rows, axis=2)
         best = NodeFit(self.mode, -math.inf)
-        best_value = -math.inf
+        highest = -math.inf
         for start in starts:
             theta, point = self._climb(start, rows, squared)
-            if point is not None and point.value > best_value:
+            if point is not None and point.value > highest:
+                highest = point.value
                 best = NodeFit(theta, _laplace(point))
-                best_value = point.value
         return best
 
     def _climb(
@@ -411,16 +411,17 @@ def try_rbf(root: TreeNode, evidence: NodeEvidence) -> None:
         evidence: With a Matern kernel; with an RBF kernel afterwards if that is better.
     """
     nodes = root.walk()
-    before = [node.fit for node in nodes]
     evidence.rbf = True
     gain = 0.0
-    for node, fit in zip(nodes, before, strict=True):
-        node.fit = evidence.fit(node.home, [fit.theta, evidence.mode])
+    fits = []
+    for node in nodes:
+        fit = evidence.fit(node.home, [node.fit.theta, evidence.mode])
+        fits.append(fit)
         if node.split is None:
-            gain += node.fit.log_evidence - fit.log_evidence
-    if not gain > 0.0:
-        evidence.rbf = False
-        for node, fit in zip(nodes, before, strict=True):
+            gain += fit.log_evidence - node.fit.log_evidence
+    evidence.rbf = gain > 0.0
+    if evidence.rbf:
+        for node, fit in zip(nodes, fits, strict=True):
             node.fit = fit
 
 
@@ -509,12 +510,8 @@ def best_split_by_evidence(
     def best() -> Proposal:
         return max(trials.values(), key=attrgetter("value"))
 
-    for chain in _candidates(node, X, evidence.y, min_leaf_size, categorical):
-        starts = (node, node)
-        for split in chain:
-            attempt(split, starts)
-            if split in trials:
-                starts = trials[split].children
+    for split in _candidates(node, X, evidence.y, min_leaf_size, categorical):
+        attempt(split, (node, node))
     if not trials:
         return None
     column = best().split.column
@@ -581,20 +578,17 @@ def _average(
 
 def _candidates(
     node: TreeNode, X: Array, y: Array, min_leaf_size: int, categorical: Sequence[int]
-) -> list[list[Split]]:
-    """Splits that are tried first, in chains from the middle of a column outwards."""
-    chains: list[list[Split]] = []
+) -> list[Split]:
+    """Splits that are tried first: a few quantiles of each column, and CART's."""
+    splits = []
     for column in range(X.shape[1]):
         values = np.unique(X[node.home, column])
-        if column in categorical:
-            chains += [[Split(column, float(v), True)] for v in values]
-            continue
-        places = np.linspace(0, len(values) - 1, _QUANTILES + 2)[1:-1]
-        thresholds = values[np.unique(np.round(places).astype(int))]
-        splits = [Split(column, float(v)) for v in thresholds]
-        middle = len(splits) // 2
-        chains += [splits[middle:], splits[:middle][::-1]]
+        named = column in categorical
+        if not named:
+            places = np.linspace(0, len(values) - 1, _QUANTILES + 2)[1:-1]
+            values = values[np.unique(np.round(places).astype(int))]
+        splits += [Split(column, float(v), named) for v in values]
     cart = split_by_variance(X[node.home], y[node.home], min_leaf_size, categorical)
-    if cart is not None and not any(cart[1] in chain for chain in chains):
-        chains.append([cart[1]])
-    return chains
+    if cart is not None:
+        splits.append(cart[1])
+    return splits

@@ -45,18 +45,14 @@ import numpy as np
 import torch
 from gpytorch.mlls import MarginalLogLikelihood
 from linear_operator.utils.cholesky import psd_safe_cholesky
-from linear_operator.utils.errors import NotPSDError
 from scipy.linalg import blas, lapack
 from scipy.spatial.distance import cdist
 from torch import Tensor
 
-from botorch_structured.linalg.blocks import failed
+from botorch_structured.linalg.blocks import cholesky, failed
 from botorch_structured.linalg.correlations import Correlation
-from botorch_structured.linalg.parameters import (
-    LogPriors,
-    RawParameters,
-    UnknownFormError,
-)
+from botorch_structured.linalg.parameters import UnknownFormError
+from botorch_structured.models.map_fit import ArrayPosterior
 from botorch_structured.models.treed.cart import Array, Rows, TreeNode
 
 # A fit has as many rows of a node above the leaves as have this sum of cubes over the
@@ -328,7 +324,9 @@ class LeafDensity:
         squared = cdist(scaled, scaled, "sqeuclidean")
         covariance, slope = self.correlation.array_value_and_slope(squared)
         covariance *= amplitude
-        chol, jitter = _factor(covariance, v if term.noise is None else term.noise)
+        noisy = covariance.copy()
+        noisy.ravel()[:: m + 1] += v if term.noise is None else term.noise
+        chol = cholesky(noisy)
         half = lapack.dtrtrs(chol, term.y - mean, lower=1)[0]
         row_weights = term.membership @ weights
         fit = float(row_weights @ (half * half))
@@ -351,8 +349,8 @@ class LeafDensity:
         diagonal = g.diagonal()
         trace = float(diagonal.sum())
         by_noise = v * trace if term.noise is None else float(diagonal @ term.noise)
-        # the trace of G and the covariance with noise is known
-        gradient[d] = 0.5 * (fit - mass) - by_noise - jitter * trace
+        # of symmetric matrices, of which G has one half
+        gradient[d] = 2.0 * float((g * covariance).sum()) - amplitude * trace
         gradient[d + 1] = float(alpha.sum(0) @ weights)
         gradient[d + 2] = by_noise if term.noise is None else 0.0
         g *= slope.T
@@ -363,19 +361,7 @@ class LeafDensity:
         return value, gradient if term.level is None else gradient[:d]
 
 
-def _factor(covariance: Array, noise: Array | float) -> tuple[Array, float]:
-    """The lower Cholesky factor of a covariance with noise, and the jitter it took."""
-    for jitter in (0.0, 1e-8, 1e-7, 1e-6):  # as in GPyTorch
-        noisy = covariance.copy()
-        noisy.ravel()[:: len(noisy) + 1] += noise + jitter
-        # symmetric: in the order of Fortran the transpose is the same matrix, uncopied
-        chol, info = lapack.dpotrf(noisy.T, lower=1, clean=0, overwrite_a=1)
-        if info == 0:
-            return chol, jitter
-    raise NotPSDError("theta: expected a positive definite covariance.")
-
-
-class LeafProblem:
+class LeafProblem(ArrayPosterior):
     """Minus the objective of a treed GP per data point, an ``ArrayObjective``.
 
     Args:
@@ -385,8 +371,7 @@ class LeafProblem:
         densities: Of the leaves.
 
     Raises:
-        UnknownFormError: If other parameters are free too, or a prior has no closed
-            form.
+        UnknownFormError: See ``ArrayPosterior``, and if other parameters are free too.
     """
 
     def __init__(
@@ -395,15 +380,11 @@ class LeafProblem:
         raw: tuple[Tensor, Tensor | None, Tensor, Tensor | None],
         densities: Sequence[LeafDensity],
     ) -> None:
-        self.parameters = parameters = RawParameters(mll)
-        self.read = parameters.read
-        self.write = parameters.write
-        self.bounds = parameters.bounds
+        super().__init__(mll)
         self.densities = densities
-        self._rows = mll.model.train_targets.numel()
-        self._priors = LogPriors(parameters)
         lengths, variances, means, noise = raw
         L, d = lengths.shape
+        parameters = self.parameters
         # where theta is among all parameters; behind them is what is no parameter
         self._places = places = np.full((L, d + 3), len(parameters.values))
         places[:, :d] = parameters.logarithm(lengths).reshape(L, d)
@@ -417,17 +398,13 @@ class LeafProblem:
         # what many leaves have in common matters more
         self.units = np.bincount(places.flat)[parameters.free] ** -0.5
 
-    def __call__(self, theta: Array) -> tuple[float, Array]:
-        """See ``ArrayObjective``, where theta are the raw parameters."""
-        u, slope = self.parameters.logarithms(theta)
-        value, by_prior = self._priors(u)
-        gradient = np.append(by_prior, 0.0)
+    def evidence(self, u: Array) -> tuple[float, Array]:
+        """See ``ArrayPosterior``."""
         u = np.append(u, 0.0)
+        value = 0.0
+        gradient = np.zeros_like(u)
         for density, place in zip(self.densities, self._places, strict=True):
             part, by_part = density(u[place])
             value += part
             gradient[place] += by_part
-        gradient = gradient[:-1]
-        if slope is not None:
-            gradient *= slope
-        return -value / self._rows, -gradient[self.parameters.free] / self._rows
+        return value, gradient[:-1]

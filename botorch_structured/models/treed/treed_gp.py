@@ -14,11 +14,8 @@ References:
 
 from __future__ import annotations
 
-__all__ = ["TreedGP"]
-
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from itertools import chain
 from operator import attrgetter
 from typing import Any, ClassVar, Literal, Self
 
@@ -49,9 +46,18 @@ from botorch_structured.linalg.parameters import Hyperparameter, UnknownFormErro
 from botorch_structured.models import checks, fast_inference
 from botorch_structured.models.checks import check_modules, check_training_data
 from botorch_structured.models.map_fit import FIT_OPTIONS, fit_map
-from botorch_structured.models.treed import leaf_modules
 from botorch_structured.models.treed.cart import Array, Rows, TreeNode
 from botorch_structured.models.treed.growth import NOISE_FLOOR, GrownTrees, grow_trees
+from botorch_structured.models.treed.leaf_modules import (
+    LeafNoise,
+    LeafNoiseLikelihood,
+    TreedCopies,
+    TreedKernel,
+    TreedMean,
+    TreedMeanCopies,
+    TreedStationary,
+    shared_noise_likelihood,
+)
 from botorch_structured.models.treed.objective import (
     LeafDensity,
     LeafProblem,
@@ -213,10 +219,7 @@ class TreedGP(fast_inference.FastSingleTaskGP):
         ):
             if value not in allowed:
                 raise ValueError(f"{name}: expected one of {allowed}, got {value!r}.")
-        if not isinstance(min_leaf_size, int) or min_leaf_size < 2:
-            raise ValueError(
-                f"min_leaf_size: expected an integer from 2 on, got {min_leaf_size!r}."
-            )
+        check_count("min_leaf_size", min_leaf_size, least=2)
         if max_leaves is not None:
             check_count("max_leaves", max_leaves)
         columns = check_columns(
@@ -275,15 +278,14 @@ class TreedGP(fast_inference.FastSingleTaskGP):
         given = {"covar_module": covar_module, "mean_module": mean_module}
         self._of_user = {name for name, module in given.items() if module is not None}
         # copied for leaves, and for a state of one leaf
-        names = [*given, "likelihood"] if self._own_noise else list(given)
+        names = [*given, *["likelihood"] * self._own_noise]
         self._single = {name: deepcopy(getattr(self, name)) for name in names}
         self._leaf_noise = leaf_noise
         self._warp = warp
         self._categorical = categorical
         self._share_all = path_sharing == "all"
         self._lend = condition_on == "leaf"
-        with torch.no_grad():
-            X = self.transform_inputs(self.train_inputs[0])
+        X = self._transformed()
         by_evidence = split_criterion == "evidence"
         noise = None
         if isinstance(self.likelihood, FixedNoiseGaussianLikelihood):
@@ -394,26 +396,20 @@ class TreedGP(fast_inference.FastSingleTaskGP):
         """Modules for the leaves of the partition, at the modes of their priors."""
         partition = self.partition
         if "covar_module" in self._of_user:
-            self.covar_module = leaf_modules.TreedCopies(
-                partition, self._single["covar_module"]
-            )
+            self.covar_module = TreedCopies(partition, self._single["covar_module"])
         else:
-            self.covar_module = leaf_modules.TreedStationary(
+            self.covar_module = TreedStationary(
                 partition, dim, categorical=self._categorical, warp=self._warp
             )
         if "mean_module" in self._of_user:
-            self.mean_module = leaf_modules.TreedMeanCopies(
-                partition, self._single["mean_module"]
-            )
+            self.mean_module = TreedMeanCopies(partition, self._single["mean_module"])
         else:
-            self.mean_module = leaf_modules.TreedMean(partition)
+            self.mean_module = TreedMean(partition)
         if self._own_noise and self._leaf_noise:
-            noise = leaf_modules.LeafNoise(partition, NOISE_FLOOR, blend=self._lend)
-            self.likelihood = leaf_modules.LeafNoiseLikelihood(noise)
+            noise = LeafNoise(partition, NOISE_FLOOR, blend=self._lend)
+            self.likelihood = LeafNoiseLikelihood(noise)
         elif self._own_noise:
-            self.likelihood = leaf_modules.shared_noise_likelihood(
-                NOISE_FLOOR, partition.tree_shape
-            )
+            self.likelihood = shared_noise_likelihood(NOISE_FLOOR, partition.tree_shape)
         # amplitude, mean and noise variance of each node above the leaves
         shape = (*partition.column.shape, 3)
         self.register_buffer("levels", torch.ones(shape, dtype=torch.float64))
@@ -431,12 +427,11 @@ class TreedGP(fast_inference.FastSingleTaskGP):
         if "covar_module" in self._of_user or (self._is_treed and self._of_user):
             self.__dict__.pop("_subset_batch_dict", None)  # as in SingleTaskGP
             return
-        parts = ("levels", "partition", "covar_module", "mean_module", "likelihood")
         shape = self.partition.tree_shape
         self._subset_batch_dict = {
             name: len(shape) - 1 - values.ndim
-            for name, values in chain(self.named_parameters(), self.named_buffers())
-            if name.split(".")[0] in parts and values.shape[: len(shape)] == shape
+            for name, values in self.state_dict().items()
+            if "_transform" not in name and values.shape[: len(shape)] == shape
         }
 
     @torch.no_grad()
@@ -463,14 +458,14 @@ class TreedGP(fast_inference.FastSingleTaskGP):
 
         kernel = self.covar_module
         likelihood = self.likelihood
-        if isinstance(kernel, leaf_modules.TreedStationary):
+        if isinstance(kernel, TreedStationary):
             kernel.kind.copy_(torch.tensor(grown.rbf).reshape(trees))
             scale = torch.as_tensor(np.stack(grown.scales)).reshape(*trees, 1, -1)
             start(kernel.lengthscale_of_leaf, theta[..., :1].exp() * scale)
             start(kernel.variance_of_leaf, theta[..., 1].exp())
-        if isinstance(self.mean_module, leaf_modules.TreedMean):
+        if isinstance(self.mean_module, TreedMean):
             self.mean_module.constant = theta[..., 2].nan_to_num(nan=0.0)
-        if isinstance(likelihood, leaf_modules.LeafNoiseLikelihood):
+        if self._has_leaf_noise:
             noise = theta[..., 3].exp() + NOISE_FLOOR
             start(likelihood.noise_covar.noise_of_leaf, noise)
         elif self._own_noise:
@@ -516,7 +511,11 @@ class TreedGP(fast_inference.FastSingleTaskGP):
 
     @property
     def _is_treed(self) -> bool:
-        return isinstance(self.covar_module, leaf_modules.TreedKernel)
+        return isinstance(self.covar_module, TreedKernel)
+
+    @property
+    def _has_leaf_noise(self) -> bool:
+        return isinstance(self.likelihood, LeafNoiseLikelihood)
 
     def _fast_evidence(
         self, mll: ExactMarginalLogLikelihood, kwargs: dict[str, Any]
@@ -535,7 +534,7 @@ class TreedGP(fast_inference.FastSingleTaskGP):
         options = None
         if self._is_treed and not self.partition.tree_shape:
             # the curvature of each leaf has to be learnt
-            ftol = 1e-4 if self._share_all else 1e-5
+            ftol = 1e-4 if self._share_all else 1e-6
             options = {**FIT_OPTIONS, "maxcor": 30, "ftol": ftol, "gtol": 5e-5}
         with few_threads(self.train_targets.shape[-1]):
             problem = self._leaf_problem(mll.train())
@@ -552,15 +551,12 @@ class TreedGP(fast_inference.FastSingleTaskGP):
         likelihood = self.likelihood
         if (
             not isinstance(mean, ConstantMean)
-            or self.redefined & {"forward", "compute_custom_loss", "_fast_evidence"}
             or any(True for _ in self.added_loss_terms())
-            or type(mll) is not ExactMarginalLogLikelihood
-            or mll.likelihood is not likelihood
             or self.train_targets.ndim > 1
         ):
             return None
         variance: Tensor | None = None
-        if isinstance(kernel, leaf_modules.TreedStationary):
+        if isinstance(kernel, TreedStationary):
             if kernel.warp or kernel.categorical:
                 return None
             length = kernel.lengthscale_of_leaf.raw_value
@@ -574,7 +570,7 @@ class TreedGP(fast_inference.FastSingleTaskGP):
         share_all = self._share_all or not self._is_treed
         raw_noise: Tensor | None = None
         noise = None
-        if isinstance(likelihood, leaf_modules.LeafNoiseLikelihood):
+        if self._has_leaf_noise:
             raw_noise = likelihood.noise_covar.noise_of_leaf.raw_value
         elif isinstance(likelihood, FixedNoiseGaussianLikelihood):
             noise = _array(self._known_noise())
@@ -616,7 +612,7 @@ class TreedGP(fast_inference.FastSingleTaskGP):
 
     def _log_path_evidence(self) -> Tensor:
         """The sum of equation (2) without the prior, ``batch_shape``."""
-        by_leaf = isinstance(self.likelihood, leaf_modules.LeafNoiseLikelihood)
+        by_leaf = self._has_leaf_noise
         noises = self._noise_by_leaf().expand(*self.train_targets.shape, -1)
         noises = noises.reshape(-1, *noises.shape[-2:])
         levels = self.levels.reshape(-1, *self.levels.shape[-2:])
@@ -647,7 +643,7 @@ class TreedGP(fast_inference.FastSingleTaskGP):
 
     def _noise_by_leaf(self) -> Tensor:
         """Those under each leaf, ``... x n x L``; dimensions may be one."""
-        if isinstance(self.likelihood, leaf_modules.LeafNoiseLikelihood):
+        if self._has_leaf_noise:
             return self.likelihood.noise.unsqueeze(-2)
         return self._known_noise().unsqueeze(-1)
 
@@ -747,7 +743,7 @@ class TreedGP(fast_inference.FastSingleTaskGP):
         mean = torch.stack(means, dim=1).reshape(*shape, q)
         covariance = torch.stack(covariances, dim=1).reshape(*shape, q, q)
         if count:
-            if isinstance(self.likelihood, leaf_modules.LeafNoiseLikelihood):
+            if self._has_leaf_noise:
                 noise = self.likelihood.noise_covar.at(imagined)
             else:
                 noise = self._known_noise()[..., -count:]
@@ -767,7 +763,7 @@ class TreedGP(fast_inference.FastSingleTaskGP):
         mean, covariance, leaves = (
             torch.stack(part).reshape(*y.shape, *part[0].shape[1:]) for part in parts
         )
-        if isinstance(self.likelihood, leaf_modules.LeafNoiseLikelihood):
+        if self._has_leaf_noise:
             self.likelihood.noise_covar.data_leaves = leaves
         return MultivariateNormal(mean, to_linear_operator(covariance))
 
@@ -801,23 +797,24 @@ class TreedGP(fast_inference.FastSingleTaskGP):
             X.shape[:-2], targets.shape[:-1], old_X.shape[:-2], old_y.shape[:-1]
         )
 
-        def appended(old: Tensor, new: Tensor, dims: int) -> Tensor:
-            both = [t.expand(*shape, *t.shape[t.ndim - dims :]) for t in (old, new)]
-            return torch.cat(both, dim=-dims)
+        def appended(old: Tensor, new: Tensor) -> Tensor:
+            both = [t.expand(*shape, *t.shape[-2:]) for t in (old, new)]
+            return torch.cat(both, dim=-2)
 
         self._drop_caches()
         # tensors with a gradient history cannot be copied; new data replace them
         memo: dict[int, Any] = {id(item): None for item in (old_X, old_y)}
         # a noise by leaf is copied with the leaves, which it shares with the model
         likelihood = self.likelihood
-        if not isinstance(likelihood, leaf_modules.LeafNoiseLikelihood):
+        if not self._has_leaf_noise:
             memo[id(likelihood)] = likelihood.get_fantasy_likelihood(**kwargs)
         original = self._original_train_inputs
         if original is not None:
             memo[id(original)] = original
         new = deepcopy(self, memo)
-        new.train_inputs = (appended(old_X, X, 2),)
-        new.train_targets = appended(old_y, targets, 1)
+        new.train_inputs = (appended(old_X, X),)
+        both = appended(old_y.unsqueeze(-1), targets.unsqueeze(-1))
+        new.train_targets = both.squeeze(-1)
         if fantasize.on() or self._num_fantasies:
             new._copies = self._copies + new.train_targets.ndim - old_y.ndim
             new._num_fantasies = self._num_fantasies + X.shape[-2]
