@@ -650,6 +650,12 @@ def optimize_acqf_two_step(
         else:
             # whether all points of a path are known is for the second step to find out
             pinned = paths.pin(~matters, paths.lower)
+            all_listed = problem.tree.num_paths <= problem.max_paths
+            if all_listed and not pinned.free.any():  # one point on each path
+                rows = np.arange(len(pinned.keys))
+                values = first.on(pinned.lower).values(pinned.lower, rows)
+                order = _ranked(rows, values)
+                return paths.take(order), pinned.lower[order]
             nothing = KnownPoints(problem, avoid.X[:0])
             points, _ = search.maximise(
                 pinned,
