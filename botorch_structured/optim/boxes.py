@@ -133,9 +133,6 @@ class Boxes:
         #: ``P x d`` booleans: the columns that move continuously.
         self.continuous = self.free & ~self.problem.values.discrete
 
-    def __len__(self) -> int:
-        return len(self.lower)
-
     @cached_property
     def positions(self) -> tuple[Array, Array]:
         """``P x d`` positions of the smallest and of the largest values."""
@@ -400,7 +397,7 @@ def raw_candidates(
     is_small = boxes.counts <= 4 * per_box
     large = (~is_small).nonzero()[0]
     samples = []
-    if len(large) < len(boxes):
+    if len(large) < len(boxes.keys):
         samples = _listed(boxes, is_small.nonzero()[0])
     if len(large):
         samples.append(_spread(boxes, large, per_box, good, keys, rng))
@@ -467,7 +464,7 @@ def _perturbed(
     """Points around the good points of every box, near and far."""
     slots = boxes.slots
     values = boxes.problem.values
-    number = dict(zip(boxes.keys.tolist(), range(len(boxes)), strict=True))
+    number = dict(zip(boxes.keys.tolist(), range(len(boxes.keys)), strict=True))
     by_box: dict[int, list[int]] = {}
     for i, key in enumerate(keys.tolist()):
         if key in number:

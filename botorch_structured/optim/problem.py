@@ -64,6 +64,8 @@ class Values:
         ordered: ``d`` booleans: the discrete columns along which a search steps, as
             neighbours are alike (integers); of others (categoricals) it tries all.
         table: ``d x w`` listed values, ascending, followed by at least one infinity.
+        discrete: ``d`` booleans: columns of integers or with a list.
+        borders: ``(w - 1) x d`` numbers half way between them, then infinities.
     """
 
     whole: Array
@@ -71,13 +73,8 @@ class Values:
     listed: Array
     ordered: Array
     table: Array
-
-    def __post_init__(self) -> None:
-        #: ``d`` booleans: columns of integers or with a list.
-        self.discrete = self.whole | self.listed
-        # half way between listed values, then infinities
-        self._borders = (0.5 * (self.table[:, :-1] + self.table[:, 1:])).T
-        self._columns = np.arange(len(self.table))
+    discrete: Array
+    borders: Array
 
     def position(self, X: Array, columns: Any = slice(None)) -> Array:
         """Positions of the nearest admissible values.
@@ -90,10 +87,11 @@ class Values:
         listed = np.broadcast_to(self.listed[columns], X.shape).nonzero()
         if len(listed[0]):
             x = X[listed]
-            column = np.broadcast_to(self._columns[columns], X.shape)[listed]
+            numbers = np.arange(len(self.table))[columns]
+            column = np.broadcast_to(numbers, X.shape)[listed]
             count = np.zeros_like(x)
             above = np.arange(len(x))
-            for border in self._borders:
+            for border in self.borders:
                 above = above[x[above] > border[column[above]]]
                 if not len(above):
                     break
@@ -105,7 +103,8 @@ class Values:
         """Admissible values at these positions, with columns as of `position`."""
         listed = np.broadcast_to(self.listed[columns], position.shape).nonzero()
         value = position.copy()
-        column = np.broadcast_to(self._columns[columns], position.shape)[listed]
+        numbers = np.arange(len(self.table))[columns]
+        column = np.broadcast_to(numbers, position.shape)[listed]
         index = position[listed].clip(0, self.table.shape[1] - 1).astype(int)
         value[listed] = self.table[column, index]
         return value
@@ -291,7 +290,15 @@ class Problem:
         # A column named in both is an integer with gaps: neighbours are alike. To a
         # search no outcome of a decision is like another.
         ordered[tree.decisions_by_value] = False
-        return Values(whole, logarithmic & ~listed, listed, ordered, table)
+        return Values(
+            whole,
+            logarithmic & ~listed,
+            listed,
+            ordered,
+            table,
+            discrete=whole | listed,
+            borders=(0.5 * (table[:, :-1] + table[:, 1:])).T,
+        )
 
     def _outcomes(self, c: int) -> tuple[Array, Array]:
         """The least and largest admissible value of each outcome of a decision."""

@@ -287,9 +287,9 @@ class Search:
     ) -> Sample:
         """Candidates without those that are known; all there are, if none is left."""
         if raw_samples is None:
-            per_box = max(4, min(per_box, 4096 // len(boxes)))
+            per_box = max(4, min(per_box, 4096 // len(boxes.keys)))
         else:
-            per_box = -(-raw_samples // len(boxes))
+            per_box = -(-raw_samples // len(boxes.keys))
         good = self.problem.good if around else avoid.X[:0]
         keys = self.problem.good_keys
         sample = raw_candidates(boxes, per_box, good, keys, self.rng)
@@ -341,7 +341,7 @@ class Search:
             parent = parent[ok]
             # Columns that the parent has, too, are inherited; the others are drawn.
             inherits = inherits[ok] & (parent >= more.lower) & (parent <= more.upper)
-            drawn = more.draw(np.arange(len(more)), self.rng)
+            drawn = more.draw(np.arange(len(more.keys)), self.rng)
             X = problem.snap(np.where(inherits, parent, drawn), more.free)
             new = problem.admissible(X, more.active) & ~avoid.contains(X)
             if not new.any():
@@ -350,7 +350,7 @@ class Search:
             more = more.take(new)
             row = np.arange(len(X))
             worth = evaluator.on(more.lower).values(X, row)
-            sample = join([sample, Sample(X, len(boxes) + row)])
+            sample = join([sample, Sample(X, len(boxes.keys) + row)])
             boxes = Boxes(
                 problem,
                 np.concatenate([boxes.lower, more.lower]),
@@ -651,6 +651,12 @@ def optimize_acqf_two_step(
         else:
             # whether all points of a path are known is for the second step to find out
             pinned = paths.pin(~matters, paths.lower)
+            all_listed = problem.tree.num_paths <= problem.max_paths
+            if all_listed and not pinned.free.any():  # one point on each path
+                rows = np.arange(len(pinned.keys))
+                values = first.on(pinned.lower).values(pinned.lower, rows)
+                order = _ranked(rows, values)
+                return paths.take(order), pinned.lower[order]
             nothing = KnownPoints(problem, avoid.X[:0])
             points, _ = search.maximise(
                 pinned,
@@ -666,7 +672,7 @@ def optimize_acqf_two_step(
         paths, X = ranked(path_boxes(problem, avoid.X, search.rng), avoid)
         if fix_shared:
             paths = paths.pin(problem.shared, X)
-        for i in range(0, len(paths), top_k):
+        for i in range(0, len(paths.keys), top_k):
             few = paths.take(slice(i, i + top_k))
             points, values = search.maximise(few, avoid, evolve=False)
             if len(points):

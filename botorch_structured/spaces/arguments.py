@@ -58,7 +58,10 @@ def check_columns(name: str, columns: Any, d: int, negative: bool = False) -> li
     """``columns`` if they are a list of columns."""
     if isinstance(columns, str) or not isinstance(columns, Iterable):
         raise ValueError(f"{name}: expected a list of columns, got {columns!r}.")
-    return [check_column(name, c, d, negative) for c in columns]
+    numbers = []
+    for c in columns:
+        numbers.append(check_column(name, c, d, negative))
+    return numbers
 
 
 def check_by_column(
