@@ -285,8 +285,7 @@ class QuadraticTasks(ConditionalTestFunction):
             ValueError: For fewer than two tasks, a seed that is no integer from 0 on,
                 a negative ``noise_std``.
         """
-        if check_count("num_tasks", num_tasks) < 2:
-            raise ValueError(f"num_tasks: expected at least 2, got {num_tasks}.")
+        check_count("num_tasks", num_tasks, least=2)
         check_count("seed", seed, least=0)
         rng = np.random.default_rng(seed)
         contexts = rng.uniform(0.1, 10.0, (num_tasks, 3))

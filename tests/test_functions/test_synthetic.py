@@ -189,7 +189,7 @@ def points(**changes: float) -> torch.Tensor:
         (lambda: JenattonTree(4)(points()[:, :-1]), "batch_shape x 7"),
         (lambda: JenattonTree(4)(points(x3=2, x4=2, x5=2, x6=2)), "within the bounds"),
         (lambda: JenattonTree(4)(points(x0=0.5)), "integer values"),
-        (lambda: QuadraticTasks(1), "at least 2, got 1"),
+        (lambda: QuadraticTasks(1), "from 2 on, got 1"),
         (lambda: QuadraticTasks(seed=1.5), "seed: expected an integer .*got 1.5"),
     ],
 )

@@ -206,10 +206,6 @@ class TreedStationary(TreedKernel):
             self._kinds = read = (kind, version, kind.reshape(-1).tolist())
         return CORRELATIONS[read[2][element]]
 
-    def variance_of(self, element: int, leaves: Tensor) -> Tensor:
-        """Variances of given leaves, ``B``."""
-        return element_of(self.variance_of_leaf.value, element, 1)[leaves]
-
     def _scaled(self, element: int, leaves: Tensor, X: Tensor) -> tuple[Tensor, Tensor]:
         """Warped inputs over lengthscales, and lengthscales ``B x 1 x d``."""
         scale = element_of(self.lengthscale_of_leaf.value, element, 2)[leaves]
@@ -231,7 +227,7 @@ class TreedStationary(TreedKernel):
         self, element: int, leaves: Tensor, a: Tensor, b: Tensor | None = None
     ) -> Tensor:
         """See ``TreedKernel``."""
-        variance = self.variance_of(element, leaves)
+        variance = element_of(self.variance_of_leaf.value, element, 1)[leaves]
         left, scale = self._scaled(element, leaves, a)
         other = a if b is None else b
         right = left if b is None else self._scaled(element, leaves, b)[0]
@@ -243,7 +239,7 @@ class TreedStationary(TreedKernel):
 
     def leaf_variance(self, element: int, leaves: Tensor, a: Tensor) -> Tensor:
         """See ``TreedKernel``."""
-        variance = self.variance_of(element, leaves)
+        variance = element_of(self.variance_of_leaf.value, element, 1)[leaves]
         return variance.unsqueeze(-1).expand(a.shape[:-1])
 
 

@@ -14,7 +14,7 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from operator import attrgetter
 from typing import Any, ClassVar, Literal, Self
@@ -46,7 +46,7 @@ from botorch_structured.linalg.parameters import Hyperparameter, UnknownFormErro
 from botorch_structured.models import checks, fast_inference
 from botorch_structured.models.checks import check_modules, check_training_data
 from botorch_structured.models.map_fit import FIT_OPTIONS, fit_map
-from botorch_structured.models.treed.cart import Array, Rows, TreeNode
+from botorch_structured.models.treed.cart import Array
 from botorch_structured.models.treed.growth import NOISE_FLOOR, GrownTrees, grow_trees
 from botorch_structured.models.treed.leaf_modules import (
     LeafNoise,
@@ -275,10 +275,10 @@ class TreedGP(fast_inference.FastSingleTaskGP):
             input_transform=input_transform,
         )
         self._own_noise = likelihood is None and train_Yvar is None
-        given = {"covar_module": covar_module, "mean_module": mean_module}
-        self._of_user = {name for name, module in given.items() if module is not None}
+        modules = {"covar_module": covar_module, "mean_module": mean_module}
+        self._of_user = {name for name, module in modules.items() if module is not None}
         # copied for leaves, and for a state of one leaf
-        names = [*given, *["likelihood"] * self._own_noise]
+        names = [*modules, *["likelihood"] * self._own_noise]
         self._single = {name: deepcopy(getattr(self, name)) for name in names}
         self._leaf_noise = leaf_noise
         self._warp = warp
@@ -593,10 +593,11 @@ class TreedGP(fast_inference.FastSingleTaskGP):
             y = self.train_targets
             X = self._transformed()
             X = X.expand(*y.shape, X.shape[-1]).reshape(-1, *X.shape[-2:])
+            rows_of = attrgetter("home" if self._lend else "rows")
             plan = []
             for e, (x, t) in enumerate(zip(X, y.reshape(len(X), -1), strict=True)):
                 tree = self.partition.element(e).tree(_array(x))
-                plan.append(TreeData(tree, x, t, self._data_of))
+                plan.append(TreeData(tree, x, t, rows_of))
             self._plan_cache = plan
         return self._plan_cache
 
@@ -605,10 +606,6 @@ class TreedGP(fast_inference.FastSingleTaskGP):
         """Training inputs as the partition has them."""
         X = self.train_inputs[0]
         return self.transform_inputs(X) if self.training else X
-
-    @property
-    def _data_of(self) -> Callable[[TreeNode], Rows]:
-        return attrgetter("home" if self._lend else "rows")
 
     def _log_path_evidence(self) -> Tensor:
         """The sum of equation (2) without the prior, ``batch_shape``."""
@@ -658,10 +655,8 @@ class TreedGP(fast_inference.FastSingleTaskGP):
         """
         if not self._is_treed:
             return super().forward(x)
-        if x is self.train_inputs[0]:
-            prior = self._borrowed_prior()
-        else:
-            prior = super().forward(x)
+        training_points = x is self.train_inputs[0]
+        prior = self._borrowed_prior() if training_points else super().forward(x)
         if self.training:
             return fast_inference.training_prior(prior, self._log_density)
         return prior
