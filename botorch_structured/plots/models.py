@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from botorch_structured.models.checks import raw_inputs
 from botorch_structured.plots import style
-from botorch_structured.plots.style import BLUE, GREY, INK, RED
+from botorch_structured.plots.style import BLUE, INK, RED
 from botorch_structured.spaces import ParameterTree
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ def plot_monotone_components(
     ``without``. A panel for each component and one for the sum show the mean and a band
     of two standard deviations; the mean of ``without`` is dashed. Triangles at the
     lower edge mark the virtual points; they point up where the component rises along
-    ``column`` and down where it falls. Observations off the line shown are hollow.
+    ``column`` and down where it falls. Observations off the line shown are pale.
 
         >>> up, down = MonotoneGP(X, Y1, {0: 1}), MonotoneGP(X, Y2, {0: -1})
         >>> plain = DecomposedGP(SingleTaskGP(X, Y1), SingleTaskGP(X, Y2))
@@ -195,21 +194,13 @@ def _draw_prediction(
 
 
 def _draw_data(ax: Axes, X: Tensor, Y: Tensor, line: Tensor, column: int) -> None:
-    """Filled where the observation is on the line, hollow elsewhere."""
+    """Pale where the observation is off the line."""
     distance = (X - line[0]).abs()
     distance[:, column] = 0.0
     width = (X.amax(0) - X.amin(0)).clamp_min(torch.finfo(X.dtype).tiny)
     off = (distance / width).amax(-1) > 1e-6
-    for chosen, face, edge in ((off, "none", GREY), (~off, INK, "white")):
-        ax.scatter(
-            X[chosen, column].cpu(),
-            Y[chosen].cpu(),
-            s=22,
-            facecolors=face,
-            edgecolors=edge,
-            linewidths=0.8,
-            zorder=5,
-        )
+    alpha: Any = torch.where(off, 0.3, 1.0).cpu()
+    ax.scatter(X[:, column].cpu(), Y.cpu(), s=20, color=INK, alpha=alpha, zorder=5)
 
 
 def _virtual_points(part: Any) -> Tensor | None:
@@ -226,14 +217,13 @@ def _draw_signs(ax: Axes, part: Any, column: int) -> None:
     sign = getattr(part, "monotone", {}).get(column)
     points = _virtual_points(part)
     if sign is not None and points is not None:
+        x = points[:, column].detach().cpu()
         ax.scatter(
-            points[:, column].detach().cpu(),
-            np.full(len(points), 0.03),
+            x,
+            torch.full_like(x, 0.03),
             marker="^" if sign > 0 else "v",
-            s=26,
             color=BLUE,
             transform=ax.get_xaxis_transform(),
-            zorder=4,
             label="virtual points",
         )
 
@@ -253,9 +243,8 @@ def plot_partition(
     """The regions of a treed model with the surface it predicts, in 1-D or 2-D.
 
     Use it to see where the model splits, and its predictions on each side. In one
-    dimension: the mean, a band of two standard deviations, the observations, a line at
-    each border and the number of observations of each region. In two: the mean, or the
-    standard deviation, as colours.
+    dimension: the mean, a band of two standard deviations, the observations and a line
+    at each border. In two: the mean, or the standard deviation, as colours.
 
     Borders are on the axes of ``train_X``, also under an input transform. (Between a
     border and the nearest points, the prediction of a `TreedGP` may be a mixture of two
@@ -319,15 +308,8 @@ def plot_partition(
                 label = "mean" if show == "mean" else "standard deviation"
                 ax.figure.colorbar(image, ax=ax, label=label)
     if data:
-        ax.scatter(
-            X[:, 0].cpu(),
-            Y.cpu() if d == 1 else X[:, 1].cpu(),
-            s=20 if d == 1 else 14,
-            color=INK,
-            edgecolors="white",
-            linewidths=0.6,
-            zorder=5,
-        )
+        heights = Y if d == 1 else X[:, 1]
+        ax.scatter(X[:, 0].cpu(), heights.cpu(), s=14, color=INK, zorder=5)
     ax.set(xlim=(low[0], high[0]), xlabel=names[0])
     if d == 2:
         ax.set(ylim=(low[1], high[1]), ylabel=names[1])
@@ -356,11 +338,8 @@ def _draw_line(
 ) -> None:
     """The prediction on each region, and lines at the borders."""
     grid = np.linspace(low, high, 100_001)
-    regions = _regions(model, X, grid)
-    starts = 1 + np.flatnonzero(np.diff(regions))
+    starts = 1 + np.flatnonzero(np.diff(_regions(model, X, grid)))
     pieces = np.split(grid[:, 0], starts)
-    firsts = regions[[0, *starts]]
-    counts = Counter(_regions(model, X, X.cpu().numpy()).tolist())
     for k, piece in enumerate(pieces):
         x = np.linspace(piece[0], piece[-1], 2 + resolution // len(pieces))
         points = torch.as_tensor(x[:, None]).to(X)
@@ -368,16 +347,6 @@ def _draw_line(
         _draw_prediction(ax, model, points, 0, BLUE, label, noise=noise)
         if k:
             ax.axvline(piece[0], color=RED, linewidth=1.0, linestyle="--", zorder=1)
-        if len(pieces) > 1 and len(piece) > 8_000:  # there is room for it
-            ax.text(
-                (piece[0] + piece[-1]) / 2,
-                1.01,
-                f"n = {counts[firsts[k]]}",
-                transform=ax.get_xaxis_transform(),
-                ha="center",
-                fontsize="small",
-                color=GREY,
-            )
     style.tidy(ax)
 
 
@@ -390,8 +359,6 @@ def _draw_borders(
     regions = _regions(model, X, grid.reshape(-1, 2)).reshape(grid.shape[:2])
     for region in np.unique(regions)[1:]:
         ax.contour(*axes, regions == region, [0.5], colors=RED, linewidths=1.2)
-    ax.spines[:].set_color(GREY)
-    ax.tick_params(color=GREY, labelcolor=INK)
 
 
 @contextmanager

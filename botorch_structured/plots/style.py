@@ -1,4 +1,4 @@
-"""The one style of all pictures: colours, axes, curves with bands, legends."""
+"""The one style of all pictures: colours, axes, legends."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import importlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from torch import Tensor
 
 from botorch_structured.spaces.arguments import brief
@@ -81,41 +80,10 @@ def new_axes(ax: Axes | None, width: float, height: float) -> Axes:
 
 
 def tidy(ax: Axes) -> None:
-    """Two grey spines and a light grid."""
+    """Two spines and a light grid."""
     ax.spines[["top", "right"]].set_visible(False)
-    ax.spines[["left", "bottom"]].set_color(GREY)
-    ax.tick_params(color=GREY, labelcolor=INK)
-    ax.grid(axis="y", color="#e5e7eb", linewidth=0.8)
+    ax.grid(axis="y", color=PALE)
     ax.set_axisbelow(True)
-
-
-def step_curve(
-    ax: Axes,
-    steps: np.ndarray,
-    values: np.ndarray,
-    band: tuple[np.ndarray, np.ndarray] | None = None,
-    **style: Any,
-) -> None:
-    """A value after each evaluation: a change is drawn at the evaluation that made it.
-
-    Args:
-        ax: Where to draw.
-        steps: ``n`` numbers of evaluations.
-        values: ``n`` values after them.
-        band: Lower and upper ends of a band, ``n`` of each.
-        style: ``color``, ``label`` and so on, of the curve.
-    """
-    ax.step(steps, values, where="post", **({"linewidth": 2} | style))
-    if band is not None:
-        ax.fill_between(
-            steps,
-            *band,
-            step="post",
-            color=style.get("color"),
-            alpha=0.15,
-            linewidth=0,
-            zorder=style.get("zorder", 2) - 1,
-        )
 
 
 def legend_below(figure: Any, axes: Sequence[Axes], columns: int = 4) -> None:

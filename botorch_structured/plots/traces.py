@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from botorch_structured.plots.style import COLOURS, GREY, new_axes, step_curve, tidy
+from botorch_structured.plots.style import COLOURS, GREY, new_axes, tidy
 from botorch_structured.spaces.arguments import brief
 
 if TYPE_CHECKING:
@@ -82,25 +82,22 @@ def plot_traces(
         started = ~np.isnan(best).all(axis=0)
         steps = steps[started]
         best = best[:, started]
-        quantiles = None
-        if band is not None and len(best) > 1:
-            low, high = np.nanquantile(best, band, axis=0)
-            quantiles = (low, high)
-        step_curve(
-            ax,
+        colour = COLOURS[i % len(COLOURS)]
+        ax.step(
             steps,
             np.nanmedian(best, axis=0),
-            quantiles,
-            color=COLOURS[i % len(COLOURS)],
+            where="post",
             label=name if len(best) == 1 else f"{name} (median of {len(best)})",
+            color=colour,
             # where curves coincide the lower ones stick out
             linewidth=2.0 + 0.5 * i,
-            zorder=3 + len(curves) - i,
+            zorder=2.9 - 0.1 * i,
         )
+        if band is not None and len(best) > 1:
+            low, high = np.nanquantile(best, band, axis=0)
+            ax.fill_between(steps, low, high, step="post", color=colour, alpha=0.15)
     if num_starts:
-        ax.axvline(
-            num_starts, color=GREY, linestyle=":", linewidth=1.2, label="common starts"
-        )
+        ax.axvline(num_starts, color=GREY, linestyle=":", label="common starts")
     ax.set_xlabel("evaluations")
     if optimum is not None:
         ax.set_yscale("log")

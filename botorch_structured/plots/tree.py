@@ -2,8 +2,7 @@
 
 The decisions of a tree may be a forest, and be switched on by combinations of others.
 But along one path they have an order, so the paths make a trie: each inner `TrieNode`
-is the next decision on all its paths, each leaf is one path. `layout` makes that trie,
-`Drawing` computes positions and draws it.
+is the next decision on all its paths, each leaf is one path, on a row of its own.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from gpytorch.kernels import Kernel
 from linear_operator import to_dense
@@ -31,7 +29,7 @@ if TYPE_CHECKING:
 
 _FONT = 9.0  # points; smaller axes shrink all of it, but no text below 6
 _ROW = 0.36  # inches from path to path
-_GAP = 0.15  # inches between texts
+_LETTER = 0.077  # inches of a letter, about
 
 
 def plot_tree(
@@ -51,9 +49,9 @@ def plot_tree(
     Names in bold are decisions, boxes are their values, and after them stand the
     columns that a value activates: those at a leaf are its own, those further left are
     shared by all leaves to their right. With ``X`` each path shows how often it was
-    evaluated, with ``Y`` also its best value; the best path is marked. Names and values
-    of more than 24 characters are written without their middle, and columns in two
-    lines at most.
+    evaluated, with ``Y`` also its best value; the best path is red. Names and values of
+    more than 24 characters are written without their middle, and columns in two lines
+    at most.
 
     Args:
         tree: What to draw. A ``SearchSpace`` brings the names and the labels.
@@ -86,8 +84,60 @@ def plot_tree(
         )
     if X is None and Y is not None:
         raise ValueError("Y: expected X, the points that it belongs to, got Y alone.")
-    data = None if X is None else PathData(tree, X, Y, minimize, value_format)
-    return Drawing(tree, names, texts, data).draw(ax)
+    counts: list[int] = []
+    bar_labels: list[str] = []
+    winner = None
+    if X is not None:
+        told = _evaluations(tree, X, Y, minimize, value_format)
+        counts, bar_labels, winner = told
+    nodes = list(layout(tree).walk())
+    for node in nodes:
+        node.texts = _texts(node, names, texts, winner in node.paths)
+    starts = [0.0]  # of the texts at each depth, in inches
+    for depth in range(max(node.depth for node in nodes) + 1):
+        level = [node for node in nodes if node.depth == depth]
+        gap = 0.4 if any(node.children for node in level) else 0.1
+        starts.append(starts[-1] + gap + max(map(_width, level)))
+    width = starts[-1] + (1.3 + _LETTER * max(map(len, bar_labels)) if counts else 0.0)
+    ends = (-1.5 if counts else -0.5, max(tree.num_paths, len(counts)) - 0.5)
+    height = _ROW * (ends[1] - ends[0])
+    scale = 1.0
+    if ax is None:
+        ax = style.new_axes(None, width + 0.2, height + 0.2)
+    else:
+        figure = ax.figure.figure
+        figure.draw_without_rendering()  # the layout engine sets the axes' size
+        room = ax.get_window_extent()
+        wide = room.width / figure.dpi / width
+        scale = min(1.0, wide, room.height / figure.dpi / height)
+    font = max(_FONT * scale, 6.0)
+    ax.set(xlim=(0.0, width), ylim=ends[::-1])
+    ax.axis("off")
+    for node in nodes:
+        x = starts[node.depth]
+        for child in node.children:
+            red = winner in child.paths
+            ax.plot(
+                [x + _width(node), starts[child.depth] - 0.05],
+                [node.row, child.row],
+                color=RED if red else GREY,
+                linewidth=scale,
+                zorder=2 if red else 1,
+            )
+        for text, look in node.texts:
+            ax.text(x, node.row, text, fontsize=font, va="center", **look)
+            x += _text_width(text)
+    if counts:
+        bars = ax.barh(
+            range(len(counts)),
+            [count / max(1, *counts) for count in counts],
+            0.45,
+            left=starts[-1],
+            color=[RED if row == winner else BLUE for row in range(len(counts))],
+        )
+        ax.bar_label(bars, bar_labels, padding=4, fontsize=font, color=INK)
+        ax.text(starts[-1], -1, "evaluations", fontsize=font, va="center", color=GREY)
+    return ax
 
 
 def with_names(
@@ -187,9 +237,7 @@ class TrieNode:
         depth: The number of decisions made.
         row: Its place from the top: that of the path at a leaf, else the middle of its
             children.
-        parts: Its texts, their looks and the room that each takes, see `Drawing`.
-        left: Where its texts begin, in inches.
-        right: Where they end.
+        texts: Its texts from left to right, and their looks.
     """
 
     outcome: tuple[int, float | tuple[float, float]] | None
@@ -199,9 +247,7 @@ class TrieNode:
     depth: int = 0
     row: float = 0.0
     children: list[TrieNode] = field(default_factory=list)
-    parts: list[tuple[str, dict[str, Any], float]] = field(default_factory=list)
-    left: float = 0.0
-    right: float = 0.0
+    texts: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
 
     def walk(self) -> Iterator[TrieNode]:
         """This node and all below it, from the top."""
@@ -212,192 +258,87 @@ class TrieNode:
 
 def layout(tree: ParameterTree) -> TrieNode:
     """The root of the drawing; each leaf has exactly one path."""
-    paths = list(tree.paths)
     decisions = set(tree.decision_columns)
 
-    def grow(node: TrieNode, made: frozenset[int], shown: frozenset[int]) -> None:
-        through = [paths[i] for i in node.paths]
+    def grow(node: TrieNode, shown: set[int]) -> None:
+        through = [tree.paths[i] for i in node.paths]
         active = set.intersection(*(set(path.active_columns) for path in through))
         node.columns = sorted(active - decisions - shown)
-        open_decisions = set.intersection(*(set(p.decisions) for p in through)) - made
-        if not open_decisions:
-            (node.row,) = node.paths
+        # in one order, parents first: paths that agree so far decide the same next
+        made = [list(path.decisions.items()) for path in through]
+        node.row = node.paths[0]
+        if node.depth == len(made[0]):
             return
-        node.decision = decision = min(open_decisions)
-        for value in tree.decision_values[decision]:
-            below = [i for i in node.paths if paths[i].decisions[decision] == value]
-            if below:
-                child = TrieNode((decision, value), below, depth=node.depth + 1)
-                grow(child, made | {decision}, shown | set(node.columns))
-                node.children.append(child)
+        below: dict[tuple[int, Any], list[int]] = {}
+        for i, path in zip(node.paths, made, strict=True):
+            below.setdefault(path[node.depth], []).append(i)
+        for outcome, paths in below.items():
+            child = TrieNode(outcome, paths, depth=node.depth + 1)
+            grow(child, shown | set(node.columns))
+            node.children.append(child)
+        node.decision = made[0][node.depth][0]
         node.row = (node.children[0].row + node.children[-1].row) / 2
 
-    root = TrieNode(None, list(range(len(paths))))
-    grow(root, frozenset(), frozenset())
+    root = TrieNode(None, list(range(tree.num_paths)))
+    grow(root, set())
     return root
 
 
-class PathData:
-    """Counts and best values by path.
+def _evaluations(
+    tree: ParameterTree,
+    X: Tensor,
+    Y: Tensor | None,
+    minimize: bool,
+    value_format: str,
+) -> tuple[list[int], list[str], int | None]:
+    """By path: evaluations, a text with the best value, and which path is best.
 
     Args:
         tree: The tree.
-        X: ``n x d`` points.
+        X: ``n x d`` points; those at undeclared values are a path more.
         Y: ``n`` outcomes of them, NaN where an evaluation failed, or None.
         minimize: Whether the smallest is the best.
         value_format: How to write the best value.
     """
-
-    def __init__(
-        self,
-        tree: ParameterTree,
-        X: Tensor,
-        Y: Tensor | None,
-        minimize: bool,
-        value_format: str,
-    ) -> None:
-        style.check_points(X, tree.dim)
-        index = tree.path_index(X).cpu()
-        declared = index < tree.num_paths
-        counts = index[declared].bincount(minlength=tree.num_paths)
-        self.counts: list[int] = counts.tolist()
-        self.elsewhere = int((~declared).sum())
-        self.best: list[str] | None = None
-        self.winner: int | None = None
-        if Y is None:
-            return
-        if not isinstance(Y, Tensor) or Y.numel() != len(X):
-            got = f"shape {tuple(Y.shape)}" if isinstance(Y, Tensor) else brief(Y)
-            raise ValueError(
-                f"Y: expected one outcome for each of the {len(X)} points, got {got}."
-            )
-        sign = 1.0 if minimize else -1.0
-        values = sign * Y.detach().double().reshape(-1).cpu()
-        values = values.masked_fill(values.isnan(), math.inf)
-        least = torch.full((tree.num_paths,), math.inf, dtype=torch.double)
-        least.scatter_reduce_(0, index[declared], values[declared], "amin")
-        if least.min() < math.inf:
-            self.winner = int(least.argmin())
-        self.best = []
-        for count, value in zip(self.counts, least.tolist(), strict=True):
-            failed = "none" if count else "–"
-            written = format(sign * value, value_format)
-            self.best.append(failed if math.isinf(value) else written)
-
-
-class Drawing:
-    """All parts and their places: inches from the left, and rows from the top."""
-
-    def __init__(
-        self,
-        tree: ParameterTree,
-        names: Sequence[str],
-        texts: Mapping[tuple[int, Any], str],
-        data: PathData | None,
-    ) -> None:
-        self.data = data
-        self.winner = None if data is None else data.winner
-        self.nodes = list(layout(tree).walk())
-        self.rows = tree.num_paths
-        left = _GAP
-        for depth in range(1 + max(node.depth for node in self.nodes)):
-            level = [node for node in self.nodes if node.depth == depth]
-            for node in level:
-                node.parts = _parts(node, names, texts, self.winner in node.paths)
-                node.left = left
-                node.right = left + sum(width for *_, width in node.parts)
-            left = 0.5 + max((n.right for n in level if n.children), default=left)
-        self.table = max(node.right for node in self.nodes) + _GAP
-        self.width = self.table
-        self.height = _ROW * self.rows
-        if data is not None:
-            self.width += 1.5  # a bar of one inch and its number
-            self.height += _ROW * (2 if data.elsewhere else 1)
-            if data.best is not None:
-                self.width += max(text_width(x, weight="bold") for x in data.best)
-            self.width += _GAP
-
-    def draw(self, ax: Axes | None) -> Axes:
-        """Draw all in these axes, or in those of a new figure."""
-        scale = 1.0
-        if ax is None:
-            ax = style.new_axes(None, self.width + 0.2, self.height + 0.2)
-        else:
-            figure = ax.figure.figure
-            figure.draw_without_rendering()  # the layout engine sets the axes' size
-            room = ax.get_window_extent()
-            wide = room.width / figure.dpi / self.width
-            scale = min(1.0, wide, room.height / figure.dpi / self.height)
-        font = max(_FONT * scale, 6.0)
-        top = -0.5 if self.data is None else -1.5
-        ax.set(xlim=(0.0, self.width), ylim=(top + self.height / _ROW, top))
-        ax.axis("off")
-        for node in self.nodes:
-            for child in node.children:
-                marked = self.winner in child.paths
-                t = np.linspace(0.0, 1.0, 33)
-                ax.plot(
-                    node.right + (child.left - node.right) * t,
-                    node.row + (child.row - node.row) * (3.0 - 2.0 * t) * t**2,
-                    color=RED if marked else "#b6bec9",
-                    linewidth=(1.8 if marked else 1.1) * scale,
-                    zorder=2 if marked else 1,
-                )
-            x = node.left
-            for text, look, width in node.parts:
-                _write(ax, font, x, node.row, text, **look)
-                x += width
-        if self.data is not None:
-            self.draw_table(ax, font, self.data)
-        return ax
-
-    def draw_table(self, ax: Axes, font: float, data: PathData) -> None:
-        """A bar for the evaluations of each path, and its best value."""
-        rows = range(self.rows)
-        longest = max(1, *data.counts)
-        bars = ax.barh(
-            rows,
-            [count / longest for count in data.counts],
-            0.45,
-            left=self.table,
-            color=[RED if row == self.winner else BLUE for row in rows],
+    style.check_points(X, tree.dim)
+    index = tree.path_index(X).cpu().clamp_max(tree.num_paths)
+    counts = index.bincount(minlength=tree.num_paths).tolist()
+    labels = [str(count) for count in counts]
+    if len(labels) > tree.num_paths:
+        labels[-1] += " at undeclared values"
+    if Y is None:
+        return counts, labels, None
+    if not isinstance(Y, Tensor) or Y.numel() != len(X):
+        got = f"shape {tuple(Y.shape)}" if isinstance(Y, Tensor) else brief(Y)
+        raise ValueError(
+            f"Y: expected one outcome for each of the {len(X)} points, got {got}."
         )
-        ax.bar_label(bars, data.counts, padding=4, fontsize=font, color=INK)
-        _write(ax, font, self.table, -1, "evaluations", color=GREY)
-        if data.elsewhere:
-            more = f"{data.elsewhere} more at undeclared values"
-            _write(ax, font, self.table, self.rows, more, color=GREY)
-        if data.best is not None:
-            right = self.width - _GAP
-            _write(ax, font, right, -1, "best", color=GREY, ha="right")
-            for row, text in enumerate(data.best):
-                look = {"color": INK}
-                if row == self.winner:
-                    look = {"color": RED, "weight": "bold"}
-                _write(ax, font, right, row, text, ha="right", **look)
+    sign = 1.0 if minimize else -1.0
+    values = sign * Y.detach().double().flatten().cpu()
+    values = values.masked_fill(values.isnan(), math.inf)
+    least = torch.full((len(counts),), math.inf, dtype=torch.double)
+    least = least.scatter_reduce(0, index, values, "amin")[: tree.num_paths]
+    for path, value in enumerate(least.tolist()):
+        if math.isfinite(value):
+            labels[path] += f" (best {sign * value:{value_format}})"
+    winner = int(least.argmin()) if least.isfinite().any() else None
+    return counts, labels, winner
 
 
-def _write(ax: Axes, font: float, x: float, row: float, text: str, **look: Any) -> None:
-    align = "center" if "\n" in text else "center_baseline"
-    ax.text(x, row, text, fontsize=font, va=align, zorder=4, **look)
-
-
-def _parts(
+def _texts(
     node: TrieNode,
     names: Sequence[str],
     texts: Mapping[tuple[int, Any], str],
     marked: bool,
-) -> list[tuple[str, dict[str, Any], float]]:
-    """Texts of a node from left to right, their looks and the room that each takes."""
+) -> list[tuple[str, dict[str, Any]]]:
+    """Texts of a node from left to right, and their looks."""
     parts: list[tuple[str, dict[str, Any]]] = []
     prefix = ""
     if node.outcome is not None:
         label = texts[node.outcome]
         prefix = f"{label}:"  # ``svm:C`` is just ``C`` beside ``svm``
-        face = RED if marked else PALE
-        box = {"boxstyle": "round,pad=0.35", "facecolor": face, "edgecolor": face}
-        look = {"color": "white" if marked else INK, "bbox": box}
-        parts.append((shortened(label), look))
+        box = {"facecolor": "white" if marked else PALE, "edgecolor": "none"}
+        parts.append((shortened(label), {"color": RED if marked else INK, "bbox": box}))
     if node.decision is not None:
         look = {"color": BLUE, "weight": "bold"}
         parts.append((shortened(names[node.decision]), look))
@@ -411,14 +352,16 @@ def _parts(
             break_on_hyphens=False,
         )
         parts.append((text, {"color": GREY}))
-    return [(text, look, text_width(text, **look) + _GAP) for text, look in parts]
+    return parts
 
 
-def text_width(text: str, **look: Any) -> float:
-    """The width of a text of 9 points, in inches."""
-    figure = style.new_figure(1.0, 1.0)
-    drawn = figure.text(0.0, 0.0, text, fontsize=_FONT, **look)
-    return float(drawn.get_window_extent().width / figure.dpi)
+def _width(node: TrieNode) -> float:
+    return sum(_text_width(text) for text, _ in node.texts)
+
+
+def _text_width(text: str) -> float:
+    """The width of a text of 9 points with the space behind it, in inches, about."""
+    return 0.15 + _LETTER * max(map(len, text.split("\n")))
 
 
 def plot_covariance(
@@ -490,8 +433,6 @@ def plot_covariance(
         clim=limits,
         interpolation="none",
     )
-    ax.tick_params(length=0, labelcolor=INK)
-    ax.spines[:].set_color(GREY)
     if tree is None:
         ax.set(xticks=[], yticks=[])
     else:
@@ -545,7 +486,5 @@ def _mark_paths(
             ticks.append(start + (count - 1) / 2)
             labels.append(path_text(tree.path_of(X[start]), shown, texts))
         start += count
-    # long labels would run into each other along the bottom
-    crowded = max(map(len, labels), default=0) * len(labels) > 25
-    ax.set_xticks(ticks, labels, rotation=90 if crowded else 0)
+    ax.set_xticks(ticks, labels, rotation=90)
     ax.set_yticks(ticks, labels)

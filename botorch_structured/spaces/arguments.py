@@ -76,12 +76,20 @@ def check_by_column(
 
 
 def check_count(name: str, value: Any, least: int = 1) -> int:
-    """``value`` if it is an integer of at least ``least`` (0 or 1)."""
+    """``value`` if it is an integer of at least ``least``."""
     number = as_integer(value)
     if number is None or number < least:
-        expected = "a positive integer" if least else "an integer from 0 on"
+        expected = f"an integer from {least} on"
+        if least == 1:
+            expected = "a positive integer"
         raise ValueError(f"{name}: expected {expected}, got {value!r}.")
     return number
+
+
+def check_function(name: str, function: Any) -> None:
+    """Raise for what cannot be called."""
+    if not callable(function):
+        raise ValueError(f"{name}: expected a function, got {brief(function)}.")
 
 
 def check_number(name: str, value: Any, finite: bool = True) -> float:

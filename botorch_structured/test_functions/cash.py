@@ -6,8 +6,6 @@ it. With a time limit it therefore runs in a process of its own, which is killed
 
 from __future__ import annotations
 
-__all__ = ["Evaluation", "ScikitLearnCASH"]
-
 import importlib
 import signal
 import time
@@ -262,17 +260,17 @@ def _load(
         return getattr(bundled, f"load_{dataset}")(return_X_y=True)
     X = np.asarray(dataset[0], dtype=float)
     y = np.asarray(dataset[1])
-    if X.ndim != 2 or y.shape != X.shape[:1]:
+    classes = np.unique(y, return_counts=True)[1]
+    if (
+        X.ndim != 2
+        or y.shape != X.shape[:1]
+        or not np.isfinite(X).all()
+        or len(classes) < 2
+        or classes.max() < 5
+    ):
         raise ValueError(
-            f"dataset: expected n x p numbers and n labels, got shapes {X.shape} and "
-            f"{y.shape}."
-        )
-    if not np.isfinite(X).all():
-        raise ValueError("dataset: expected finite features, got NaN or inf.")
-    smallest = np.unique(y, return_counts=True)[1]
-    if len(smallest) < 2 or smallest.max() < 5:
-        raise ValueError(
-            "dataset: expected at least two classes, one of them with five rows, for "
-            f"five stratified folds, got {len(smallest)} classes in {len(y)} rows."
+            "dataset: expected n x p finite numbers and n labels of at least two "
+            "classes, one of them with five rows, for five stratified folds, got "
+            f"shapes {X.shape} and {y.shape}, and {len(classes)} classes."
         )
     return X, y

@@ -11,12 +11,6 @@ parts that are believed to bend one way each, of a sum that does not.
 
 from __future__ import annotations
 
-__all__ = [
-    "DecomposedTestFunction",
-    "ElasticNetTuning",
-    "MonotoneMixture1D",
-]
-
 from abc import abstractmethod
 from functools import cached_property
 

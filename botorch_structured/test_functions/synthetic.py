@@ -24,13 +24,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "GramacyExponential2D",
-    "JenattonTree",
-    "QuadraticTasks",
-    "RKHS1D",
-]
-
 import math
 
 import numpy as np

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["TableProblem"]
-
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -86,13 +84,12 @@ class TableProblem(ConditionalTestFunction):
         """
         X = np.asarray(X, dtype=float)
         y = np.asarray(y, dtype=float)
-        if X.ndim != 2 or not X.size or y.shape != X.shape[:1]:
+        finite = np.isfinite(X).all() and np.isfinite(y).all()
+        if X.ndim != 2 or not X.size or y.shape != X.shape[:1] or not finite:
             raise ValueError(
-                "X, y: expected n x d inputs and n values, at least one of each, got "
-                f"shapes {X.shape} and {y.shape}."
+                "X, y: expected finite numbers, n x d inputs and n values, at least "
+                f"one of each, got shapes {X.shape} and {y.shape}, {finite=}."
             )
-        if not (np.isfinite(X).all() and np.isfinite(y).all()):
-            raise ValueError("X, y: expected finite numbers, got NaN or inf.")
         if space is None:
             columns = _columns(X, names, log_features)
             space = SearchSpace.from_columns(columns, ParameterTree(len(columns)))

@@ -156,9 +156,9 @@ def test_wrong_arguments(
     for dataset, message in (
         ("boston", "breast_cancer, .* got 'boston'"),
         ((X, np.zeros(19)), r"shapes \(20, 2\) and \(19,\)"),
-        ((X, np.zeros(20)), "got 1 classes"),
-        ((X, np.arange(20)), "got 20 classes"),
-        ((X + np.nan, np.arange(20) % 2), "finite features"),
+        ((X, np.zeros(20)), " 1 classes"),
+        ((X, np.arange(20)), " 20 classes"),
+        ((X + np.nan, np.arange(20) % 2), "finite numbers"),
     ):
         with pytest.raises(ValueError, match=message):
             ScikitLearnCASH(dataset)

@@ -17,8 +17,6 @@ References:
 
 from __future__ import annotations
 
-__all__ = ["MultiTaskABLR"]
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from operator import itemgetter
@@ -77,17 +75,17 @@ from botorch_structured.models.ablr.tasks import (
     TaskColumn,
     find_tasks,
 )
+from botorch_structured.models.checks import (
+    dataset_task,
+    in_evaluation,
+    refuse_categories,
+    refuse_dependencies,
+)
 from botorch_structured.models.fast_inference import (
     FastInference,
     check_own_objective,
     training_prior,
     with_variance_floor,
-)
-from botorch_structured.models.input_transforms import (
-    dataset_task,
-    in_evaluation,
-    refuse_categories,
-    refuse_dependencies,
 )
 from botorch_structured.models.map_fit import fit_map
 from botorch_structured.models.outcome_scale import (
@@ -583,8 +581,8 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         options: dict[str, Any] = {"ftol": 1e-6, "gtol": 1e-5, "maxiter": 300}
         network: Any = self.feature_map
         drawn = hasattr(network, "has_started") and not network.has_started()
-        one = kwargs.get("closure") is not None or "optimizer" in kwargs
-        if num_starts > 1 and drawn and not one:
+        plain = kwargs.get("closure") is None and "optimizer" not in kwargs
+        if num_starts > 1 and drawn and plain:
             brief = dict(optimizer_kwargs or {})
             brief["options"] = options | (brief.get("options") or {})
             brief["options"]["maxiter"] = min(15, brief["options"]["maxiter"])
@@ -660,7 +658,7 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         return tasks and X.shape[-1] == columns
 
     def _indices(self, outputs: Iterable[int]) -> list[int]:
-        return list(map(self.tasks.index_of, outputs))
+        return [*map(self.tasks.index_of, outputs)]
 
     def _tasks_at(self, X: Tensor) -> Tensor:
         """The task of each outcome at some inputs, ``batch_shape x q x m``."""
@@ -803,8 +801,7 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
             return self.likelihood.noise.expand(self.num_tasks)
         data = self._training_data()
         noise: Any = data.noise_variance
-        zeros = noise.new_zeros(self.num_tasks)
-        total = self._group.total(zeros.index_add(0, data.task, noise))
+        total = self._group.total(data.task.bincount(noise, self.num_tasks))
         if not data.counts.any():
             raise ValueError(
                 "noise: expected the noise variances of new outcomes, since none was "
@@ -829,12 +826,12 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         transform = self.outcome_transform
         if outputs is None:
             return transform, X
-        if self.tasks.column is None:
-            if self.num_outputs > 1:
-                transform = transform.subset_output(self._indices(outputs))
-            return transform, X
-        one = len(outputs) == 1
-        return transform, self.tasks.insert(X, outputs[0]) if one else None
+        if self.tasks.column is not None:
+            one = len(outputs) == 1
+            return transform, self.tasks.insert(X, outputs[0]) if one else None
+        if self.num_outputs > 1:
+            transform = transform.subset_output(self._indices(outputs))
+        return transform, X
 
     # -- conditioning -----------------------------------------------------------------
 
@@ -873,8 +870,9 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
             outputs = outputs[:1]
         if fantasize_flag.off():  # else BoTorch made them from checked points
             checks.check_points(X, None, self.train_targets.dtype)
-            m = len(outputs)
-            checks.check_new_data(X, Y, noise, m, self.batch_shape, missing=True)
+            checks.check_new_data(
+                X, Y, noise, len(outputs), self.batch_shape, missing=True
+            )
         if noise is not None:
             noise = noise.expand(*noise.shape[:-2], *Y.shape[-2:])
         column = self.tasks.column is not None
@@ -940,7 +938,7 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         phi = self.feature_map(self.tasks.without(rows))
         missing = Y.isnan()
         missed = Y - self._prior_means(rows).gather(-1, task)
-        if missing.any():
+        if missing.any():  # else fantasies share one covariance
             missed = torch.where(missing, 0.0, missed)
             task = torch.where(missing, -1, task)
         weights = list(self._all_weights())
@@ -976,7 +974,6 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
                 f"{self._num_outputs}. Condition its models one by one."
             )
         X = inputs[0] if isinstance(inputs, (list, tuple)) else inputs
-        noise = kwargs.get("noise")
         if targets.ndim == 1 and hasattr(self, "outcome_transform"):
             # BoTorch's Standardize makes a batch of one of them, for all other models
             X = X.expand(1, *X.shape[-2:])
@@ -984,6 +981,7 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         Y = targets.unsqueeze(-1)
         if hasattr(self, "outcome_transform"):
             Y, _ = self.outcome_transform.untransform(Y, X=X)
+        noise = kwargs.get("noise")
         noise = None if noise is None else noise.unsqueeze(-1)
         return self.condition_on_observations(X, Y, noise=noise)
 
@@ -1012,8 +1010,8 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
 
     def _sharing_rows(self) -> Any:
         """A copy that has the same training data, not a copy of them."""
-        data = [*self.train_inputs, self.train_targets, self._original_train_inputs]
-        new = deepcopy(self, {id(t): t for t in [*data, self._conditioned]})
+        data = self.train_targets, self._original_train_inputs, self._conditioned
+        new = deepcopy(self, {id(t): t for t in (*self.train_inputs, *data)})
         new._weights = self._weights
         return new
 
@@ -1035,7 +1033,7 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         state = super().__getstate__()
         if self._conditioned is not None:  # tensors with a graph cannot be copied
             state["_conditioned"] = [
-                WeightPosterior(*(t.detach() for t in w)) for w in self._conditioned
+                WeightPosterior(*map(torch.detach, w)) for w in self._conditioned
             ]
         return state
 

@@ -29,12 +29,16 @@ from typing import Any
 import numpy as np
 import torch
 from gpytorch.means import ConstantMean, ZeroMean
-from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
+from gpytorch.mlls import MarginalLogLikelihood
 from scipy.linalg.lapack import dpotri, dpotrs
 
+from botorch_structured.linalg.blocks import Array, cholesky
 from botorch_structured.linalg.correlations import computes_as
-from botorch_structured.linalg.factor import Array, cholesky
+from botorch_structured.linalg.parameters import (
+    UnknownFormError,
+)
 from botorch_structured.models.fast_inference import noise_is_known
+from botorch_structured.models.map_fit import ArrayPosterior
 from botorch_structured.models.monotone.derivative_process import (
     VALUE,
     DerivativeCovariance,
@@ -42,17 +46,12 @@ from botorch_structured.models.monotone.derivative_process import (
 from botorch_structured.models.monotone.expectation_propagation import (
     expectation_propagation,
 )
-from botorch_structured.models.parameters import (
-    LogPriors,
-    RawParameters,
-    UnknownFormError,
-)
 
 # Numbers in the largest array of a fit. Above, several threads of torch are faster.
 _MOST_NUMBERS = 2**20
 
 
-class EvidenceObjective:
+class EvidenceObjective(ArrayPosterior):
     """Minus the evidence and the log priors, per row, of raw hyperparameters.
 
     Args:
@@ -74,13 +73,11 @@ class EvidenceObjective:
         X = model.train_inputs[0]
         X = model.transform_inputs(X) if model.training else X
         constant = computes_as(mean, ConstantMean)
-        defining = ("forward", "__call__", "compute_custom_loss", "_fast_evidence")
+        super().__init__(mll)
+        raw = self.parameters
         if (
-            type(mll) is not ExactMarginalLogLikelihood
-            or mll.likelihood is not likelihood
-            or not model.redefined.isdisjoint(defining)
-            or len(list(model.added_loss_terms())) > model.signs_in_fit
-            or (X.ndim, model.train_targets.ndim) != (2, 1)
+            len(list(model.added_loss_terms())) > model.signs_in_fit
+            or X.ndim > 2
             or kernel.batch_shape
             or not (constant or computes_as(mean, ZeroMean))
             or getattr(mean, "batch_shape", None)
@@ -88,13 +85,6 @@ class EvidenceObjective:
             or getattr(likelihood, "second_noise_covar", None) is not None
         ):
             raise UnknownFormError
-        raw = RawParameters(mll, None)
-        self._parameters = raw
-        self.read = raw.read
-        self.write = raw.write
-        self.bounds = raw.bounds
-        self.units = np.ones(len(raw.free))
-        self._priors = LogPriors(model, raw)
         positive = (
             getattr(kernel, "base_kernel", kernel).raw_lengthscale,
             getattr(kernel, "raw_outputscale", None),
@@ -126,11 +116,8 @@ class EvidenceObjective:
         apart = self._X.T[:, :, None] - self._X.T[:, None, :]
         self._squares = np.square(apart).reshape(len(apart), -1)  # ``e x n^2``
 
-    def __call__(self, theta: Array) -> tuple[float, Array]:
-        """Value and gradient at raw parameters ``k``."""
-        u, chain = self._parameters.logarithms(theta)
-        prior, gradient = self._priors(u)
-        n, e = self._X.shape
+    def evidence(self, u: Array) -> tuple[float, Array]:
+        """See ``ArrayPosterior``."""
         values = [
             value if place is None else np.exp(u[place])
             for place, value in zip(self._logarithms, self._values, strict=True)
@@ -138,20 +125,18 @@ class EvidenceObjective:
         length, (variance,), noise = values
         constant = 0.0 if self._constant is None else u[self._constant][0]
         evidence, *slopes, slope = self._evidence(
-            np.broadcast_to(length, e), variance, noise, constant
+            np.broadcast_to(length, self._X.shape[1]), variance, noise, constant
         )
+        gradient = np.zeros_like(u)
+        if not math.isfinite(evidence):  # as BoTorch says it to SciPy
+            return math.nan, np.full_like(u, np.nan)
         for place, value, one in zip(self._logarithms, values, slopes, strict=True):
             if place is not None:
                 each = one if len(one) == len(value) else one.sum()
                 gradient[place] += each * value
         if self._constant is not None:
             gradient[self._constant] += slope
-        if chain is not None:
-            gradient *= chain
-        value = -(evidence + prior) / n
-        if not math.isfinite(value):  # as BoTorch says it to SciPy
-            return math.nan, np.full_like(theta, np.nan)
-        return value, gradient[self._parameters.free] / -n
+        return evidence, gradient
 
     def _evidence(
         self,

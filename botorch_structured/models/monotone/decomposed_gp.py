@@ -14,8 +14,6 @@ References:
 
 from __future__ import annotations
 
-__all__ = ["DecomposedGP"]
-
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import repeat
 from typing import Any
@@ -43,7 +41,7 @@ from torch import Tensor
 from torch.nn import ModuleList
 
 from botorch_structured.models import checks
-from botorch_structured.models.fantasies import gradients_in_data
+from botorch_structured.models.fast_inference import gradients_in_data
 from botorch_structured.models.outcome_scale import (
     at_unit_scale,
     check_scale,

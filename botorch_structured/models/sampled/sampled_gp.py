@@ -26,8 +26,6 @@ if it agrees with the kernels called one by one.
 
 from __future__ import annotations
 
-__all__ = ["SampledGP"]
-
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
@@ -56,16 +54,16 @@ from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor, nn
 
 from botorch_structured.models import checks
-from botorch_structured.models.fantasies import gradients_in_data
 from botorch_structured.models.fast_inference import (
     FastInference,
     FastSingleTaskGP,
     changes_nothing,
+    gradients_in_data,
     noise_is_known,
+    refuse_paths,
     with_variance_floor,
 )
 from botorch_structured.models.outcome_scale import least_variance, with_least_variance
-from botorch_structured.models.paths import refuse_paths
 from botorch_structured.models.tree.leaf_model import LeafModel
 
 # For models with leaves: with more points inference by leaf is faster than one matrix.

@@ -38,31 +38,32 @@ from torch import Tensor, nn
 
 import botorch_structured.models.tree.leaf_features  # noqa: F401 (registers itself)
 from botorch_structured._botorch_names import DefaultType
-from botorch_structured.linalg.correlations import CORRELATIONS
-from botorch_structured.models.fast_inference import (
-    noise_is_known,
-    with_gradient,
-    with_variance_floor,
-)
-from botorch_structured.models.input_transforms import protect_decisions
-from botorch_structured.models.outcome_scale import least_variance, with_least_variance
-from botorch_structured.models.tree.leaf_inference import COVARIANCE, LeafKernel
-from botorch_structured.models.tree.leaf_model import (
-    Dependencies,
-    LeafModel,
-    output_dimensions,
-    read_arguments,
-)
-from botorch_structured.models.tree.noise import default_likelihood, set_noise_prior
-from botorch_structured.models.tree.point_moments import column_scales, is_mean_of_paths
-from botorch_structured.models.tree.solver import LeafSolver
-from botorch_structured.models.tree.tree_structured_kernel import (
+from botorch_structured.kernels.leaf_kernels import COVARIANCE, LeafKernel
+from botorch_structured.kernels.tree_structured_kernel import (
     KernelOrFactory,
     PathMean,
     TreeStructuredKernel,
     check_choices,
     make_kernel,
 )
+from botorch_structured.linalg.correlations import CORRELATIONS, MATERN52, RBF
+from botorch_structured.linalg.parameters import default_likelihood, set_noise_floor
+from botorch_structured.models.checks import protect_decisions
+from botorch_structured.models.fast_inference import (
+    noise_is_known,
+    with_gradient,
+    with_variance_floor,
+)
+from botorch_structured.models.outcome_scale import least_variance, with_least_variance
+from botorch_structured.models.tree.leaf_model import (
+    Dependencies,
+    LeafModel,
+    column_scales,
+    is_mean_of_paths,
+    output_dimensions,
+    read_arguments,
+)
+from botorch_structured.models.tree.solver import LeafSolver
 from botorch_structured.spaces import ParameterTree
 from botorch_structured.spaces.arguments import check_columns
 
@@ -269,7 +270,7 @@ class TreeStructuredGP(LeafModel):
                 )
             arguments = (
                 tree,
-                tuple((c, tuple(values)) for c, values in known_values.items()),
+                tuple(known_values.items()),
                 context_features,
                 aug_batch_shape,
                 train_X.dtype,
@@ -326,7 +327,7 @@ class TreeStructuredGP(LeafModel):
             self._check_kernel()
         self._begins_fits = begins_fits
         if begins_fits:
-            set_noise_prior(self.likelihood, self.train_targets)
+            set_noise_floor(self.likelihood, self.train_targets)
         if structured:
             self._subset_batch_dict = output_dimensions(self)
 
@@ -409,7 +410,7 @@ class TreeStructuredGP(LeafModel):
             return [None]
         if chosen:
             return [self.covar_module.correlation.name]
-        return [correlation.name for correlation in CORRELATIONS]
+        return [MATERN52.name, RBF.name]
 
     def path_posterior(self, X: Tensor) -> GPyTorchPosterior:
         r"""Posterior of b_p + z_p(x)'c: the outcome without the leaf's own g_p.
@@ -497,8 +498,10 @@ class TreeStructuredGP(LeafModel):
         if isinstance(single, LeafSolver):
             factors = single.factors
             mean = factors.weight_mean
-            eye = torch.eye(len(mean)).to(mean)
-            return mean, factors.weight_covariance.rooted(eye).mT
+            root, explained = factors.weight_covariance.root()
+            if explained is not None:
+                root = torch.eye(len(mean)).to(mean) - root @ explained
+            return mean, root.mT
         X = self.train_inputs[0]
         with torch.no_grad():
             prior = self.forward(X)
@@ -545,12 +548,12 @@ class _Template:
         Args:
             shared: Equal to those that the original holds.
         """
-        tensors = [
-            nn.Parameter(t.detach().clone(), t.requires_grad)
-            if isinstance(t, nn.Parameter)
-            else t.clone()
-            for t in self._tensors
-        ]
+        tensors = []
+        for tensor in self._tensors:
+            new = tensor.detach().clone()
+            if isinstance(tensor, nn.Parameter):
+                new = nn.Parameter(new, tensor.requires_grad)
+            tensors.append(new)
         unpickler: Any = pickle.Unpickler(io.BytesIO(self._bytes))
         unpickler.persistent_load = [*shared, *tensors].__getitem__
         return unpickler.load()
@@ -590,7 +593,7 @@ def _modules(
     kernel = TreeStructuredKernel(
         tree,
         leaf_offset=leaf_offset,
-        categorical_features={c: list(values) for c, values in categorical},
+        categorical_features=dict(categorical),
         batch_shape=batch_shape,
         context_features=context_features,
         **options,
@@ -616,22 +619,24 @@ def _known_values(
     features: Sequence[int] | Mapping[int, Sequence[float]] | None,
     tree: ParameterTree,
     train_X: Tensor,
-) -> dict[int, list[float]]:
+) -> dict[int, tuple[float, ...]]:
     """Values of the categorical columns; if not given, those of active entries."""
     if features is None:
         return {}
     check_columns("categorical_features", features, tree.dim)
     active = tree.active_mask(train_X)
-    seen = {c: torch.unique(train_X[..., c][active[..., c]]).tolist() for c in features}
-    if not isinstance(features, Mapping):
-        return seen
-    declared = {c: [float(v) for v in values] for c, values in features.items()}
-    for c, values in declared.items():
+    known_values = {}
+    for c in features:
+        seen = torch.unique(train_X[..., c][active[..., c]]).tolist()
+        values = seen
+        if isinstance(features, Mapping):
+            values = [*map(float, features[c])]
         # undeclared values would all be the same value; the tree has those of decisions
-        odd = [] if c in tree.decision_columns else sorted({*seen[c]} - {*values})
-        if odd:
+        odd = sorted({*seen} - {*values})
+        if odd and c not in tree.decision_columns:
             raise ValueError(
                 f"categorical_features: expected all values of column {c} of train_X, "
                 f"got {values}, and train_X has {odd[:10]}."
             )
-    return declared
+        known_values[c] = tuple(values)
+    return known_values

@@ -38,5 +38,5 @@ Section 4, problems    ``botorch_structured.test_functions``: ``RKHS1D``,
 ``TreedGP.as_published`` is the method of the paper. The default splits by evidence,
 shares only lengthscales along a path, has noise of its own in each leaf, and predicts
 from the data of a leaf: these are not in the paper. Of large nodes a fit has some rows
-(``objective.leaf_terms``), and the gradient of all of them once.
+(``objective.leaf_terms``).
 """

@@ -14,7 +14,7 @@ predictions. ``TreePartition`` holds one as buffers and gives it back.
 
 from __future__ import annotations
 
-import heapq
+import itertools
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -180,27 +180,22 @@ def grow(
         propose: The best split of a node, or None.
         max_leaves: Where to stop.
     """
-    queue: list[tuple[float, int, TreeNode, Proposal]] = []
-    count = 0  # ties are settled by age
-
-    def consider(node: TreeNode) -> None:
-        nonlocal count
-        proposal = propose(node)
-        if proposal is not None:
-            heapq.heappush(queue, (-proposal.value, count, node, proposal))
-            count += 1
-
-    leaves = 1
-    if max_leaves is None or leaves < max_leaves:
-        consider(root)
-    while queue and (max_leaves is None or leaves < max_leaves):
-        _, _, node, proposal = heapq.heappop(queue)
+    pending: list[tuple[TreeNode, Proposal]] = []
+    leaves: Sequence[TreeNode] = [root]
+    for count in itertools.count(1):
+        if count == max_leaves:
+            return
+        proposals = [(node, propose(node)) for node in leaves]
+        pending += [(node, split) for node, split in proposals if split is not None]
+        if not pending:
+            return
+        # the oldest of those that gain as much
+        chosen = max(pending, key=lambda pair: pair[1].value)
+        pending.remove(chosen)
+        node, proposal = chosen
         node.split = proposal.split
-        node.children = proposal.children
         node.change = proposal.change
-        leaves += 1
-        for child in node.children:
-            consider(child)
+        node.children = leaves = proposal.children
 
 
 def split_by_variance(
@@ -225,24 +220,17 @@ def split_by_variance(
     # smaller reductions are rounding errors
     best_reduction = 1e-12 * total / n
     for column, x in enumerate(X.T):
-        values, codes, counts = np.unique(x, return_inverse=True, return_counts=True)
+        values, codes = np.unique(x, return_inverse=True)
         # number, sum and sum of squares of the outcomes at each value
-        at_value = np.stack([counts, *(np.bincount(codes, centred**k) for k in (1, 2))])
-        whole = np.array([[n], [centred.sum()], [total]])
-        if column in categorical:
-            left = at_value
-            right = whole - left
-        else:  # a threshold belongs to both
-            left = at_value.cumsum(-1)
-            right = whole - left + at_value
-        sizes = np.minimum(left[0], right[0]), np.maximum(left[0], right[0])
-        allowed = (sizes[0] >= max(min_leaf_size, 1)) & (sizes[1] < n)
-        if not allowed.any():
-            continue
-        within = [
-            side[2] - side[1] ** 2 / np.maximum(side[0], 1) for side in (left, right)
-        ]
-        reduction = np.where(allowed, (total - within[0] - within[1]) / n, -np.inf)
+        at_value = np.stack([np.bincount(codes, centred**k) for k in range(3)])
+        left = at_value if column in categorical else at_value.cumsum(-1)
+        right = at_value.sum(-1, keepdims=True) - left
+        if column not in categorical:  # a threshold belongs to both
+            right += at_value
+        size, sums, squares = np.stack([left, right], axis=1)
+        allowed = (size.min(0) >= max(min_leaf_size, 1)) & (size.max(0) < n)
+        within = (squares - sums**2 / np.maximum(size, 1)).sum(0)
+        reduction = np.where(allowed, (total - within) / n, -np.inf)
         place = int(reduction.argmax())
         if reduction[place] > best_reduction:
             best_reduction = float(reduction[place])

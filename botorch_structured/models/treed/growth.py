@@ -21,12 +21,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import attrgetter
 
 import numpy as np
 import torch
 from scipy.linalg import lapack
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from botorch_structured.linalg.correlations import MATERN52, RBF
 from botorch_structured.models.treed.cart import (
@@ -44,7 +46,7 @@ from botorch_structured.models.treed.cart import (
 #: Smallest noise variance, in units of the variance of the outcomes.
 NOISE_FLOOR = 1e-8
 # A fit ends where a step promises less, in nats.
-_LEAST_GAIN = 0.3
+_LEAST_GAIN = 0.5
 # So many thresholds are tried in each column, besides CART's, and at so many points on
 # either side of the best one.
 _QUANTILES = 9
@@ -144,12 +146,12 @@ class NodeEvidence:
         # by whole rows first: half the time of both at once
         squared = self.squared.take(rows, axis=1).take(rows, axis=2)
         best = NodeFit(self.mode, -math.inf)
-        best_value = -math.inf
+        highest = -math.inf
         for start in starts:
             theta, point = self._climb(start, rows, squared)
-            if point is not None and point.value > best_value:
+            if point is not None and point.value > highest:
+                highest = point.value
                 best = NodeFit(theta, _laplace(point))
-                best_value = point.value
         return best
 
     def _climb(
@@ -163,8 +165,8 @@ class NodeEvidence:
                 break
             damped = point.information.copy()
             damped.ravel()[:: len(damped) + 1] *= 1.0 + damping
-            _, step, info = lapack.dposv(damped, point.gradient)
-            if info != 0 or 0.5 * float(step @ point.gradient) < _LEAST_GAIN:
+            step = np.linalg.solve(damped, point.gradient)
+            if 0.5 * float(step @ point.gradient) < _LEAST_GAIN:
                 break
             trial = theta.copy()
             trial[self.free] += step * min(1.0, 2.0 / float(np.abs(step).max()))
@@ -193,7 +195,7 @@ class NodeEvidence:
         k, n = squared.shape[:2]
         variance = math.exp(theta[k])
         free_noise = math.exp(theta[k + 2])
-        noise = free_noise + self.noise_floor + np.zeros(n)
+        noise = np.full(n, free_noise + self.noise_floor)
         if self.noise is not None:
             noise = self.noise[rows]
         parts = squared * np.exp(-2.0 * theta[:k])[:, None, None]
@@ -213,33 +215,23 @@ class NodeEvidence:
         inverse = inverse + inverse.T
         inverse.ravel()[:: n + 1] *= 0.5
         alpha = inverse @ residual
-        diagonal = inverse.ravel()[:: n + 1]
-        products = inverse @ parts
-        traces = products.reshape(k, -1)[:, :: n + 1].sum(-1)
-        mixed = np.einsum("kij,ij->ki", products, inverse)
-        squares = inverse * inverse
-        row_squares = squares.sum(-1)
-        total = diagonal.sum()
+        # K^-1 dK by log l_j, log s^2 and log v
+        products = np.empty((k + 2, n, n))
+        np.matmul(inverse, parts, out=products[:k])
+        products[k] = inverse * -noise
+        products[k].ravel()[:: n + 1] += 1.0
+        products[k + 1] = inverse * free_noise
+        flat = products.reshape(k + 2, -1)
+        turned = products.transpose(0, 2, 1).reshape(k + 2, -1)
+        places = np.array([*range(k + 1), k + 2])
         gradient = np.empty(k + 3)
-        gradient[:k] = 0.5 * (parts @ alpha @ alpha - traces)
-        fit = alpha @ (residual - noise * alpha)
-        gradient[k] = 0.5 * (fit - n + diagonal @ noise)
+        gradient[places] = residual @ products @ alpha - flat[:, :: n + 1].sum(-1)
+        gradient[places] *= 0.5
         gradient[k + 1] = alpha.sum()
-        gradient[k + 2] = 0.5 * free_noise * (alpha @ alpha - total)
         # 1/2 tr(K^-1 dK_i K^-1 dK_j), and of the mean 1' K^-1 1
-        turned = products.transpose(0, 2, 1).reshape(k, -1)
-        information = np.zeros((k + 3, k + 3))
-        information[:k, :k] = products.reshape(k, -1) @ turned.T
-        information[k, :k] = traces - mixed @ noise
-        information[k, k] = n - 2.0 * diagonal @ noise + noise @ squares @ noise
-        information[k + 2, :k] = free_noise * mixed.sum(-1)
-        information[k + 2, k] = free_noise * (total - row_squares @ noise)
-        information[k + 2, k + 2] = free_noise**2 * row_squares.sum()
-        information[:k, k:] = information[k:, :k].T
-        information[k, k + 2] = information[k + 2, k]
-        information *= 0.5
-        information[k + 1, k + 1] = inverse.sum()
-        information.ravel()[:: k + 4] += self.scale**-2.0
+        information = np.diag(self.scale**-2.0)
+        information[np.ix_(places, places)] += 0.5 * flat @ turned.T
+        information[k + 1, k + 1] += inverse.sum()
         free = self.free
         z = ((theta - self.mode) / self.scale)[free]
         log_scales = np.log(self.scale[free]).sum()
@@ -251,13 +243,11 @@ class NodeEvidence:
 
 def _laplace(point: Point) -> float:
     """The log evidence, with what a further step promises: it is not taken."""
-    chol, info = lapack.dpotrf(point.information, lower=1)
-    if info != 0:
-        return -math.inf
-    whitened = lapack.dtrtrs(chol, point.gradient, lower=1)[0]
-    gain = min(0.5 * float(whitened @ whitened), _LEAST_GAIN)
-    constant = 0.5 * len(chol) * math.log(2.0 * math.pi)
-    return point.value + gain + constant - float(np.log(chol.diagonal()).sum())
+    step = np.linalg.solve(point.information, point.gradient)
+    gain = min(0.5 * float(step @ point.gradient), _LEAST_GAIN)
+    log_det = float(np.linalg.slogdet(point.information)[1])
+    constant = len(step) * math.log(2.0 * math.pi)
+    return point.value + gain + 0.5 * (constant - log_det)
 
 
 def thinned(rows: Rows, most: int = 150) -> Rows:
@@ -292,21 +282,22 @@ class GrownTrees:
     scales: list[Array]
     rbf: list[bool]
 
-    def theta(self, count: int, inner: bool) -> Tensor:
-        """Estimates of (log l, log s^2, m, log v), ``E x count x 4``.
+    def theta(self, of_leaves: bool) -> Tensor:
+        """Estimates of (log l, log s^2, m, log v) of all nodes, ``E x N x 4``.
 
-        Of leaves, or of all nodes; of those that do not exist NaN. A leaf has the
-        shortest lengthscale on its path, as a longer one than that of another node
-        explains its data badly, and its own slope s^2 / l.
+        Or of leaves. A leaf has the shortest lengthscale on its path, as a longer one
+        than that of another node explains its data badly, and its own slope s^2 / l.
+        Those of nodes that do not exist are NaN.
         """
-        values = np.full((len(self.roots), count, 4), np.nan)
-        for e, root in enumerate(self.roots):
-            for k, node in enumerate(root.walk() if inner else root.leaves()):
-                values[e, k] = node.fit.theta
-                if not inner:
-                    shortest = min(v.fit.theta[0] for v in node.path())
-                    values[e, k, :2] += shortest - node.fit.theta[0]
-        return torch.as_tensor(values)
+        parts = []
+        for root in self.roots:
+            nodes = root.leaves() if of_leaves else root.walk()
+            theta = np.array([node.fit.theta for node in nodes])
+            if of_leaves:
+                lengths = [[v.fit.theta[0] for v in node.path()] for node in nodes]
+                theta[:, :2] += [[min(path) - path[0]] for path in lengths]
+            parts.append(torch.as_tensor(theta))
+        return pad_sequence(parts, batch_first=True, padding_value=math.nan)
 
 
 def grow_trees(
@@ -420,16 +411,17 @@ def try_rbf(root: TreeNode, evidence: NodeEvidence) -> None:
         evidence: With a Matern kernel; with an RBF kernel afterwards if that is better.
     """
     nodes = root.walk()
-    before = [node.fit for node in nodes]
     evidence.rbf = True
     gain = 0.0
-    for node, fit in zip(nodes, before, strict=True):
-        node.fit = evidence.fit(node.home, [fit.theta, evidence.mode])
+    fits = []
+    for node in nodes:
+        fit = evidence.fit(node.home, [node.fit.theta, evidence.mode])
+        fits.append(fit)
         if node.split is None:
-            gain += node.fit.log_evidence - fit.log_evidence
-    if not gain > 0.0:
-        evidence.rbf = False
-        for node, fit in zip(nodes, before, strict=True):
+            gain += fit.log_evidence - node.fit.log_evidence
+    evidence.rbf = gain > 0.0
+    if evidence.rbf:
+        for node, fit in zip(nodes, fits, strict=True):
             node.fit = fit
 
 
@@ -472,19 +464,6 @@ def grow_by_evidence(
 # -- the best split of a node ----------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Trial:
-    """A split that was tried.
-
-    Attributes:
-        value: Sum of the log evidences of the children.
-        children: The nodes it would make, with fits.
-    """
-
-    value: float
-    children: tuple[TreeNode, TreeNode]
-
-
 def best_split_by_evidence(
     node: TreeNode,
     X: Array,
@@ -508,10 +487,10 @@ def best_split_by_evidence(
         return None
     scored = np.zeros(len(X), dtype=bool)
     scored[thinned(node.home)] = True
-    trials: dict[Split, _Trial] = {}
+    trials: dict[Split, Proposal] = {}  # by the sum of the evidences
 
-    def attempt(split: Split, starts: Sequence[NodeFit]) -> None:
-        """Score a split; fits of its children begin at others."""
+    def attempt(split: Split, starts: Sequence[TreeNode]) -> None:
+        """Score a split; fits of its children begin at those of others."""
         left, right = children = node.divided(X, split)
         # the right child has the point at the threshold too, but not in its home
         if len(left.home) < min_leaf_size or len(right.home) < max(
@@ -523,41 +502,35 @@ def best_split_by_evidence(
             rows = child.home[scored[child.home]]
             if len(rows) < 2:
                 return
-            child.fit = evidence.fit(rows, [start.theta])
+            child.fit = evidence.fit(rows, [start.fit.theta])
             value += child.fit.log_evidence
         if math.isfinite(value):
-            trials[split] = _Trial(value, children)
+            trials[split] = Proposal(value, split, children)
 
-    def best() -> Split:
-        return max(trials, key=lambda split: trials[split].value)
+    def best() -> Proposal:
+        return max(trials.values(), key=attrgetter("value"))
 
-    for chain in _candidates(node, X, evidence.y, min_leaf_size, categorical):
-        starts = [node.fit, node.fit]
-        for split in chain:
-            attempt(split, starts)
-            if split in trials:
-                starts = [child.fit for child in trials[split].children]
+    for split in _candidates(node, X, evidence.y, min_leaf_size, categorical):
+        attempt(split, (node, node))
     if not trials:
         return None
-    column = best().column
+    column = best().split.column
     values = np.unique(X[node.home, column])
     change = None
     if column in categorical:
-        average = trials[best()].value - math.log(len(values))
+        average = best().value - math.log(len(values))
     else:
         for _ in range(2):
-            trial = trials[best()]
-            place = int(np.searchsorted(values, best().threshold))
+            trial = best()
+            place = int(np.searchsorted(values, trial.split.threshold))
             near = slice(max(place - _NEIGHBOURS, 0), place + _NEIGHBOURS + 1)
             for value in values[near]:
                 split = Split(column, float(value))
                 if split not in trials:
-                    attempt(split, [child.fit for child in trial.children])
-        average, change = _average(trials, best(), values)
+                    attempt(split, trial.children)
+        average, change = _average(trials, best().split, values)
     gain = average + _log_prior_odds(node.depth, X.shape[1]) - node.fit.log_evidence
-    if not gain > 0:
-        return None
-    return Proposal(gain, best(), trials[best()].children, change)
+    return replace(best(), value=gain, change=change) if gain > 0 else None
 
 
 def _log_prior_odds(depth: int, columns: int) -> float:
@@ -572,7 +545,7 @@ def _log_prior_odds(depth: int, columns: int) -> float:
 
 
 def _average(
-    trials: dict[Split, _Trial], best: Split, values: Array
+    trials: dict[Split, Proposal], best: Split, values: Array
 ) -> tuple[float, ChangePoint]:
     """Evidence averaged over the thresholds of a column, and where the change is.
 
@@ -605,20 +578,17 @@ def _average(
 
 def _candidates(
     node: TreeNode, X: Array, y: Array, min_leaf_size: int, categorical: Sequence[int]
-) -> list[list[Split]]:
-    """Splits that are tried first, in chains from the middle of a column outwards."""
-    chains: list[list[Split]] = []
+) -> list[Split]:
+    """Splits that are tried first: a few quantiles of each column, and CART's."""
+    splits = []
     for column in range(X.shape[1]):
         values = np.unique(X[node.home, column])
-        if column in categorical:
-            chains += [[Split(column, float(v), True)] for v in values]
-            continue
-        places = np.linspace(0, len(values) - 1, _QUANTILES + 2)[1:-1]
-        thresholds = values[np.unique(np.round(places).astype(int))]
-        splits = [Split(column, float(v)) for v in thresholds]
-        middle = len(splits) // 2
-        chains += [splits[middle:], splits[:middle][::-1]]
+        named = column in categorical
+        if not named:
+            places = np.linspace(0, len(values) - 1, _QUANTILES + 2)[1:-1]
+            values = values[np.unique(np.round(places).astype(int))]
+        splits += [Split(column, float(v), named) for v in values]
     cart = split_by_variance(X[node.home], y[node.home], min_leaf_size, categorical)
-    if cart is not None and not any(cart[1] in chain for chain in chains):
-        chains.append([cart[1]])
-    return chains
+    if cart is not None:
+        splits.append(cart[1])
+    return splits

@@ -20,27 +20,26 @@ from botorch.models.transforms.utils import kumaraswamy_warp
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.likelihoods.noise_models import Noise
-from gpytorch.means import Mean
+from gpytorch.means import ConstantMean, Mean
 from gpytorch.priors import NormalPrior
 from linear_operator import to_dense
 from linear_operator.operators import DiagLinearOperator, LinearOperator
 from torch import Tensor
 
 from botorch_structured._botorch_names import GaussianLikelihoodBase
-from botorch_structured.linalg.batch_kernel import BatchKernel, take_batch
+from botorch_structured.kernels.leaf_kernels import BatchKernel, take_batch
 from botorch_structured.linalg.correlations import (
     CORRELATIONS,
     Correlation,
     mean_lengthscale,
     squared_distance,
 )
-from botorch_structured.linalg.hyperparameter import (
+from botorch_structured.linalg.parameters import (
     Hyperparameter,
     LogInterval,
     log_gaussian_prior,
-    reads,
 )
-from botorch_structured.models.paths import refuse_paths
+from botorch_structured.models.fast_inference import refuse_paths
 from botorch_structured.models.treed.tree_partition import TreePartition
 
 # The prior of noise variances: its mode and deviation, and the largest.
@@ -51,7 +50,7 @@ def element_of(values: Tensor, element: int, dims: int) -> Tensor:
     """One element of a batch, for values with so many dimensions of their own."""
     if values.ndim == dims:
         return values
-    return values.reshape(-1, *values.shape[-dims:])[element]
+    return values.flatten(0, -1 - dims)[element]
 
 
 # -- kernels -----------------------------------------------------------------------
@@ -118,22 +117,17 @@ class TreedKernel(BatchKernel):
         points = [x.expand(*batch_shape, *x.shape[-2:]) for x in (x1, x2)]
 
         def within_leaves(element: int, tree: TreePartition, x: Tensor) -> Tensor:
-            a = x[:, :n]
-            b = x[:, n:]
             leaf = tree.leaf_index(x)
-            total: Any = 0.0
+            rows = leaf[:, :n].unsqueeze(-1)
+            total = x.new_zeros(())
             for j in range(partition.num_leaves):
                 leaves = torch.full((len(x),), j, device=x.device)
-                inside = leaf[:, :n] == j
-                if diag:
-                    part = self.leaf_variance(element, leaves, a)
-                else:
-                    part = self.leaf_covariance(element, leaves, a, b)
-                    inside = inside.unsqueeze(-1) & (leaf[:, n:] == j).unsqueeze(-2)
-                total = total + torch.where(inside, part, 0.0)
-            return total
+                part = self.leaf_covariance(element, leaves, x[:, :n], x[:, n:])
+                total = torch.where(rows == j, part, total)
+            return torch.where(rows == leaf[:, n:].unsqueeze(-2), total, 0.0)
 
-        return partition.by_tree(torch.cat(points, dim=-2), within_leaves)
+        covariance = partition.by_tree(torch.cat(points, dim=-2), within_leaves)
+        return covariance.diagonal(dim1=-1, dim2=-2) if diag else covariance
 
 
 class TreedStationary(TreedKernel):
@@ -309,10 +303,11 @@ class LeafMean(Mean):
 
     Args:
         partition: The leaves.
+        kwargs: Of the mean that it is besides.
     """
 
-    def __init__(self, partition: TreePartition) -> None:
-        super().__init__()
+    def __init__(self, partition: TreePartition, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
         self._partition = (partition,)
 
     @abstractmethod
@@ -321,20 +316,16 @@ class LeafMean(Mean):
 
     def forward(self, X: Tensor) -> Tensor:
         """Means of points ``batch_shape x n x d`` in their own leaves."""
-        (partition,) = self._partition
 
         def of_own_leaf(element: int, tree: TreePartition, x: Tensor) -> Tensor:
             leaf = tree.leaf_index(x)
-            mean = x.new_zeros(leaf.shape)
-            for j in range(partition.num_leaves):
-                leaves = torch.full((len(x),), j, device=x.device)
-                mean = torch.where(leaf == j, self.leaf_mean(element, leaves, x), mean)
-            return mean
+            points = x.reshape(-1, 1, x.shape[-1])
+            return self.leaf_mean(element, leaf.reshape(-1), points).reshape(leaf.shape)
 
-        return partition.by_tree(X, of_own_leaf)
+        return self._partition[0].by_tree(X, of_own_leaf)
 
 
-class TreedMean(LeafMean):
+class TreedMean(LeafMean, ConstantMean):
     """A constant for each leaf, with a standard normal prior.
 
     Args:
@@ -342,30 +333,18 @@ class TreedMean(LeafMean):
     """
 
     def __init__(self, partition: TreePartition) -> None:
-        super().__init__(partition)
-        self.batch_shape = partition.tree_shape
-        shape = (*partition.tree_shape, partition.num_leaves)
-        start = torch.zeros(shape, dtype=torch.float64)
-        self.register_parameter("constant", torch.nn.Parameter(start))
-        self.register_prior(
-            "constant_prior", NormalPrior(0.0, 1.0), read_constant, _set_constant
+        trees = partition.tree_shape
+        super().__init__(
+            partition,
+            constant_prior=NormalPrior(0.0, 1.0),
+            batch_shape=torch.Size([*trees, partition.num_leaves]),
         )
+        self.batch_shape = trees
 
     def leaf_mean(self, element: int, leaves: Tensor, X: Tensor) -> Tensor:
         """See ``LeafMean``."""
         constant = element_of(self.constant, element, 1)[leaves]
         return constant.unsqueeze(-1).expand(X.shape[:-1])
-
-
-@reads("constant")
-def read_constant(module: TreedMean) -> Tensor:
-    """The values that the prior is on."""
-    return module.constant
-
-
-def _set_constant(module: TreedMean, value: Tensor | float) -> None:
-    value = torch.as_tensor(value).to(module.constant)
-    module.initialize(constant=value.expand_as(module.constant))
 
 
 class TreedMeanCopies(LeafMean):
@@ -417,14 +396,6 @@ class LeafNoise(Noise):
             bounds=(floor, highest),
             batch_shape=partition.tree_shape,
         )
-
-    def share(self, partition: TreePartition) -> None:
-        """Have these leaves, of the same number, instead of a copy of them."""
-        self._partition = (partition,)
-
-    def leaf_noise(self, element: int, leaves: Tensor | slice) -> Tensor:
-        """Variances of given leaves, ``B``."""
-        return element_of(self.noise_of_leaf.value, element, 1)[leaves]
 
     def at(self, X: Tensor) -> Tensor:
         """Variances at points ``batch_shape x n x d``."""

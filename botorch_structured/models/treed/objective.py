@@ -29,9 +29,8 @@ and noise of its own, each node has a factorisation.
 
 Each leaf has the large nodes on its path, with little weight: all of their rows would
 take nearly all of the time. So a fit has some of the rows of these nodes, spread evenly
-over the leaves, with weights that make up for the others. Where it ends, all rows are
-asked once (or as many as a budget of work allows): a second fit, near there, has their
-gradient, and the curvature of some. With up to 50 rows it is equation (2).
+over the leaves, with weights that make up for the others. With up to 90 rows it is
+equation (2).
 """
 
 from __future__ import annotations
@@ -46,27 +45,19 @@ import numpy as np
 import torch
 from gpytorch.mlls import MarginalLogLikelihood
 from linear_operator.utils.cholesky import psd_safe_cholesky
-from linear_operator.utils.errors import NotPSDError
 from scipy.linalg import blas, lapack
 from scipy.spatial.distance import cdist
 from torch import Tensor
 
+from botorch_structured.linalg.blocks import cholesky, failed
 from botorch_structured.linalg.correlations import Correlation
-from botorch_structured.linalg.factor import failed
-from botorch_structured.models.parameters import (
-    LogPriors,
-    RawParameters,
-    UnknownFormError,
-)
+from botorch_structured.linalg.parameters import UnknownFormError
+from botorch_structured.models.map_fit import ArrayPosterior
 from botorch_structured.models.treed.cart import Array, Rows, TreeNode
 
-#: Of a node above the leaves a fit has as many rows as have this sum of cubes over the
-#: leaves, which is what an evaluation takes, and the gradient where it ends as many.
-FIT_WORK = 3e6
-GRADIENT_WORK = 2e10
-# Nats: the second fit changes no parameter so much that its slope, which is right where
-# the first one ended, would gain more.
-_TRUSTED = 10.0
+# A fit has as many rows of a node above the leaves as have this sum of cubes over the
+# leaves, which is what an evaluation takes.
+_WORK = 2e7
 
 
 # -- the definition ------------------------------------------------------------------
@@ -233,29 +224,22 @@ class LeafTerm:
 
 
 def leaf_terms(
-    root: TreeNode,
-    data: Callable[[TreeNode], Rows],
-    X: Array,
-    y: Array,
-    noise: Array | None = None,
-    levels: Array | None = None,
-    work: float = math.inf,
+    tree: TreeData, noise: Array | None, levels: Array | None
 ) -> list[list[LeafTerm]]:
     """The terms of each leaf; of leaves without data none.
 
     Args:
-        root: The tree.
-        data: The rows of a node that count, nested along each path.
-        X: ``n x d``.
-        y: ``n``.
+        tree: The tree; the rows of its nodes are nested along each path.
         noise: Known noise variances, ``n``; None if they are not.
         levels: Amplitude, mean and noise variance of each node, which it has above the
             leaves; None if it has those of the leaf there.
-        work: The sum over the leaves of the cubes of the rows of a node above them.
     """
+    data = tree.data
+    X = tree.X.cpu().double().numpy()
+    y = tree.y.cpu().double().numpy()
     n = len(y)
-    leaves = root.leaves()
-    most = round(min(n, (work / len(leaves)) ** (1.0 / 3.0)))
+    leaves = tree.root.leaves()
+    most = round(min(n, (_WORK / len(leaves)) ** (1.0 / 3.0)))
     by_leaf = np.concatenate([leaf.home for leaf in leaves])
     sampled = np.zeros(n, dtype=bool)
     sampled[by_leaf[np.linspace(0, n - 1, most).round().astype(int)]] = True
@@ -268,11 +252,10 @@ def leaf_terms(
             if node is leaf or len(data(node)) <= most:
                 kept[data(node)] = True
         parts = [data(node)[kept[data(node)]] for node in nodes]
-        sizes = [len(part) for part in parts]
-        shares = [
-            len(data(node)) / len(part) for node, part in zip(nodes, parts, strict=True)
+        weights = [
+            path_weight(leaf, node, data) * len(data(node)) / len(part)
+            for node, part in zip(nodes, parts, strict=True)
         ]
-        weights = [path_weight(leaf, node, data) for node in nodes]
         # each row once, with the first node that has it
         rows = np.concatenate(parts)
         rows = rows[np.sort(np.unique(rows, return_index=True)[1])]
@@ -280,23 +263,22 @@ def leaf_terms(
             X=X[rows],
             y=y[rows],
             noise=None if noise is None else noise[rows],
-            sizes=sizes,
-            weights=np.multiply(weights, shares),
+            sizes=[len(part) for part in parts],
+            weights=np.array(weights),
             level=level,
         )
 
-    number = {id(node): k for k, node in enumerate(root.walk())}
+    number = {id(node): k for k, node in enumerate(tree.root.walk())}
     terms: list[list[LeafTerm]] = []
     for leaf in leaves:
         path = leaf.path()
         if len(data(leaf)) == 0:
             terms.append([])
-            continue
-        if levels is None:
+        elif levels is None:
             terms.append([term(path, leaf, None)])
-            continue
-        above = [term([node], leaf, levels[number[id(node)]]) for node in path[1:]]
-        terms.append([term([leaf], leaf, None), *above])
+        else:
+            above = [term([node], leaf, levels[number[id(node)]]) for node in path[1:]]
+            terms.append([term([leaf], leaf, None), *above])
     return terms
 
 
@@ -342,7 +324,9 @@ class LeafDensity:
         squared = cdist(scaled, scaled, "sqeuclidean")
         covariance, slope = self.correlation.array_value_and_slope(squared)
         covariance *= amplitude
-        chol, jitter = _factor(covariance, v if term.noise is None else term.noise)
+        noisy = covariance.copy()
+        noisy.ravel()[:: m + 1] += v if term.noise is None else term.noise
+        chol = cholesky(noisy)
         half = lapack.dtrtrs(chol, term.y - mean, lower=1)[0]
         row_weights = term.membership @ weights
         fit = float(row_weights @ (half * half))
@@ -365,8 +349,8 @@ class LeafDensity:
         diagonal = g.diagonal()
         trace = float(diagonal.sum())
         by_noise = v * trace if term.noise is None else float(diagonal @ term.noise)
-        # the trace of G and the covariance with noise is known
-        gradient[d] = 0.5 * (fit - mass) - by_noise - jitter * trace
+        # of symmetric matrices, of which G has one half
+        gradient[d] = 2.0 * float((g * covariance).sum()) - amplitude * trace
         gradient[d + 1] = float(alpha.sum(0) @ weights)
         gradient[d + 2] = by_noise if term.noise is None else 0.0
         g *= slope.T
@@ -377,31 +361,17 @@ class LeafDensity:
         return value, gradient if term.level is None else gradient[:d]
 
 
-def _factor(covariance: Array, noise: Array | float) -> tuple[Array, float]:
-    """The lower Cholesky factor of a covariance with noise, and the jitter it took."""
-    for jitter in (0.0, 1e-8, 1e-7, 1e-6):  # as in GPyTorch
-        noisy = covariance.copy()
-        noisy.ravel()[:: len(noisy) + 1] += noise + jitter
-        # symmetric: in the order of Fortran the transpose is the same matrix, uncopied
-        chol, info = lapack.dpotrf(noisy.T, lower=1, clean=0, overwrite_a=1)
-        if info == 0:
-            return chol, jitter
-    raise NotPSDError("theta: expected a positive definite covariance.")
-
-
-class LeafProblem:
+class LeafProblem(ArrayPosterior):
     """Minus the objective of a treed GP per data point, an ``ArrayObjective``.
 
     Args:
         mll: The objective.
         raw: Raw lengthscales ``L x d``, amplitudes ``L`` (None if they are one), means
             ``L`` and noise variances, ``L`` or one for all (None if known).
-        densities: Of the leaves, from some of their rows.
-        exact: The same from all rows.
+        densities: Of the leaves.
 
     Raises:
-        UnknownFormError: If other parameters are free too, or a prior has no closed
-            form.
+        UnknownFormError: See ``ArrayPosterior``, and if other parameters are free too.
     """
 
     def __init__(
@@ -409,22 +379,14 @@ class LeafProblem:
         mll: MarginalLogLikelihood,
         raw: tuple[Tensor, Tensor | None, Tensor, Tensor | None],
         densities: Sequence[LeafDensity],
-        exact: Sequence[LeafDensity],
     ) -> None:
-        self.parameters = parameters = RawParameters(mll, None)
-        self.read = parameters.read
-        self.write = parameters.write
-        self.bounds = parameters.bounds
+        super().__init__(mll)
         self.densities = densities
-        self.exact = exact
-        self._rows = mll.model.train_targets.numel()
-        self._priors = LogPriors(mll.model, parameters)
         lengths, variances, means, noise = raw
         L, d = lengths.shape
+        parameters = self.parameters
         # where theta is among all parameters; behind them is what is no parameter
         self._places = places = np.full((L, d + 3), len(parameters.values))
-        # what the gradients of some rows lack
-        self._lack = np.zeros((L, d + 3))
         places[:, :d] = parameters.logarithm(lengths).reshape(L, d)
         places[:, d + 1] = parameters.unbounded(means)
         if variances is not None:
@@ -436,33 +398,13 @@ class LeafProblem:
         # what many leaves have in common matters more
         self.units = np.bincount(places.flat)[parameters.free] ** -0.5
 
-    def correct(self) -> None:
-        """Have the gradient of all rows at the present parameters, and stay near."""
-        present = self.read()
-        u = np.append(self.parameters.logarithms(present)[0], 0.0)
-        for j, place in enumerate(self._places):
-            _, wanted = self.exact[j](u[place])
-            _, gradient = self.densities[j](u[place])
-            self._lack[j] = wanted - gradient
-        lack = np.bincount(self._places.flat, self._lack.flat)[self.parameters.free]
-        with np.errstate(divide="ignore"):
-            change = np.minimum(0.7, _TRUSTED / np.abs(lack))
-        near = np.stack([present - change, present + change], axis=-1)
-        self.bounds = np.clip(near, *self.bounds.T[..., None])
-
-    def __call__(self, theta: Array) -> tuple[float, Array]:
-        """See ``ArrayObjective``, where theta are the raw parameters."""
-        u, slope = self.parameters.logarithms(theta)
-        value, by_prior = self._priors(u)
-        gradient = np.append(by_prior, 0.0)
+    def evidence(self, u: Array) -> tuple[float, Array]:
+        """See ``ArrayPosterior``."""
         u = np.append(u, 0.0)
-        for density, place, lack in zip(
-            self.densities, self._places, self._lack, strict=True
-        ):
+        value = 0.0
+        gradient = np.zeros_like(u)
+        for density, place in zip(self.densities, self._places, strict=True):
             part, by_part = density(u[place])
-            value += part + lack @ u[place]
-            gradient[place] += by_part + lack
-        gradient = gradient[:-1]
-        if slope is not None:
-            gradient *= slope
-        return -value / self._rows, -gradient[self.parameters.free] / self._rows
+            value += part
+            gradient[place] += by_part
+        return value, gradient[:-1]

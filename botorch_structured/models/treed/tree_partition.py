@@ -9,7 +9,7 @@ split at (-1: a leaf) is the tree.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -17,17 +17,7 @@ from torch import Tensor, nn
 
 from botorch_structured.models.treed.cart import Array, ChangePoint, Split, TreeNode
 
-# fill value of nodes that do not exist, and dtype
-_BUFFERS: dict[str, tuple[float, torch.dtype]] = {
-    "column": (-1, torch.long),
-    "threshold": (0.0, torch.float64),
-    "categorical": (0, torch.bool),
-    "size": (0, torch.long),
-    # the change point of each node, see ``ChangePoint``
-    "starts": (0.0, torch.float64),
-    "ends": (0.0, torch.float64),
-    "weights": (0.0, torch.float64),
-}
+# the change point of each node, see ``ChangePoint``
 _CHANGE = ("starts", "ends", "weights")
 #: Most intervals that a change point may be in.
 MAX_CHANGES = 16
@@ -63,41 +53,35 @@ class TreePartition(nn.Module):
     ) -> None:
         super().__init__()
         trees = [root.walk() for root in roots]
-        self._fill((len(trees),), max(len(nodes) for nodes in trees))
+        shape = len(trees), max(len(nodes) for nodes in trees)
+        # nodes that do not exist are leaves
+        buffers = {
+            "column": torch.full(shape, -1),
+            "threshold": torch.zeros(shape, dtype=torch.float64),
+            "categorical": torch.zeros(shape, dtype=torch.bool),
+            "size": torch.zeros(shape, dtype=torch.long),
+        }
+        for name in _CHANGE:
+            buffers[name] = torch.zeros(*shape, MAX_CHANGES, dtype=torch.float64)
         for i, (nodes, X) in enumerate(zip(trees, data, strict=True)):
             for k, node in enumerate(nodes):
-                self.size[i, k] = node.size
+                buffers["size"][i, k] = node.size
                 if node.split is None:
                     continue
-                self.column[i, k] = node.split.column
-                self.threshold[i, k] = node.split.threshold
-                self.categorical[i, k] = node.split.categorical
+                for name in ("column", "threshold", "categorical"):
+                    buffers[name][i, k] = getattr(node.split, name)
                 change = node.change or _nearest(node, X)
                 if change is not None:
                     for name in _CHANGE:
                         row = getattr(change, name)
-                        getattr(self, name)[i, k, : len(row)] = row
-        for name, values in list(self.named_buffers()):
+                        buffers[name][i, k, : len(row)] = row
+        for name, values in buffers.items():
             self.register_buffer(name, values.reshape(*batch_shape, *values.shape[1:]))
 
-    def _fill(self, trees: Sequence[int], num_nodes: int) -> None:
-        """Buffers for so many nodes, all of which are leaves."""
-        for name, (fill, dtype) in _BUFFERS.items():
-            old = self._buffers.get(name)
-            width = (MAX_CHANGES,) if name in _CHANGE else ()
-            self.register_buffer(
-                name,
-                torch.full(
-                    (*trees, num_nodes, *width),
-                    fill,
-                    dtype=dtype if old is None else old.dtype,
-                    device=None if old is None else old.device,
-                ),
-            )
-
-    def resize(self, num_nodes: int) -> None:
-        """Make room for another tree, which is about to be loaded."""
-        self._fill(self.tree_shape, num_nodes)
+    def adopt(self, state: Mapping[str, Tensor]) -> None:
+        """Be the trees of a state, which may be of another size."""
+        for name, values in list(self.named_buffers()):
+            self.register_buffer(name, state[name].to(values, copy=True))
 
     # -- trees --------------------------------------------------------------------
 

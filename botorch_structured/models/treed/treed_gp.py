@@ -14,11 +14,8 @@ References:
 
 from __future__ import annotations
 
-__all__ = ["TreedGP"]
-
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from itertools import chain
 from operator import attrgetter
 from typing import Any, ClassVar, Literal, Self
 
@@ -27,10 +24,6 @@ import torch
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.models.utils import fantasize
-from botorch.models.utils.gpytorch_modules import (
-    get_covar_module_with_dim_scaled_prior,
-    get_gaussian_likelihood_with_lognormal_prior,
-)
 from botorch.utils.datasets import SupervisedDataset
 from botorch.utils.types import DEFAULT
 from gpytorch import settings
@@ -47,20 +40,25 @@ from linear_operator import to_linear_operator
 from torch import Tensor
 
 from botorch_structured._botorch_names import DefaultType
+from botorch_structured.linalg.blocks import few_threads, given_last
 from botorch_structured.linalg.correlations import RBF
-from botorch_structured.linalg.factor import given_last
-from botorch_structured.linalg.hyperparameter import Hyperparameter
-from botorch_structured.models import fast_inference, input_transforms
+from botorch_structured.linalg.parameters import Hyperparameter, UnknownFormError
+from botorch_structured.models import checks, fast_inference
 from botorch_structured.models.checks import check_modules, check_training_data
-from botorch_structured.models.contexts import few_threads
 from botorch_structured.models.map_fit import FIT_OPTIONS, fit_map
-from botorch_structured.models.parameters import UnknownFormError
-from botorch_structured.models.treed import leaf_modules
 from botorch_structured.models.treed.cart import Array, Rows, TreeNode
 from botorch_structured.models.treed.growth import NOISE_FLOOR, GrownTrees, grow_trees
+from botorch_structured.models.treed.leaf_modules import (
+    LeafNoise,
+    LeafNoiseLikelihood,
+    TreedCopies,
+    TreedKernel,
+    TreedMean,
+    TreedMeanCopies,
+    TreedStationary,
+    shared_noise_likelihood,
+)
 from botorch_structured.models.treed.objective import (
-    FIT_WORK,
-    GRADIENT_WORK,
     LeafDensity,
     LeafProblem,
     TreeData,
@@ -168,9 +166,9 @@ class TreedGP(fast_inference.FastSingleTaskGP):
     _plan_cache: list[TreeData] | None = None
     _predictor_cache: list[TreedPredictor] | None = None
     # The number of fantasies, which are the last rows of the training data, and of the
-    # batch dimensions that the rows before them have in front of the batch of trees.
+    # batch dimensions in front in which the rows before them are copies.
     _num_fantasies = 0
-    _real_dims = 0
+    _copies = 0
     #: What ``as_published`` gives to the constructor, see ``TreeStructuredGP``.
     published_arguments: ClassVar[dict[str, Any]] = {
         "split_criterion": "variance",
@@ -221,10 +219,7 @@ class TreedGP(fast_inference.FastSingleTaskGP):
         ):
             if value not in allowed:
                 raise ValueError(f"{name}: expected one of {allowed}, got {value!r}.")
-        if not isinstance(min_leaf_size, int) or min_leaf_size < 2:
-            raise ValueError(
-                f"min_leaf_size: expected an integer from 2 on, got {min_leaf_size!r}."
-            )
+        check_count("min_leaf_size", min_leaf_size, least=2)
         if max_leaves is not None:
             check_count("max_leaves", max_leaves)
         columns = check_columns(
@@ -255,7 +250,7 @@ class TreedGP(fast_inference.FastSingleTaskGP):
             )
         with torch.no_grad():
             X = self.transform_inputs(train_X, input_transform=input_transform)
-        if X.shape[-1] != train_X.shape[-1] and not input_transforms.leaves_alone(
+        if X.shape[-1] != train_X.shape[-1] and not checks.leaves_alone(
             categorical, train_X, X
         ):
             raise ValueError(
@@ -267,8 +262,6 @@ class TreedGP(fast_inference.FastSingleTaskGP):
                 "train_X: expected (transformed) inputs in [0, 1] to warp, got values "
                 f"from {float(X.min()):.4g} to {float(X.max()):.4g}; use Normalize."
             )
-        # copies for leaves, and for a state with another partition
-        modules = deepcopy(covar_module), deepcopy(mean_module)
         if categorical:
             self._ignore_X_dims_scaling_check = categorical
         super().__init__(
@@ -281,15 +274,18 @@ class TreedGP(fast_inference.FastSingleTaskGP):
             outcome_transform=outcome_transform,
             input_transform=input_transform,
         )
-        self._user_modules = modules
         self._own_noise = likelihood is None and train_Yvar is None
+        given = {"covar_module": covar_module, "mean_module": mean_module}
+        self._of_user = {name for name, module in given.items() if module is not None}
+        # copied for leaves, and for a state of one leaf
+        names = [*given, *["likelihood"] * self._own_noise]
+        self._single = {name: deepcopy(getattr(self, name)) for name in names}
         self._leaf_noise = leaf_noise
         self._warp = warp
         self._categorical = categorical
         self._share_all = path_sharing == "all"
         self._lend = condition_on == "leaf"
-        with torch.no_grad():
-            X = self.transform_inputs(self.train_inputs[0])
+        X = self._transformed()
         by_evidence = split_criterion == "evidence"
         noise = None
         if isinstance(self.likelihood, FixedNoiseGaussianLikelihood):
@@ -384,11 +380,9 @@ class TreedGP(fast_inference.FastSingleTaskGP):
         Raises:
             ValueError: If a column depends on another.
         """
-        input_transforms.refuse_dependencies(
-            cls, training_data, hierarchical_dependencies
-        )
+        checks.refuse_dependencies(cls, training_data, hierarchical_dependencies)
         categorical = list(categorical_features or [])
-        task = input_transforms.dataset_task(training_data, task_feature)
+        task = checks.dataset_task(training_data, task_feature)
         if task is not None:
             categorical.append(task)
         inputs = super().construct_inputs(training_data=training_data)
@@ -401,99 +395,84 @@ class TreedGP(fast_inference.FastSingleTaskGP):
     def _become_treed(self, dim: int) -> None:
         """Modules for the leaves of the partition, at the modes of their priors."""
         partition = self.partition
-        covar_module, mean_module = deepcopy(self._user_modules)
-        if covar_module is None:
-            self.covar_module = leaf_modules.TreedStationary(
+        if "covar_module" in self._of_user:
+            self.covar_module = TreedCopies(partition, self._single["covar_module"])
+        else:
+            self.covar_module = TreedStationary(
                 partition, dim, categorical=self._categorical, warp=self._warp
             )
+        if "mean_module" in self._of_user:
+            self.mean_module = TreedMeanCopies(partition, self._single["mean_module"])
         else:
-            self.covar_module = leaf_modules.TreedCopies(partition, covar_module)
-        if mean_module is None:
-            self.mean_module = leaf_modules.TreedMean(partition)
-        else:
-            self.mean_module = leaf_modules.TreedMeanCopies(partition, mean_module)
+            self.mean_module = TreedMean(partition)
         if self._own_noise and self._leaf_noise:
-            noise = leaf_modules.LeafNoise(partition, NOISE_FLOOR, blend=self._lend)
-            self.likelihood = leaf_modules.LeafNoiseLikelihood(noise)
+            noise = LeafNoise(partition, NOISE_FLOOR, blend=self._lend)
+            self.likelihood = LeafNoiseLikelihood(noise)
         elif self._own_noise:
-            self.likelihood = leaf_modules.shared_noise_likelihood(
-                NOISE_FLOOR, partition.tree_shape
-            )
+            self.likelihood = shared_noise_likelihood(NOISE_FLOOR, partition.tree_shape)
         # amplitude, mean and noise variance of each node above the leaves
         shape = (*partition.column.shape, 3)
         self.register_buffer("levels", torch.ones(shape, dtype=torch.float64))
         self._find_outputs()
 
-    def _become_single(self, dim: int) -> None:
+    def _become_single(self) -> None:
         """The modules of a ``SingleTaskGP``, which one leaf is."""
-        covar_module, mean_module = deepcopy(self._user_modules)
-        batch_shape = self.partition.tree_shape
-        self.covar_module = covar_module or get_covar_module_with_dim_scaled_prior(
-            ard_num_dims=dim, batch_shape=batch_shape
-        )
-        self.mean_module = mean_module or ConstantMean(batch_shape=batch_shape)
-        if self._own_noise:
-            self.likelihood = get_gaussian_likelihood_with_lognormal_prior(
-                batch_shape=batch_shape
-            )
-        if "levels" in self._buffers:
-            del self._buffers["levels"]
+        for name, module in deepcopy(self._single).items():
+            setattr(self, name, module)
+        self._buffers.pop("levels", None)
         self._find_outputs()
 
     def _find_outputs(self) -> None:
         """Say which dimension is that of outputs, for BoTorch's ``subset_output``."""
-        covar_module, mean_module = self._user_modules
-        if covar_module is not None or (self._is_treed and mean_module is not None):
+        if "covar_module" in self._of_user or (self._is_treed and self._of_user):
             self.__dict__.pop("_subset_batch_dict", None)  # as in SingleTaskGP
             return
-        parts = ("levels", "partition", "covar_module", "mean_module", "likelihood")
         shape = self.partition.tree_shape
         self._subset_batch_dict = {
             name: len(shape) - 1 - values.ndim
-            for name, values in chain(self.named_parameters(), self.named_buffers())
-            if name.split(".")[0] in parts and values.shape[: len(shape)] == shape
+            for name, values in self.state_dict().items()
+            if "_transform" not in name and values.shape[: len(shape)] == shape
         }
 
+    @torch.no_grad()
     def _start_from(self, grown: GrownTrees) -> None:
         """Hyperparameters from the fits of nodes that the trees were grown by."""
         trees = self.partition.tree_shape
-        nodes = self.partition.column.shape[-1]
+        of_nodes = grown.theta(of_leaves=False)
+        parts = of_nodes[..., 1:].clone()
+        parts[..., 0] = parts[..., 0].exp()
+        parts[..., 2] = parts[..., 2].exp() + NOISE_FLOOR
+        self.levels.copy_(parts.nan_to_num(nan=1.0).reshape(self.levels.shape))
         leaves = self.partition.num_leaves
-        of_nodes = grown.theta(nodes, inner=True)
-        log_noise = of_nodes[..., 3]
-        parts = of_nodes[..., 1].exp(), of_nodes[..., 2], log_noise.exp() + NOISE_FLOOR
-        levels = torch.stack(parts, dim=-1).nan_to_num(nan=1.0)
-        self.levels.copy_(levels.reshape(*trees, nodes, 3))
-        theta = grown.theta(leaves, inner=False)
         if self._share_all:
             # hyperparameters that explain all nodes of a path are near the root's
-            theta = torch.where(theta.isnan(), theta, of_nodes[:, :1])
+            theta = of_nodes[:, :1].expand(-1, leaves, 4)
+        else:
+            theta = grown.theta(of_leaves=True)
         theta = theta.reshape(*trees, leaves, 4)
 
         def start(hyperparameter: Hyperparameter, values: Tensor) -> None:
             """Set it in leaves that exist."""
-            current = hyperparameter.value
-            hyperparameter.value = torch.where(values.isnan(), current, values)
+            mode = hyperparameter.value
+            hyperparameter.value = torch.where(values.isnan(), mode, values)
 
         kernel = self.covar_module
         likelihood = self.likelihood
-        with torch.no_grad():
-            if isinstance(kernel, leaf_modules.TreedStationary):
-                kernel.kind.copy_(torch.tensor(grown.rbf).reshape(trees))
-                scale = torch.as_tensor(np.stack(grown.scales)).reshape(*trees, 1, -1)
-                start(kernel.lengthscale_of_leaf, theta[..., :1].exp() * scale)
-                start(kernel.variance_of_leaf, theta[..., 1].exp())
-            if isinstance(self.mean_module, leaf_modules.TreedMean):
-                self.mean_module.constant.copy_(theta[..., 2].nan_to_num(nan=0.0))
-            if isinstance(likelihood, leaf_modules.LeafNoiseLikelihood):
-                noise = theta[..., 3].exp() + NOISE_FLOOR
-                start(likelihood.noise_covar.noise_of_leaf, noise)
-            elif self._own_noise:
-                room = likelihood.noise_covar.raw_noise_constraint
-                noise = log_noise[:, 0].exp() + NOISE_FLOOR
-                # outcomes that are not standardised may have more noise than that
-                noise = noise.clamp(room.lower_bound, room.upper_bound)
-                likelihood.noise = noise.reshape(*trees, 1)
+        if isinstance(kernel, TreedStationary):
+            kernel.kind.copy_(torch.tensor(grown.rbf).reshape(trees))
+            scale = torch.as_tensor(np.stack(grown.scales)).reshape(*trees, 1, -1)
+            start(kernel.lengthscale_of_leaf, theta[..., :1].exp() * scale)
+            start(kernel.variance_of_leaf, theta[..., 1].exp())
+        if isinstance(self.mean_module, TreedMean):
+            self.mean_module.constant = theta[..., 2].nan_to_num(nan=0.0)
+        if self._has_leaf_noise:
+            noise = theta[..., 3].exp() + NOISE_FLOOR
+            start(likelihood.noise_covar.noise_of_leaf, noise)
+        elif self._own_noise:
+            room = likelihood.noise_covar.raw_noise_constraint
+            # outcomes that are not standardised may have more noise than that
+            noise = self.levels[..., 0, 2:]
+            likelihood.noise = noise.clamp(room.lower_bound, room.upper_bound)
 
     # -- state --------------------------------------------------------------------
 
@@ -508,21 +487,22 @@ class TreedGP(fast_inference.FastSingleTaskGP):
             for key, value in state_dict.items()
             if key.startswith(name)
         }
-        if "column" in state:
+        if state:
             trees = state["column"].shape[:-1]
-            treed = f"{prefix}levels" in state_dict
             if trees != partition.tree_shape:
                 raise ValueError(
                     "state_dict: expected partitions of batch shape "
                     f"{tuple(partition.tree_shape)}, got {tuple(trees)}."
                 )
-            before = partition.column.shape[-1], partition.num_leaves, self._is_treed
-            partition.resize(state["column"].shape[-1])
-            partition.load_state_dict(state)
+            before = partition.column.shape, partition.num_leaves, self._is_treed
+            partition.adopt(state)
             self._drop_caches()
-            if before != (partition.column.shape[-1], partition.num_leaves, treed):
-                make = self._become_treed if treed else self._become_single
-                make(self._transformed().shape[-1])
+            treed = f"{prefix}levels" in state_dict
+            if before != (partition.column.shape, partition.num_leaves, treed):
+                if treed:
+                    self._become_treed(self._transformed().shape[-1])
+                else:
+                    self._become_single()
                 self.to(self.train_targets)
                 self.train(self.training)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
@@ -531,14 +511,11 @@ class TreedGP(fast_inference.FastSingleTaskGP):
 
     @property
     def _is_treed(self) -> bool:
-        return isinstance(self.covar_module, leaf_modules.TreedKernel)
+        return isinstance(self.covar_module, TreedKernel)
 
-    def _elements(self, values: Tensor, dims: int) -> Tensor:
-        """``... x trees x shape`` values as ``R x E x shape``, E being the trees."""
-        count = self.partition.tree_shape.numel()
-        lead = values.ndim - dims
-        times = values.shape[:lead].numel() // count
-        return values.reshape(times, count, *values.shape[lead:])
+    @property
+    def _has_leaf_noise(self) -> bool:
+        return isinstance(self.likelihood, LeafNoiseLikelihood)
 
     def _fast_evidence(
         self, mll: ExactMarginalLogLikelihood, kwargs: dict[str, Any]
@@ -557,16 +534,10 @@ class TreedGP(fast_inference.FastSingleTaskGP):
         options = None
         if self._is_treed and not self.partition.tree_shape:
             # the curvature of each leaf has to be learnt
-            ftol = 1e-4 if self._share_all else 1e-5
+            ftol = 1e-4 if self._share_all else 1e-6
             options = {**FIT_OPTIONS, "maxcor": 30, "ftol": ftol, "gtol": 5e-5}
-        problem = self._leaf_problem(mll.train())
-        rows = self.train_targets.shape[-1]
-        with few_threads(rows):
-            if problem is not None and any(kwargs.values()):
-                problem.densities = problem.exact
-            elif problem is not None and self._is_treed and rows > 50:
-                fit_map(mll, options, objective=problem, evaluate=False)
-                problem.correct()
+        with few_threads(self.train_targets.shape[-1]):
+            problem = self._leaf_problem(mll.train())
             return fit_map(mll, options, objective=problem, **kwargs)
 
     def _leaf_problem(self, mll: MarginalLogLikelihood) -> LeafProblem | None:
@@ -578,59 +549,41 @@ class TreedGP(fast_inference.FastSingleTaskGP):
         kernel = self.covar_module
         mean = self.mean_module
         likelihood = self.likelihood
-        leaves = (
-            isinstance(kernel, leaf_modules.TreedStationary)
-            and isinstance(mean, leaf_modules.TreedMean)
-            and not (kernel.warp or kernel.categorical)
-        )
-        single = (
-            type(kernel) is RBFKernel
-            and isinstance(mean, ConstantMean)
-            and kernel.active_dims is None
-        )
         if (
-            not (leaves or single)
-            or self.redefined & {"forward", "compute_custom_loss", "_fast_evidence"}
+            not isinstance(mean, ConstantMean)
             or any(True for _ in self.added_loss_terms())
-            or type(mll) is not ExactMarginalLogLikelihood
-            or mll.likelihood is not likelihood
             or self.train_targets.ndim > 1
         ):
             return None
-        raw: tuple[Tensor, Tensor | None, Tensor]
-        if leaves:
+        variance: Tensor | None = None
+        if isinstance(kernel, TreedStationary):
+            if kernel.warp or kernel.categorical:
+                return None
             length = kernel.lengthscale_of_leaf.raw_value
-            raw = length, kernel.variance_of_leaf.raw_value, mean.constant
+            variance = kernel.variance_of_leaf.raw_value
             correlation = kernel.correlation(0)
-        else:
-            raw = kernel.raw_lengthscale, None, mean.raw_constant
+        elif type(kernel) is RBFKernel and kernel.active_dims is None:
+            length = kernel.raw_lengthscale
             correlation = RBF
-        raw_noise = None
+        else:
+            return None
+        share_all = self._share_all or not self._is_treed
+        raw_noise: Tensor | None = None
         noise = None
-        if isinstance(likelihood, leaf_modules.LeafNoiseLikelihood):
+        if self._has_leaf_noise:
             raw_noise = likelihood.noise_covar.noise_of_leaf.raw_value
         elif isinstance(likelihood, FixedNoiseGaussianLikelihood):
             noise = _array(self._known_noise())
-        elif self._share_all or not self._is_treed:
+        elif share_all:
             raw_noise = likelihood.noise_covar.raw_noise
         else:  # a node above the leaves has their noise, but other values of its own
             return None
         (data,) = self._plan()
-        levels = None
-        if self._is_treed and not self._share_all:
-            levels = _array(self.levels)
-        X = _array(data.X)
-        densities = [
-            [
-                LeafDensity(terms, correlation)
-                for terms in leaf_terms(
-                    data.root, data.data, X, _array(data.y), noise, levels, work
-                )
-            ]
-            for work in (FIT_WORK * (1 if self._share_all else 2), GRADIENT_WORK)
-        ]
+        terms = leaf_terms(data, noise, None if share_all else _array(self.levels))
+        densities = [LeafDensity(term, correlation) for term in terms]
         try:
-            return LeafProblem(mll, (*raw, raw_noise), *densities)
+            raw = length, variance, mean.raw_constant, raw_noise
+            return LeafProblem(mll, raw, densities)
         except UnknownFormError:
             return None
 
@@ -639,9 +592,9 @@ class TreedGP(fast_inference.FastSingleTaskGP):
         if self._plan_cache is None:
             y = self.train_targets
             X = self._transformed()
-            X = self._elements(X.expand(*y.shape, X.shape[-1]), 2)[0]
+            X = X.expand(*y.shape, X.shape[-1]).reshape(-1, *X.shape[-2:])
             plan = []
-            for e, (x, t) in enumerate(zip(X, self._elements(y, 1)[0], strict=True)):
+            for e, (x, t) in enumerate(zip(X, y.reshape(len(X), -1), strict=True)):
                 tree = self.partition.element(e).tree(_array(x))
                 plan.append(TreeData(tree, x, t, self._data_of))
             self._plan_cache = plan
@@ -659,18 +612,17 @@ class TreedGP(fast_inference.FastSingleTaskGP):
 
     def _log_path_evidence(self) -> Tensor:
         """The sum of equation (2) without the prior, ``batch_shape``."""
+        by_leaf = self._has_leaf_noise
+        noises = self._noise_by_leaf().expand(*self.train_targets.shape, -1)
+        noises = noises.reshape(-1, *noises.shape[-2:])
         levels = self.levels.reshape(-1, *self.levels.shape[-2:])
         totals = []
         for e, data in enumerate(self._plan()):
             leaves = torch.arange(len(data.root.leaves()), device=data.y.device)
             X = data.X.expand(len(leaves), *data.X.shape)
             amplitude, constant, level_noise = levels[e].unbind(-1)
-            node_noise: Tensor | None = level_noise
-            if isinstance(self.likelihood, leaf_modules.LeafNoiseLikelihood):
-                noise = self.likelihood.noise_covar.leaf_noise(e, leaves).unsqueeze(-1)
-            else:  # the same in all leaves and nodes
-                noise = self._elements(self._known_noise(), 1)[0, e]
-                node_noise = None
+            # otherwise it is the same in all leaves and nodes
+            node_noise = level_noise if by_leaf else None
             mean = self.mean_module.leaf_mean(e, leaves, X)
             totals.append(
                 path_evidence(
@@ -678,7 +630,7 @@ class TreedGP(fast_inference.FastSingleTaskGP):
                     data.y,
                     self.covar_module.leaf_covariance(e, leaves, X),
                     mean,
-                    noise.expand(mean.shape),
+                    noises[e].mT[: len(leaves)].expand(mean.shape),
                     None if self._share_all else (amplitude, constant, node_noise),
                 )
             )
@@ -688,6 +640,12 @@ class TreedGP(fast_inference.FastSingleTaskGP):
         """Noise variances of the training data under a common likelihood."""
         X = self._transformed()
         return fast_inference.noise_at(self.likelihood, X, self.train_targets.shape)
+
+    def _noise_by_leaf(self) -> Tensor:
+        """Those under each leaf, ``... x n x L``; dimensions may be one."""
+        if self._has_leaf_noise:
+            return self.likelihood.noise.unsqueeze(-2)
+        return self._known_noise().unsqueeze(-1)
 
     # -- prior and posterior ------------------------------------------------------
 
@@ -701,7 +659,7 @@ class TreedGP(fast_inference.FastSingleTaskGP):
         if not self._is_treed:
             return super().forward(x)
         if x is self.train_inputs[0]:
-            prior = self._borrowed_prior(x)
+            prior = self._borrowed_prior()
         else:
             prior = super().forward(x)
         if self.training:
@@ -723,58 +681,47 @@ class TreedGP(fast_inference.FastSingleTaskGP):
         return self._log_path_evidence()
 
     def _predictors(self) -> list[TreedPredictor]:
-        X = self.train_inputs[0]
-        y = self.train_targets
         # gradients flow to fantasies, not to hyperparameters: as in GPyTorch's caches
-        graph = X.requires_grad or y.requires_grad or settings.detach_test_caches.off()
+        data = self.train_inputs[0], self.train_targets
+        graph = any(t.requires_grad for t in data) or settings.detach_test_caches.off()
         predictors = self._predictor_cache
         if predictors is None or predictors[0].graph != graph:
-            real = self._real(X, 2), self._real(y, 1)
-            self._predictor_cache = predictors = self._new_predictors(*real, graph)
+            observed = self.train_targets.shape[-1] - self._num_fantasies
+            predictors = self._new_predictors(self._copies, observed, graph)
+            self._predictor_cache = predictors
         return predictors
 
-    def _real(self, values: Tensor, dims: int) -> Tensor:
-        """Without rows of fantasies, and the copy of the others for each fantasy."""
-        if self._num_fantasies:
-            rows = values.shape[-dims] - self._num_fantasies
-            values = values.narrow(-dims, 0, rows)
-            kept = self._real_dims + len(self.partition.tree_shape) + dims
-            values = values[(0,) * (values.ndim - kept)]
-        return values
+    def _new_predictors(self, copies: int, n: int, graph: bool) -> list[TreedPredictor]:
+        """One for each tree, and each batch of data that it has.
 
-    def _new_predictors(
-        self, X: Tensor, y: Tensor, graph: bool
-    ) -> list[TreedPredictor]:
-        """One for each tree, from transformed training inputs and outcomes."""
-        shape = torch.broadcast_shapes(X.shape[:-2], y.shape[:-1])
-        X_all = self._elements(X.expand(*shape, *X.shape[-2:]), 2)
-        y_all = self._elements(y.expand(*shape, y.shape[-1]), 1)
+        Args:
+            copies: Batch dimensions of the data in front that are left out.
+            n: How many rows they have.
+            graph: See ``TreedPredictor``.
+        """
+        X = self._transformed()
+        y = self.train_targets.unsqueeze(-1)
+        batch = torch.broadcast_shapes(X.shape[:-1], y.shape[:-1])
+        parts = (
+            part.expand(*batch, part.shape[-1])[(0,) * copies][..., :n, :]
+            for part in (X, y, self._noise_by_leaf())
+        )
+        elements = (part.reshape(-1, *part.shape[-2:]) for part in parts)
+        trees = self.partition.tree_shape.numel()
         return [
             TreedPredictor(
-                e,
-                self.partition.element(e),
+                k % trees,
+                self.partition.element(k % trees),
                 self.covar_module,
                 self.mean_module,
-                self._noise_function(e, y.shape),
-                X_all[:, e],
-                y_all[:, e],
+                noise.mT.expand(self.partition.num_leaves, n),
+                points,
+                outcomes.squeeze(-1),
                 self._lend,
                 graph,
             )
-            for e in range(X_all.shape[1])
+            for k, (points, outcomes, noise) in enumerate(zip(*elements, strict=True))
         ]
-
-    def _noise_function(
-        self, element: int, shape: torch.Size
-    ) -> Callable[[int], Tensor]:
-        """Leaves to the noise variances of the data, were they of that leaf."""
-        if isinstance(self.likelihood, leaf_modules.LeafNoiseLikelihood):
-            values = self.likelihood.noise_covar.leaf_noise(element, slice(None))
-            return lambda leaf: values[leaf]
-        noise = self._known_noise()
-        noise = noise if noise.shape == shape else self._real(noise, 1)
-        noise = self._elements(noise, 1)[:, element]
-        return lambda leaf: noise
 
     def _fast_posterior(self, X: Tensor) -> MultivariateNormal | None:
         """That of the leaves, at transformed points ``batch_shape x q x d``."""
@@ -789,13 +736,14 @@ class TreedGP(fast_inference.FastSingleTaskGP):
             imagined = data[..., -count:, :].expand(*shape, -1, -1)
             X = torch.cat([X, imagined], dim=-2)
         q = X.shape[-2]
-        points = self._elements(X, 2)
-        moments = [p(points[:, e]) for e, p in enumerate(self._predictors())]
+        predictors = self._predictors()
+        points = X.reshape(-1, len(predictors), *X.shape[-2:]).unbind(1)
+        moments = [p(x) for p, x in zip(predictors, points, strict=True)]
         means, covariances = zip(*moments, strict=True)
         mean = torch.stack(means, dim=1).reshape(*shape, q)
         covariance = torch.stack(covariances, dim=1).reshape(*shape, q, q)
         if count:
-            if isinstance(self.likelihood, leaf_modules.LeafNoiseLikelihood):
+            if self._has_leaf_noise:
                 noise = self.likelihood.noise_covar.at(imagined)
             else:
                 noise = self._known_noise()[..., -count:]
@@ -805,25 +753,19 @@ class TreedGP(fast_inference.FastSingleTaskGP):
             mean, to_linear_operator(fast_inference.with_variance_floor(covariance))
         )
 
-    def _borrowed_prior(self, X: Tensor) -> MultivariateNormal:
+    def _borrowed_prior(self) -> MultivariateNormal:
         y = self.train_targets
         if self.training or self._num_fantasies:
-            X = self.transform_inputs(X) if self.training else X
-            predictors = self._new_predictors(X, y, graph=True)
+            predictors = self._new_predictors(0, y.shape[-1], graph=True)
         else:
             predictors = self._predictors()
-
-        def together(parts: tuple[Tensor, ...], *shape: int) -> Tensor:
-            return torch.stack(parts, dim=1).reshape(*y.shape[:-1], *shape)
-
-        means, covariances, leaves = zip(
-            *(p.borrowed_prior() for p in predictors), strict=True
+        parts = zip(*(p.borrowed_prior() for p in predictors), strict=True)
+        mean, covariance, leaves = (
+            torch.stack(part).reshape(*y.shape, *part[0].shape[1:]) for part in parts
         )
-        n = y.shape[-1]
-        if isinstance(self.likelihood, leaf_modules.LeafNoiseLikelihood):
-            self.likelihood.noise_covar.data_leaves = together(leaves, n)
-        covariance = to_linear_operator(together(covariances, n, n))
-        return MultivariateNormal(together(means, n), covariance)
+        if self._has_leaf_noise:
+            self.likelihood.noise_covar.data_leaves = leaves
+        return MultivariateNormal(mean, to_linear_operator(covariance))
 
     # -- more data ----------------------------------------------------------------
 
@@ -833,7 +775,7 @@ class TreedGP(fast_inference.FastSingleTaskGP):
         """Replace the training data, see ``ExactGP.set_train_data``."""
         super().set_train_data(inputs, targets, strict)
         if targets is not None:  # BoTorch sets inputs alone, transformed or not
-            self._num_fantasies = 0
+            self._num_fantasies = self._copies = 0
 
     def get_fantasy_model(self, inputs: Any, targets: Tensor, **kwargs: Any) -> Any:
         """A model with more data, the same partition and hyperparameters.
@@ -855,28 +797,26 @@ class TreedGP(fast_inference.FastSingleTaskGP):
             X.shape[:-2], targets.shape[:-1], old_X.shape[:-2], old_y.shape[:-1]
         )
 
-        def appended(old: Tensor, new: Tensor, dims: int) -> Tensor:
-            both = [t.expand(*shape, *t.shape[t.ndim - dims :]) for t in (old, new)]
-            return torch.cat(both, dim=-dims)
+        def appended(old: Tensor, new: Tensor) -> Tensor:
+            both = [t.expand(*shape, *t.shape[-2:]) for t in (old, new)]
+            return torch.cat(both, dim=-2)
 
-        likelihood = self.likelihood
         self._drop_caches()
         # tensors with a gradient history cannot be copied; new data replace them
-        replaced = (old_X, old_y, likelihood)
-        memo: dict[int, Any] = {id(item): None for item in replaced}
+        memo: dict[int, Any] = {id(item): None for item in (old_X, old_y)}
+        # a noise by leaf is copied with the leaves, which it shares with the model
+        likelihood = self.likelihood
+        if not self._has_leaf_noise:
+            memo[id(likelihood)] = likelihood.get_fantasy_likelihood(**kwargs)
         original = self._original_train_inputs
         if original is not None:
             memo[id(original)] = original
         new = deepcopy(self, memo)
-        new.likelihood = likelihood.get_fantasy_likelihood(**kwargs)
-        if isinstance(likelihood, leaf_modules.LeafNoiseLikelihood):
-            # its leaves are those of the model, of which ``subset_output`` takes some
-            new.likelihood.noise_covar.share(new.partition)
-        new.train_inputs = (appended(old_X, X, 2),)
-        new.train_targets = appended(old_y, targets, 1)
+        new.train_inputs = (appended(old_X, X),)
+        both = appended(old_y.unsqueeze(-1), targets.unsqueeze(-1))
+        new.train_targets = both.squeeze(-1)
         if fantasize.on() or self._num_fantasies:
-            if not self._num_fantasies:
-                new._real_dims = old_y.ndim - 1 - len(self.partition.tree_shape)
+            new._copies = self._copies + new.train_targets.ndim - old_y.ndim
             new._num_fantasies = self._num_fantasies + X.shape[-2]
         return new
 

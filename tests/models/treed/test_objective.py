@@ -61,7 +61,8 @@ def by_the_kernel(model: TreedGP, published: bool) -> Tensor:
                 K = model.covar_module.leaf_covariance(e, number, X, X.clone())[0]
                 mean = model.mean_module.leaf_mean(e, number, X)[0]
                 if of_leaves:
-                    noise = model.likelihood.noise_covar.leaf_noise(e, number)
+                    noise = model.likelihood.noise
+                    noise = noise.reshape(-1, noise.shape[-1])[e, number]
                 else:
                     noise = model._known_noise().reshape(-1, len(data.y))[e, rows]
                 if node is not leaf and not model._share_all:
@@ -184,7 +185,7 @@ def test_what_a_fit_maximises_is_the_objective(published: bool, noise: str) -> N
         expected = with_gradient(model, model.compute_custom_loss(mll))
         raw = problem.read()
         value, gradient = problem(raw)
-        assert value == pytest.approx(expected[0].item(), rel=1e-11)
+        assert value == pytest.approx(expected[0].item(), rel=1e-10)
         slopes = torch.cat([slope.flatten() for slope in expected[1:]])
         np.testing.assert_allclose(gradient, slopes.numpy(), rtol=1e-9, atol=1e-11)
         # what is written is what is read
@@ -405,13 +406,13 @@ def test_large_nodes_are_represented_by_some_of_their_rows(published: bool) -> N
         sizes = [size for term in density.terms for size in term.sizes]
         weights = np.concatenate([term.weights for term in density.terms])
         rows = [len(data.data(node)) for node in leaf.path()]
-        assert sizes[0] == rows[0] and sizes[-1] < 200 < rows[-1]
+        assert sizes[0] == rows[0] and sizes[-1] < 250 < rows[-1]
         shares = [rows[0] / (1 + depth) for depth in range(len(rows))]
         np.testing.assert_allclose(weights * sizes, shares)
 
 
 def test_a_thousand_rows_are_fitted_in_seconds() -> None:
-    """And nearly as well as by the exact objective, of which one takes seconds."""
+    """The exact objective alone takes seconds."""
     X, Y = step_data(1000)
     model = TreedGP.as_published(X, Y)
     assert model.partition.num_leaves > 100

@@ -86,12 +86,10 @@ def test_gaps_are_mixtures(jump: float) -> None:
     predictor = model._predictors()[0]
     sides = []
     for leaf in (0, 1):
-        mean, projected, _ = predictor._project(
-            leaf, predictor.factors(leaf), X.unsqueeze(0), None
-        )
+        mean, projected = predictor._project(leaf, predictor.factors(leaf), X)
         length, variance, _, _ = hyperparameters(model, leaf)
         prior = kernel_of(model, X, X, length, variance)
-        sides.append((mean[0], prior - projected[0] @ projected[0].mT))
+        sides.append((mean, prior - projected @ projected.mT))
     # change points on a grid in each interval
     grid = (torch.arange(2_000) + 0.5) / 2_000
     points = (starts.unsqueeze(-1) + (ends - starts).unsqueeze(-1) * grid).reshape(-1)
