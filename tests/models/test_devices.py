@@ -396,6 +396,33 @@ class Recorder:
         return replay, result
 
 
+@pytest.mark.parametrize("name", ["TreeStructuredGP", "ConditionalGP", "TreedGP"])
+def test_replayed_evaluations_are_plain_ones(name: str) -> None:
+    make, points, size, n, _ = CASES[name]
+    X = points(size, n, 0)
+    model = make(X, size)
+    mll = mll_of(model).train()
+    free = [p for p in mll.parameters() if p.requires_grad]
+    with RehearsedDevice() as device:
+        record = Recorder(device)
+        other = mll_of(make(X.to("meta"), size)).train()
+        objective = DeviceObjective(other, record)
+        start = objective.read()
+        for i in range(4):
+            theta = np.clip(start + 0.1 * i, *objective.bounds.T)
+            value, gradient = objective(theta)
+            parts = torch.as_tensor(theta).split([p.numel() for p in free])
+            with torch.no_grad():
+                for p, part in zip(free, parts, strict=True):
+                    p.copy_(part.view_as(p))
+            loss = model.compute_custom_loss(mll)
+            slopes = torch.autograd.grad(loss, free, materialize_grads=True)
+            assert value == pytest.approx(loss.item(), rel=1e-10)
+            flat = torch.cat([s.view(-1) for s in slopes]).numpy()
+            np.testing.assert_allclose(gradient, flat, rtol=1e-8, atol=1e-10)
+        assert (record.made, record.replays) == (1, 3)
+
+
 def test_jitter_is_added_outside_of_the_graph() -> None:
     """Points twice, and no noise: the matrices have no factors without it."""
     X = leaf_points(2, 20, 0)
