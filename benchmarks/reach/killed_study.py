@@ -29,18 +29,16 @@ import time
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import optuna
 import torch
-from optuna.storages import JournalStorage, RDBStorage
+from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 from optuna.trial import TrialState
 
 from benchmarks.summary import markdown_table
 from botorch_structured.integrations.optuna import StructuredSampler
-
-Kind = Literal["journal", "sqlite"]
 
 _LIMITS = (100, 300, 600, 1000, 1500, 2000, 2500, 3000)  # of the report's rows
 
@@ -59,22 +57,16 @@ def network_error(trial: optuna.Trial) -> float:
     return total + (math.log10(lr) - best[optimizer]) ** 2 / 5
 
 
-def open_study(folder: Path, kind: Kind = "journal", seed: int = 0) -> optuna.Study:
+def open_study(folder: Path) -> optuna.Study:
     """The study of a folder, as each worker opens it."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    storage: Any
-    if kind == "journal":
-        path = str(folder / "journal.log")
-        # a worker that is killed while it writes holds the lock
-        lock = JournalFileSymlinkLock(path, grace_period=10)
-        storage = JournalStorage(JournalFileBackend(path, lock_obj=lock))
-    else:
-        url = f"sqlite:///{folder / 'study.db'}"
-        storage = RDBStorage(url, engine_kwargs={"connect_args": {"timeout": 60}})
+    path = str(folder / "journal.log")
+    # a worker that is killed while it writes holds the lock
+    lock = JournalFileSymlinkLock(path, grace_period=10)
     return optuna.create_study(
         study_name="killed",
-        storage=storage,
-        sampler=StructuredSampler(seed=seed),
+        storage=JournalStorage(JournalFileBackend(path, lock_obj=lock)),
+        sampler=StructuredSampler(seed=0),
         load_if_exists=True,
     )
 

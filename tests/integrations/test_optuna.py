@@ -682,6 +682,15 @@ def test_errors(arguments: dict[str, Any], name: str) -> None:
         StructuredSampler(**arguments)
 
 
+@pytest.mark.filterwarnings("ignore:Choices for a categorical")
+def test_choices_that_no_storage_takes() -> None:
+    def objective(trial: optuna.Trial) -> float:
+        return float(trial.suggest_categorical("of", [max, min])((1, 2)))
+
+    study = ended(make_study(StructuredSampler(seed=0)), objective, 4)
+    assert study.best_params == {"of": min}
+
+
 def test_models_see_some_of_the_trials() -> None:
     sampler = StructuredSampler(seed=0, max_rows=5)
     study = ended(make_study(sampler), classifier, 30)
