@@ -1,6 +1,6 @@
 """Studies of a hundred and more parameters, of which a tenth matters.
 
-    python -m benchmarks.quality.wide [--evaluations N] [--seeds K] --out FILE
+    python -m benchmarks.quality.wide [--evaluations N] [--methods M ...] --out FILE
     python -m benchmarks.quality.wide --report FILE
 
 Developed on: binaries with products of neighbours; integers of four widths; flags that
@@ -19,8 +19,12 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import torch
+
+from benchmarks.suite.peers import PEERS
 from benchmarks.summary import markdown_table
 from botorch_structured import Study
 from botorch_structured.spaces import SearchSpace
@@ -123,19 +127,29 @@ def by_random(problem: Problem, n: int, seed: int) -> list[float]:
     return [value(c) for c in space.decode(space.sample(n, seed=seed))]
 
 
-def by_tpe(problem: Problem, n: int, seed: int) -> list[float]:
-    """Outcomes of Optuna's default sampler."""
-    import optuna
+def by_peer(name: str) -> Callable[[Problem, int, int], list[float]]:
+    """Outcomes of a peer of the suite, from five random points on."""
 
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    space, value = problem
-    sampler = optuna.samplers.TPESampler(seed=seed)
-    study = optuna.create_study(sampler=sampler)
-    study.optimize(lambda trial: value(space.suggest(trial)), n)
-    return [float(t.value or 0.0) for t in study.trials]
+    def run(problem: Problem, n: int, seed: int) -> list[float]:
+        space, value = problem
+        case = SimpleNamespace(space=space, starts=lambda seed: space.sample(5, seed))
+        X = space.sample(5, seed)
+        outcomes = [value(c) for c in space.decode(X)]
+        while len(outcomes) < n:
+            Y = -torch.tensor(outcomes, dtype=torch.double).unsqueeze(-1)
+            X = torch.cat([X, PEERS[name](case, X, Y, seed).reshape(1, -1)])
+            outcomes.append(value(space.decode(X[-1:])[0]))
+        return outcomes
+
+    return run
 
 
-METHODS = {"Study": by_study, "TPESampler()": by_tpe, "random": by_random}
+METHODS = {
+    "Study": by_study,
+    "TPESampler()": by_peer("plain_tpe"),
+    "random": by_random,
+    "SMAC3": by_peer("smac"),
+}
 
 
 def report(path: Path) -> str:
@@ -161,6 +175,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--evaluations", type=int, default=100)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--methods", nargs="+", default=[*METHODS], choices=METHODS)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--report", type=Path)
     arguments = parser.parse_args()
@@ -173,11 +188,11 @@ def main() -> None:
     done = {tuple(json.loads(line)[k] for k in keys) for line in text.splitlines()}
     for seed in range(arguments.seeds):
         for name, make in PROBLEMS.items():
-            for method, run in METHODS.items():
+            for method in arguments.methods:
                 if (name, method, seed) in done:
                     continue
                 start = time.process_time()
-                outcomes = run(make(), arguments.evaluations, seed)
+                outcomes = METHODS[method](make(), arguments.evaluations, seed)
                 seconds = time.process_time() - start
                 line = {"problem": name, "method": method, "seed": seed}
                 line |= {"seconds": seconds, "outcomes": outcomes}

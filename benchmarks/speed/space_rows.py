@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any
@@ -116,7 +116,20 @@ def flat(columns: int) -> SearchSpace:
     return SearchSpace.from_dictionaries({f"x{j}": (0.0, 1.0) for j in range(columns)})
 
 
+def binaries(count: int) -> SearchSpace:
+    """No decisions."""
+    return SearchSpace.from_dictionaries({f"b{i}": [False, True] for i in range(count)})
+
+
+def integers(count: int) -> SearchSpace:
+    """Of four widths, up to that of a solver's limits."""
+    ranges: list[Any] = [(1, 3), (1, 150), (1, 100_000), (1, 2**31 - 1, "log")]
+    return SearchSpace.from_dictionaries({f"i{i}": ranges[i % 4] for i in range(count)})
+
+
 _SPACES: dict[str, Callable[..., SearchSpace]] = {
+    "binaries": binaries,
+    "integers": integers,
     "network": network,
     "boosters": boosters,
     "learners": learners,
@@ -148,8 +161,22 @@ _PEERS = {
 }
 
 
-def suggestion(kind: str, n: int, constrained: bool = False, **size: int) -> Contest:
-    """The next point after ``n`` evaluations, with other data in each repetition."""
+def suggestion(
+    kind: str,
+    n: int,
+    constrained: bool = False,
+    peers: Collection[str] = (),
+    **size: int,
+) -> Contest:
+    """The next point after ``n`` evaluations, with other data in each repetition.
+
+    Args:
+        kind: The name of a space.
+        n: The number of evaluations.
+        constrained: Whether half of the points satisfy a constraint.
+        peers: Their names. Default: all where columns are few, else one alone.
+        size: The size of the space.
+    """
     from benchmarks.suite.peers import PEERS  # Optuna and SMAC take seconds to import
 
     space = _SPACES[kind](**size)
@@ -170,9 +197,9 @@ def suggestion(kind: str, n: int, constrained: bool = False, **size: int) -> Con
         return peer(problem, *data(seed), seed)
 
     calls: dict[str, Callable[[int], object]] = {"ours": ours}
-    able = {"tpe"} if space.dim > _MANY_COLUMNS else {*PEERS}
+    able = peers or ({"tpe"} if space.dim > _MANY_COLUMNS else {*PEERS})
     for name, peer in {} if constrained else _PEERS.items():
-        if peer in able & {*PEERS}:
+        if peer in able and peer in PEERS:
             calls[name] = partial(theirs, PEERS[peer])
 
     def check() -> dict[str, Any]:
@@ -288,6 +315,24 @@ ROWS = {
             },
         },
         {"kind": "network", "n": 8},
+    ),
+    "wide": Row(
+        "suggest in a wide space",
+        suggestion,
+        {
+            f"{count:,} {kind}, 20 points": {
+                "kind": kind,
+                "n": 20,
+                "count": count,
+                "peers": ["tpe", "smac"],
+            }
+            for kind, count in (
+                ("binaries", 300),
+                ("binaries", 1000),
+                ("integers", 323),
+            )
+        },
+        {"kind": "binaries", "n": 8, "count": 130, "peers": ["tpe"]},
     ),
     "real-optuna": Row(
         "a trial of Optuna",
