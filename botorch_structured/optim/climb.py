@@ -6,7 +6,6 @@ import math
 import warnings
 from collections.abc import Callable
 from copy import copy
-from typing import Any
 
 import numpy as np
 import torch
@@ -65,8 +64,12 @@ class Evaluator:
         They are points times training points times Monte Carlo samples.
         """
         # training points of all members of an ensemble
-        inputs = _train_inputs(self.acq_function)
-        n = max((t.shape[:-1].numel() for t in inputs), default=1)
+        n = 1
+        for module in self.acq_function.modules():
+            tables = getattr(module, "train_inputs", None) or ()
+            for table in tables if isinstance(module, Model) else ():
+                if isinstance(table, Tensor):
+                    n = max(n, table.shape[:-1].numel())
         shape = getattr(getattr(self.acq_function, "sampler", None), "sample_shape", ())
         # A Monte Carlo acquisition holds a joint sample with its baseline points.
         width = n + 16 * math.prod(shape) if shape else n
@@ -122,18 +125,6 @@ class Evaluator:
             (slope,) = torch.autograd.grad(value.sum(), leaf, allow_unused=True)
         values = value.detach().cpu().numpy()
         return values, None if slope is None else slope.squeeze(-2).cpu().numpy()
-
-
-def _train_inputs(module: torch.nn.Module) -> list[Tensor]:
-    """Those of the models in a module, also of models inside of others."""
-    tables: Any = ()
-    if isinstance(module, Model):
-        tables = getattr(module, "train_inputs", None) or ()
-    inputs = [table for table in tables if isinstance(table, Tensor)]
-    if not inputs:
-        for child in module.children():
-            inputs += _train_inputs(child)
-    return inputs
 
 
 # Values, gradients, and which points may be proposed (None: all of them).

@@ -348,6 +348,10 @@ class ParameterTree:
         self._position = {o.col: k for k, o in enumerate(self._decisions)}
         #: The columns that conditions refer to (or whose values are declared).
         self.decision_columns = [o.col for o in self._decisions]
+        #: Decision column -> declared values, or ``(lo, hi)`` intervals, ascending.
+        self.decision_values: dict[int, list[Any]] = {}
+        for decision in self._decisions:
+            self.decision_values[decision.col] = list(decision.values)
         #: The decision columns whose outcomes are intervals.
         self.numeric_decisions = [o.col for o in self._decisions if o.numeric]
         #: The decision columns whose outcomes are values.
@@ -370,6 +374,9 @@ class ParameterTree:
             self.conditions.get(c, ALWAYS).replaced(self._states) for c in range(dim)
         ]
 
+        top = [c for c in self.decision_columns if self.over_states[c] == ALWAYS]
+        #: The decision column that is always active; None if none or several are.
+        self.top_decision = top[0] if len(top) == 1 else None
         atoms = [part for c in self.over_states for part in c.atoms()]
         self._parts = dict.fromkeys(atoms)
 
@@ -451,17 +458,6 @@ class ParameterTree:
             numeric,
             strict=declared is not None,
         )
-
-    @cached_property
-    def decision_values(self) -> dict[int, list[Any]]:
-        """Decision column -> declared values, or ``(lo, hi)`` intervals, ascending."""
-        return {o.col: list(o.values) for o in self._decisions}
-
-    @cached_property
-    def top_decision(self) -> int | None:
-        """The decision column that is always active; None if none or several are."""
-        top = [c for c in self.decision_columns if self.over_states[c] == ALWAYS]
-        return top[0] if len(top) == 1 else None
 
     @cached_property
     def edge_offsets(self) -> list[int]:

@@ -388,6 +388,8 @@ class SearchSpace:
         self._is_decision = torch.zeros(len(columns), dtype=torch.bool)
         self._is_decision[tree.decisions_by_value] = True
         self._position = {p.name: i for i, p in enumerate(self.parameters)}
+        #: See ``tree``: paths are listed or counted here, not in the first search.
+        self.shared_columns = self.tree.shared_columns
 
     def __copy__(self) -> SearchSpace:
         return self  # nothing about it changes
