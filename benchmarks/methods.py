@@ -44,7 +44,12 @@ from benchmarks.fits import finite, fitted
 from benchmarks.harness import Method
 from botorch_structured.acquisition import PathLogExpectedImprovement
 from botorch_structured.kernels import LaplaceKernel, RandomFourierFeatures
-from botorch_structured.linalg.hyperparameter import LogInterval
+from botorch_structured.linalg.parameters import (
+    LogInterval,
+    horseshoe_likelihood,
+    register_root_prior,
+    set_noise_floor,
+)
 from botorch_structured.models import (
     ConditionalGP,
     DecomposedGP,
@@ -54,11 +59,6 @@ from botorch_structured.models import (
     TreeStructuredGP,
 )
 from botorch_structured.models.sampled.sampled_gp import SampledGP
-from botorch_structured.models.tree.noise import (
-    horseshoe_likelihood,
-    register_root_prior,
-    set_noise_floor,
-)
 from botorch_structured.optim import (
     optimize_acqf_local_search,
     optimize_acqf_paths,

@@ -36,8 +36,10 @@ from gpytorch.mlls import (
     SumMarginalLogLikelihood,
 )
 from gpytorch.models import ExactGP
+from tqdm import tqdm
 
-from botorch_structured.models import contexts
+from botorch_structured.linalg.blocks import few_threads, quiet
+from botorch_structured.models.map_fit import seeded
 from botorch_structured.models.monotone.decomposed_gp import DecomposedGP
 from botorch_structured.models.sampled.chains import (
     Chains,
@@ -172,15 +174,22 @@ def fit_slice_sampling(
         if sweeps is None:
             sweeps = _WARMUP if previous is None else 8
         with (
-            contexts.quiet(),
-            contexts.few_threads(mll.model.train_targets.numel()),
-            contexts.progress_bar(num_chains * (sweeps + draws), progress) as advance,
+            quiet(),
+            few_threads(mll.model.train_targets.numel()),
+            tqdm(
+                total=num_chains * (sweeps + draws),
+                desc="slice sampling",
+                unit="sweep",
+                disable=progress is False,
+                delay=0.0 if progress else 3.0,  # seconds
+                leave=False,
+            ) as bar,
         ):
             target: Target = StationaryDensity.of(mll, coordinates) or ModelDensity(
                 mll, coordinates
             )
             chains = run_chains(
-                target, coordinates, previous, streams, sweeps, draws, advance
+                target, coordinates, previous, streams, sweeps, draws, bar.update
             )
         _warn_of(chains)
         kept = chains.samples[:, thinning - 1 :: thinning].transpose(1, 0, 2)
@@ -274,7 +283,7 @@ def _fit_held(
         for parameter in sampled:
             parameter.requires_grad_(False)
     state = deepcopy(mll.state_dict())
-    with contexts.seeded(seed, next(mll.parameters()).device):
+    with seeded(seed, next(mll.parameters()).device):
         try:
             fit_gpytorch_mll(mll)
         except ValueError:

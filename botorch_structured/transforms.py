@@ -108,11 +108,9 @@ class ClipTail(OutcomeTransform):
         self._outputs = outputs
         self._sign = 1.0 if maximize else -1.0  # larger is better with it
         # ``batch_shape x 1 x m`` once learned
-        for name in self._learned():
+        self._learned = ("cut",) if tail == "flat" else ("cut", "scale", "worst")
+        for name in self._learned:
             self.register_buffer(name, torch.zeros(0))
-
-    def _learned(self) -> tuple[str, ...]:
-        return ("cut",) if self.tail == "flat" else ("cut", "scale", "worst")
 
     def forward(
         self, Y: Tensor, Yvar: Tensor | None = None, X: Tensor | None = None
@@ -190,7 +188,7 @@ class ClipTail(OutcomeTransform):
             outputs = [i for i, k in enumerate(idcs) if k in outputs]
         subset = self.__class__(self.maximize, outputs, self.tail)
         if self.cut.numel():
-            for name in self._learned():
+            for name in self._learned:
                 setattr(subset, name, getattr(self, name)[..., idcs])
         subset.train(self.training)
         return subset

@@ -26,7 +26,10 @@ def evaluate(config):
     return 0.1 + config["k"] / 500
 
 
-ray.init(num_cpus=WORKERS if QUICK else None, include_dashboard=False)
+if QUICK:
+    ray.init("local", num_cpus=WORKERS, include_dashboard=False)
+else:
+    ray.init(include_dashboard=False)  # the cluster of RAY_ADDRESS, if there is one
 study = Study(SPACE, log="ray.jsonl", seed=0)
 running = {}
 while len(study.trials) < BUDGET:

@@ -6,7 +6,6 @@ import torch
 from botorch.acquisition import AcquisitionFunction
 from torch import Tensor
 
-from botorch_structured.optim import problem
 from botorch_structured.optim.problem import Problem
 from botorch_structured.optim.view import view_on
 
@@ -34,7 +33,7 @@ def make_problem(
     """The problem of an optimiser with these arguments."""
     if acq_function is None:
         kwargs.setdefault("X_start", torch.zeros(0, (tree or space.tree).dim))
-    return problem.make_problem(
+    return Problem(
         [acq_function or Nothing()],
         bounds,
         tree,

@@ -72,51 +72,39 @@ def instances() -> dict[str, Any]:
     """What sets some of its attributes in its constructor, by class."""
     X = torch.rand(4, 2, dtype=torch.float64)
     Y = X[:, :1].exp()
-    T = torch.cat([X, X[:, :1].round()], dim=-1)
     model = SingleTaskGP(X, Y)
-    log = SingleTaskGP(X, Y, outcome_transform=Log())
     standardize = Standardize(m=1)
     standardize(Y)
-    improvement = LogExpectedImprovement(model, best_f=1.0)
-    made = {
-        "botorch.acquisition": [
-            PriorGuidedAcquisitionFunction(improvement, torch.nn.Identity())
-        ],
-        "botorch.models": [model, MultiTaskGP(T, Y, task_feature=2)],
-        "botorch.models.transforms.outcome": [standardize],
-        "botorch.posteriors": [log.posterior(X)],
-        "gpytorch.distributions": [
-            MultitaskMultivariateNormal(torch.zeros(3, 2), torch.eye(6))
-        ],
-        "gpytorch.kernels": [RBFKernel()],
-        "gpytorch.likelihoods": [GaussianLikelihood()],
-        "gpytorch.mlls": [ExactMarginalLogLikelihood(model.likelihood, model)],
-        "gpytorch.priors": [NormalPrior(0.0, 1.0)],
-    }
-    found = {
-        f"{module}.{type(x).__name__}": x for module, many in made.items() for x in many
-    }
-    found["botorch.models.ModelListGP"] = ModelListGP(model)
-    found["gpytorch.kernels.Kernel"] = RBFKernel()
-    found["torch.nn.Module"] = model
-    assert "botorch.posteriors.TransformedPosterior" in found  # as Log makes one
-    return found
-
-
-def partial_sampler() -> Any:
-    samplers = pytest.importorskip("optuna.samplers")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it is experimental
-        return samplers.PartialFixedSampler({}, samplers.RandomSampler())
+    made = [
+        model,
+        ModelListGP(model),
+        MultiTaskGP(torch.cat([X, X[:, :1].round()], dim=-1), Y, task_feature=2),
+        PriorGuidedAcquisitionFunction(
+            LogExpectedImprovement(model, best_f=1.0), torch.nn.Identity()
+        ),
+        standardize,
+        SingleTaskGP(X, Y, outcome_transform=Log()).posterior(X),
+        MultitaskMultivariateNormal(torch.zeros(3, 2), torch.eye(6)),
+        RBFKernel(),
+        GaussianLikelihood(),
+        ExactMarginalLogLikelihood(model.likelihood, model),
+        NormalPrior(0.0, 1.0),
+    ]
+    found: dict[str, Any] = {type(x).__name__: x for x in made}
+    assert "TransformedPosterior" in found  # as Log makes one
+    return found | {"Kernel": found["RBFKernel"], "Module": model}
 
 
 @pytest.mark.parametrize(("kind", "name"), NAMES)
 def test_is_there(kind: str, name: str) -> None:
     module, _, cls = kind.rpartition(".")
     if module == "optuna.samplers":
-        found = partial_sampler()
+        samplers = pytest.importorskip(module)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it is experimental
+            found = samplers.PartialFixedSampler({}, samplers.RandomSampler())
     else:
-        found = instances().get(kind, getattr(importlib.import_module(module), cls))
+        found = instances().get(cls, getattr(importlib.import_module(module), cls))
     assert hasattr(found, name), f"{kind} has no {name} any more."
 
 

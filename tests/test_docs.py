@@ -34,6 +34,9 @@ CODE = {
 }
 # What a page needs besides the package.
 NEEDS = {n: "ax" for n in ("differences.md", "start/ax.md", "start/coming_from.md")}
+NEEDS |= dict.fromkeys(("start/optuna.md", "how_to/many_machines.md"), "optuna")
+NEEDS |= dict.fromkeys(("start/study.md", "spaces.md"), "matplotlib")
+NEEDS |= {"start/sklearn.md": "sklearn", "Optuna": "optuna", "scikit-learn": "sklearn"}
 
 
 @pytest.mark.parametrize("page", CODE)
@@ -45,8 +48,7 @@ NEEDS = {n: "ax" for n in ("differences.md", "start/ax.md", "start/coming_from.m
 )
 def test_code_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From top to bottom: later blocks use what earlier ones made."""
-    if page in NEEDS:
-        pytest.importorskip(NEEDS[page])
+    pytest.importorskip(NEEDS.get(page, "torch"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MPLBACKEND", "agg")
     exec(compile(CODE[page], page, "exec"), {"__name__": "__main__"})
@@ -116,6 +118,7 @@ _REACHED = {"scikit-learn": 0.03}
 @pytest.mark.filterwarnings("error", "ignore::DeprecationWarning")
 def test_each_door_leads_to_the_optimum(door: str) -> None:
     assert _SPACE is not None and set(_DOORS) == set(_ERROR)
+    pytest.importorskip(NEEDS.get(door, "torch"))
     names: dict[str, Any] = {}
     for block in (_SPACE[1], _DOORS[door]):
         exec(block, names)

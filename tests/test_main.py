@@ -1,24 +1,16 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
-import torch
 
 pytest.importorskip("sklearn")
 pytest.importorskip("matplotlib")
 
-import botorch_structured
 from botorch_structured import Study
 from botorch_structured import __main__ as command
-from botorch_structured.suggest import suggest
 from botorch_structured.test_functions import ScikitLearnCASH
 from botorch_structured.test_functions.cash import Evaluation
 
@@ -77,29 +69,6 @@ def test_a_larger_budget_goes_on(finished: Path, tmp_path: Path) -> None:
     options = [*OPTIONS, "--budget", "3", "--resume", "--out", str(folder)]
     assert command.main(options) == 0
     assert records(folder)[:-1] == records(finished)
-
-
-def test_killed_and_resumed(finished: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "killed"
-    log = folder / LOG
-    package = Path(botorch_structured.__file__).parent.parent
-    quiet = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "botorch_structured", *OPTIONS, "--out", str(folder)],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(package)},
-        **quiet,
-    )
-    limit = time.monotonic() + 300
-    while not log.exists() or log.read_bytes().count(b"\n") < 12:
-        assert time.monotonic() < limit and process.poll() is None
-        time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    kept = log.read_bytes()
-    assert command.main([*OPTIONS, "--resume", "--out", str(folder)]) == 0
-    assert log.read_bytes().startswith(kept[: kept.rfind(b"\n") + 1])
-    assert records(folder) == records(finished)
 
 
 def test_nothing_works(
@@ -197,21 +166,6 @@ def test_stopped_by_hand(
     monkeypatch.setattr(command, "run", stop)
     assert command.main(["--out", str(tmp_path / "out")]) == 130
     assert f"--resume --out {tmp_path / 'out'}" in capsys.readouterr().err
-
-
-def test_one_start_a_learner_then_the_default_loop(finished: Path) -> None:
-    problem = ScikitLearnCASH("iris", seed=3)
-    study = Study(problem.space, {"iris error": "minimize"}, log=finished / LOG)
-    trials = study.trials
-    study.close()
-    assert len({trial.config["learner"] for trial in trials[:9]}) == 9
-    X = problem.space.encode([trial.config for trial in trials])
-    assert len(torch.unique(X, dim=0)) == 11  # nothing twice
-    errors = torch.tensor([[trial.value] for trial in trials], dtype=torch.double)
-    for n in range(9, 11):
-        x = suggest(problem.space, X[:n], -errors[:n], seed=30_000 + n).X
-        (config,) = problem.space.decode(x)
-        assert config == trials[n].config
 
 
 def test_the_same_error_in_another_order_of_summation_is_no_improvement(

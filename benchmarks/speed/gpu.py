@@ -40,7 +40,7 @@ from benchmarks.speed.family_rows import task_data
 from benchmarks.speed.problems import binary_tree, flat_tree, make_data, sizes
 from benchmarks.speed.tree_rows import evaluation
 from benchmarks.summary import markdown_table
-from botorch_structured.linalg.factor import unread_flags
+from botorch_structured.linalg.blocks import unread_flags
 from botorch_structured.models import (
     ConditionalGP,
     MultiTaskABLR,

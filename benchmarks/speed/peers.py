@@ -8,7 +8,7 @@ import torch
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
-from botorch_structured.linalg.block_low_rank import LeafLayout
+from botorch_structured.linalg.blocks import LeafLayout
 from botorch_structured.models import TreeStructuredGP
 
 

@@ -34,11 +34,7 @@ from benchmarks.data import DATA
 from benchmarks.harness import ProblemFactory
 from benchmarks.suite.problem import SuiteProblem
 from botorch_structured.spaces import ParameterTree, SearchSpace
-from botorch_structured.spaces.columns import (
-    CategoricalColumn,
-    Column,
-    IntegerColumn,
-)
+from botorch_structured.spaces.columns import CategoricalColumn, Column, IntegerColumn
 
 _DATASETS = (
     "A9A W8A abalone appendicitis australian automobile banana bands breast-cancer "

@@ -40,6 +40,7 @@ from botorch_structured.acquisition.mixtures import (
     AveragedLogExpectedHypervolumeImprovement,
     AveragedLogExpectedImprovement,
     AveragedLogProbabilityOfFeasibility,
+    CostPrior,
     FeasibilityPrior,
+    InteriorPrior,
 )
-from botorch_structured.acquisition.priors import CostPrior, InteriorPrior

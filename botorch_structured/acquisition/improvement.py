@@ -52,7 +52,7 @@ from botorch_structured._botorch_names import (
     log_ei_helper,
     scaled_improvement,
 )
-from botorch_structured.acquisition.priors import check_cost_model
+from botorch_structured.acquisition.mixtures import check_cost_model
 from botorch_structured.spaces.arguments import check_column, check_number
 
 # The smallest standard deviations. BoTorch's 1e-6 is larger than the improvements at

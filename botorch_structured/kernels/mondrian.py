@@ -30,9 +30,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from botorch_structured.linalg.batch_kernel import BatchKernel, same_points
+from botorch_structured.kernels.leaf_kernels import BatchKernel, same_points
 from botorch_structured.spaces.arguments import check_count
-from botorch_structured.spaces.lookup import mix
+from botorch_structured.spaces.parameter_tree import mix
 
 # Elements of the largest temporary, 64 MiB of double precision.
 _CHUNK = 2**23

@@ -24,7 +24,7 @@ from gpytorch.priors import LogNormalPrior, Prior
 from torch import Tensor
 
 from botorch_structured._botorch_names import DefaultType
-from botorch_structured.linalg.hyperparameter import LogInterval
+from botorch_structured.linalg.parameters import LogInterval
 from botorch_structured.spaces.arguments import check_count
 
 # With a smaller bandwidth the features are noise on the unit cube.

@@ -6,14 +6,11 @@ With s = r^2 = sum_j (x_j - x'_j)^2 / l_j^2 and u = sqrt(5 s),
     -dk/ds         = 5/6 (1 + u) exp(-u)                = 1/2 exp(-s / 2)
     d^2k/ds^2      = 25/12 exp(-u)                      = 1/4 exp(-s / 2)
 
-    -d^3k/ds^3     = 125/24 exp(-u) / u                 = 1/8 exp(-s / 2)
+``slope`` is -dk/ds, ``curvature`` d^2k/ds^2. With the slope a gradient is a matrix
+product: of sum_ij G_ij k(s_ij) with respect to the scaled inputs, with H = G * slope.
 
-``slope`` is -dk/ds, ``curvature`` d^2k/ds^2 and ``jerk`` -d^3k/ds^3. With the slope a
-gradient is a matrix product: of sum_ij G_ij k(s_ij) with respect to the scaled inputs,
-with H = G * slope.
-
-Slice sampling and the growth of trees work on NumPy arrays, which is several times
-faster for small matrices: ``array_*`` are the same functions of arrays.
+Fits, slice sampling and the growth of trees work on NumPy arrays, which is several
+times faster for small matrices.
 ``ARRAY_VALUES`` and ``ARRAY_SLOPES`` have three more.
 """
 
@@ -68,7 +65,6 @@ class Correlation:
         value: s to k, differentiable.
         slope_and_curvature: s to -dk/ds and d^2k/ds^2, differentiable.
         array_value_and_slope: s to k and -dk/ds.
-        array_derivatives: s to -dk/ds, d^2k/ds^2 and -d^3k/ds^3.
         spectral_quantile: Quantile function of the spectral density in one dimension,
             for a unit lengthscale (frequencies of Fourier features).
     """
@@ -77,7 +73,6 @@ class Correlation:
     value: Callable[[Tensor], Tensor]
     slope_and_curvature: Callable[[Tensor], tuple[Tensor, Tensor]]
     array_value_and_slope: Callable[[Array], tuple[Array, Array]]
-    array_derivatives: Callable[[Array], tuple[Array, Array, Array]]
     spectral_quantile: Callable[[float], float]
 
 
@@ -135,12 +130,6 @@ def _array_matern52_slope(squared: Array) -> tuple[Array, Array]:
     return u, slope
 
 
-def _array_matern52_derivatives(squared: Array) -> tuple[Array, Array, Array]:
-    u = np.sqrt(5.0 * np.maximum(squared, _TINY))
-    e = np.exp(-u)
-    return 5.0 / 6.0 * (1.0 + u) * e, 25.0 / 12.0 * e, 125.0 / 24.0 * e / u
-
-
 def _array_rbf(squared: Array, out: Array) -> Array:
     np.multiply(squared, -0.5, out=out)
     return np.exp(out, out=out)
@@ -149,11 +138,6 @@ def _array_rbf(squared: Array, out: Array) -> Array:
 def _array_rbf_slope(squared: Array) -> tuple[Array, Array]:
     k = np.exp(-0.5 * squared)
     return k, 0.5 * k
-
-
-def _array_rbf_derivatives(squared: Array) -> tuple[Array, Array, Array]:
-    k = np.exp(-0.5 * squared)
-    return 0.5 * k, 0.25 * k, 0.125 * k
 
 
 def _array_matern32_slope(squared: Array) -> tuple[Array, Array]:
@@ -183,7 +167,6 @@ MATERN52 = Correlation(
     _matern52,
     _matern52_curvature,
     _array_matern52_slope,
-    _array_matern52_derivatives,
     # the Matern-nu spectral density in 1-D is a Student t with 2 nu degrees of freedom
     partial(stdtrit, 5),
 )
@@ -192,7 +175,6 @@ RBF = Correlation(
     _rbf,
     _rbf_curvature,
     _array_rbf_slope,
-    _array_rbf_derivatives,
     ndtri,
 )
 

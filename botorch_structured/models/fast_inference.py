@@ -25,16 +25,20 @@ points of a posterior, and takes outcomes of any scale.
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar, NoReturn
 
 import torch
 from botorch.acquisition.objective import PosteriorTransform
+from botorch.exceptions.errors import UnsupportedError
 from botorch.models import SingleTaskGP
 from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.models.utils import fantasize as fantasize_flag
 from botorch.posteriors import GPyTorchPosterior, TransformedPosterior
+from botorch.sampling.pathwise.features.generators import GenKernelFeatures
+from botorch.sampling.pathwise.posterior_samplers import DrawMatheronPaths
+from botorch.sampling.pathwise.prior_samplers import DrawKernelFeaturePaths
 from botorch.settings import propagate_grads
 from botorch.utils.transforms import normalize_indices
 from botorch.utils.types import DEFAULT
@@ -53,18 +57,14 @@ from gpytorch.likelihoods.noise_models import (
 )
 from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from gpytorch.models import ExactGP
+from gpytorch.models.exact_prediction_strategies import prediction_strategy
 from linear_operator.operators import ZeroLinearOperator
 from torch import Tensor
 from torch.nn import Module
 
 from botorch_structured._botorch_names import DefaultType
-from botorch_structured.linalg.redefinition import redefined_names
-from botorch_structured.models.checks import (
-    check_new_data,
-    check_points,
-    columns_of,
-)
-from botorch_structured.models.fantasies import gradients_in_data
+from botorch_structured.kernels.leaf_kernels import redefined_names
+from botorch_structured.models.checks import check_new_data, check_points, columns_of
 from botorch_structured.models.outcome_scale import (
     AnyScaleStandardize,
     ScaledNormal,
@@ -252,8 +252,10 @@ def changes_nothing(model: ExactGP, fn: Callable[[Tensor], Tensor]) -> bool:
     """Whether a conversion leaves the tensors of a model as they are."""
     data = [] if model.train_inputs is None else model.train_inputs
     tensors = (*data, model.train_targets, *model.parameters(), *model.buffers())
-    present = [t for t in tensors if t is not None]
-    return all(map(operator.is_, map(fn, present), present))
+    for tensor in tensors:
+        if tensor is not None and fn(tensor) is not tensor:
+            return False
+    return True
 
 
 class FastSingleTaskGP(FastInference, SingleTaskGP):
@@ -412,6 +414,95 @@ class FastSingleTaskGP(FastInference, SingleTaskGP):
         if self._columns == -1:
             self._columns = columns_of(self)
         check_points(X, self._columns, self.train_targets.dtype, conditional)
+
+
+# -- gradients in the points of fantasies ----------------------------------------
+#
+# GPyTorch detaches what it keeps of the training data, unless it is told not to.
+# BoTorch tells it for a posterior within ``propagate_grads``, but not where fantasies
+# are made, and ``qMultiStepLookahead`` does not where the posterior of fantasies is
+# taken: values are right, and gradients in the points of the fantasies lack terms.
+
+
+@contextmanager
+def gradients_in_data(*models: Module, new: Tensor | None = None) -> Iterator[None]:
+    """Keep the graphs of caches where training data are functions of something.
+
+    Training data that a user gives have no history; points of fantasies have one where
+    an acquisition function is differentiated.
+
+    Args:
+        models: Each ``ExactGP`` among them and in them is looked at.
+        new: Points that they are about to be conditioned on.
+    """
+    processes = [process for model in models for process in _processes(model)]
+    moves = any(X.grad_fn is not None for p in processes for X in p.train_inputs)
+    conditions = new is not None and new.requires_grad
+    if not (torch.is_grad_enabled() and (moves or conditions)):
+        yield
+        return
+    before = [process.prediction_strategy for process in processes]
+    if conditions and not moves and settings.detach_test_caches.on():
+        for process in processes:
+            _keep_constants(process)
+    try:
+        with propagate_grads(True), settings.detach_test_caches(False):
+            yield
+    finally:
+        for process, strategy in zip(processes, before, strict=True):
+            if conditions:
+                process.prediction_strategy = strategy
+
+
+def _processes(model: Module) -> Iterator[ExactGP]:
+    if isinstance(model, ExactGP):
+        if model.train_inputs is not None:
+            yield model
+    else:
+        for child in model.children():
+            yield from _processes(child)
+
+
+@torch.no_grad()
+def _keep_constants(process: ExactGP) -> None:
+    """Factorise the covariance of the data without a graph of hyperparameters.
+
+    One that is kept has been used up after the first ``backward``.
+    """
+    if process.training:
+        return
+    inputs = list(process.train_inputs)
+    strategy = prediction_strategy(
+        train_inputs=inputs,
+        train_prior_dist=process.forward(*inputs),
+        train_labels=process.train_targets,
+        likelihood=process.likelihood,
+    )
+    strategy.lik_train_train_covar.root_decomposition()
+    strategy.lik_train_train_covar.root_inv_decomposition()
+    strategy.mean_cache  # noqa: B018 (GPyTorch keeps it)
+    process.prediction_strategy = strategy
+
+
+# -- objectives and functions ----------------------------------------------------
+
+
+def refuse_paths(kind: type, got: str) -> None:
+    """Have BoTorch refuse to draw whole functions; its own words name a dispatcher.
+
+    Args:
+        kind: A class of models, or of kernels.
+        got: What it is, for the message.
+    """
+
+    def refuse(*args: Any, **kwargs: Any) -> NoReturn:
+        raise UnsupportedError(
+            f"model: expected one to draw whole functions of, got {got}. Draw at a "
+            "finite set of points: posterior(X).rsample(), or MaxPosteriorSampling."
+        )
+
+    for hook in (GenKernelFeatures, DrawKernelFeaturePaths, DrawMatheronPaths):
+        hook.add((kind,), refuse)
 
 
 def training_prior(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 from warnings import WarningMessage
 
@@ -22,7 +23,7 @@ from botorch.optim.batched_lbfgs_b import (
 from botorch.optim.core import OptimizationStatus
 from botorch.optim.utils.model_utils import get_parameters_and_bounds, sample_all_priors
 from botorch.optim.utils.numpy_utils import get_bounds_as_ndarray
-from gpytorch.mlls import MarginalLogLikelihood
+from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from linear_operator.utils.errors import NanError, NotPSDError
 from numpy.typing import NDArray
 from scipy import optimize
@@ -30,8 +31,12 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from botorch_structured._botorch_names import fit_fallback, lbfgsb
-from botorch_structured.linalg.factor import unread_flags
-from botorch_structured.models.contexts import few_threads, seeded
+from botorch_structured.linalg.blocks import Array, few_threads, unread_flags
+from botorch_structured.linalg.parameters import (
+    LogPriors,
+    RawParameters,
+    UnknownFormError,
+)
 
 _logger = logging.getLogger("botorch_structured")
 _GPU = "cuda"
@@ -47,6 +52,24 @@ FIT_OPTIONS = {"ftol": 1e-5, "gtol": 1e-4, "maxiter": 200, "maxcor": 20}
 #: the evaluations with BoTorch's tolerances the evidence is within .06 nats of theirs
 #: on average (60 columns, 150 points: .3). With ``FIT_OPTIONS`` it was up to 10 worse.
 FLAT_FIT_OPTIONS = {"ftol": 1e-7, "gtol": 1e-5, "maxiter": 400, "maxcor": 20}
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Seed the global random state, which a fit's retries draw from, and restore it.
+
+    Args:
+        seed: The seed of the CPU's state and of the device's.
+        device: A device on which random numbers may be drawn, too.
+    """
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        # not torch.manual_seed, which also seeds devices that are not restored
+        torch.random.default_generator.manual_seed(seed)
+        for other in devices:
+            with torch.cuda.device(other):
+                torch.cuda.manual_seed(seed)
+        yield
 
 
 class ArrayObjective(Protocol):
@@ -193,6 +216,53 @@ def _cuda_graph(function: Callable[[], Tensor]) -> tuple[Callable[[], None], Ten
     return graph.replay, result
 
 
+class ArrayPosterior:
+    """Minus the evidence and the log priors per row, an ``ArrayObjective``.
+
+    A subclass has the evidence of one GP as a function of u, in ``evidence``.
+
+    Args:
+        mll: The objective.
+
+    Raises:
+        UnknownFormError: If it is no evidence of one GP, if a class outside of this
+            package has its own way to compute it, or if a prior has no closed form.
+    """
+
+    def __init__(self, mll: MarginalLogLikelihood) -> None:
+        model: Any = mll.model
+        defining = {"forward", "__call__", "compute_custom_loss", "_fast_evidence"}
+        if (
+            type(mll) is not ExactMarginalLogLikelihood
+            or mll.likelihood is not model.likelihood
+            or model.redefined & defining
+            or model.train_targets.ndim > 1
+        ):
+            raise UnknownFormError
+        self.parameters = parameters = RawParameters(mll)
+        self.read = parameters.read
+        self.write = parameters.write
+        self.bounds = parameters.bounds
+        self.units = np.ones(len(parameters.free))
+        self._priors = LogPriors(parameters)
+        self._rows = len(model.train_targets)
+
+    def evidence(self, u: Array) -> tuple[float, Array]:
+        """The log evidence and its derivative by u."""
+        raise NotImplementedError
+
+    def __call__(self, theta: Array) -> tuple[float, Array]:
+        """Value and gradient at raw parameters ``k``; NaN where the evidence is."""
+        u, slope = self.parameters.logarithms(theta)
+        prior, by_prior = self._priors(u)
+        evidence, gradient = self.evidence(u)
+        gradient = gradient + by_prior
+        if slope is not None:
+            gradient *= slope
+        value = -(evidence + prior) / self._rows
+        return value, gradient[self.parameters.free] / -self._rows
+
+
 def fit_map(
     mll: MarginalLogLikelihood,
     options: Mapping[str, Any] | None = None,
@@ -219,7 +289,9 @@ def fit_map(
     Raises:
         ModelFittingError: If all attempts fail.
     """
-    kwargs = {name: value for name, value in kwargs.items() if value is not None}
+    for name in [*kwargs]:
+        if kwargs[name] is None:
+            del kwargs[name]
     if not kwargs.keys() & {"closure", "optimizer"}:
         arguments = dict(kwargs.pop("optimizer_kwargs", {}))
         arguments["options"] = {**(options or {}), **(arguments.get("options") or {})}
@@ -259,6 +331,7 @@ def _fit_objective(
     best: tuple[float, NDArray[np.float64]] | None = None
     for attempt in range(max_attempts):
         if attempt > 0:  # from a random start
+            objective.write(start)
             before = before or [(p, p.detach().clone()) for p in mll.parameters()]
             with seeded(attempt, before[0][0].device):
                 sample_all_priors(mll.model)
@@ -271,15 +344,14 @@ def _fit_objective(
                 best = end
         except NotPSDError as error:
             _logger.debug("Attempt %d of a fit failed: %s", attempt + 1, error)
-        objective.write(start)
         # also what the objective is not of, such as other outputs
         for p, value in before:
             p.data.copy_(value)
         if best is not None and not pick_best_of_all_attempts:
             break
+    objective.write(start if best is None else best[1])
     if best is None:
         raise ModelFittingError("All attempts to fit the model have failed.")
-    objective.write(best[1])
 
 
 def _minimise(
@@ -333,6 +405,7 @@ def _quick_lbfgsb(
     SciPy's interface takes a third of the time of the evaluations of a small GP.
     """
     memory = options["maxcor"]
+    tolerance = options["ftol"] / np.finfo(float).eps
     x = np.clip(start, *bounds.T)
     state = OptimState(None, _LINE_STEPS, x, len(x), memory)
     low, high = np.isfinite(bounds).T
@@ -349,7 +422,7 @@ def _quick_lbfgsb(
             state.nbd,
             state.f,
             state.g,
-            options["ftol"] / np.finfo(float).eps,
+            tolerance,
             options["gtol"],
             state.wa,
             state.iwa,

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 from botorch.models.transforms.outcome import (
+    ChainedOutcomeTransform,
     OutcomeTransform,
     Standardize,
     StratifiedStandardize,
@@ -29,6 +30,7 @@ from linear_operator.operators import (
 from torch import Tensor
 
 from botorch_structured.models.checks import DataError, extremes, is_constant
+from botorch_structured.transforms import ClipTail
 
 PosteriorT = TypeVar("PosteriorT", bound=Posterior)
 
@@ -128,6 +130,34 @@ def at_unit_scale(covariance: LinearOperator) -> LinearOperator:
     largest = dense.detach().diagonal(dim1=-1, dim2=-2).amax(dim=-1)
     largest = largest.clamp_min(torch.finfo(dense.dtype).tiny ** 0.5)
     return _times(to_linear_operator(dense / largest[..., None, None]), largest)
+
+
+def linear_outcome(model: Any, X: Tensor) -> tuple[float, float] | None:
+    """Scale and shift of the outcomes of a model, which is in evaluation mode then.
+
+    None where outcomes have another transform or ``X`` another precision than the
+    model, and on a device that the host would wait for.
+    """
+    targets = model.train_targets
+    on_host = X.device.type == "cpu" and targets.device.type == "cpu"
+    if not on_host or X.dtype != targets.dtype or targets.ndim > 1:
+        return None
+    transform = getattr(model, "outcome_transform", None)
+    parts = [transform]
+    if isinstance(transform, ChainedOutcomeTransform):
+        parts = [*transform.values()]
+    standardize = None
+    for part in parts:
+        if isinstance(part, Standardize) and standardize is None:
+            standardize = part
+        # predictions stay on the scale of a clipped tail
+        elif part is not None and not isinstance(part, ClipTail):
+            return None
+    if model.training:
+        model.eval()
+    if standardize is None:
+        return 1.0, 0.0
+    return standardize.stdvs.item(), standardize.means.item()
 
 
 def check_scale(train_Y: Tensor, targets: Tensor) -> None:

@@ -13,102 +13,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from botorch.exceptions.errors import InfeasibilityError
+from botorch.exceptions.errors import CandidateGenerationError, InfeasibilityError
 from botorch.utils.sampling import get_polytope_samples
 from torch.quasirandom import SobolEngine
 
-from botorch_structured.linalg.block_low_rank import positions
+from botorch_structured.linalg.blocks import positions
 from botorch_structured.optim.problem import Array, Problem, first_of_each
 
 # Distances, as powers of ten of the width of the box, at which points known to be good
 # are perturbed: without noise the optimum of expected improvement may be at 1e-5.
 _LOCAL_SCALES = (-5.0, -0.5)
 _NUM_SCALES = 3
-
-
-@dataclass(frozen=True)
-class Boxes:
-    """The values that each column may have, in ``P`` parts of the space.
-
-    Args:
-        problem: The space.
-        lower: ``P x d`` smallest values.
-        upper: ``P x d`` largest values.
-        active: ``P x d`` booleans: the active columns of the part.
-        keys: ``P`` numbers: the paths.
-    """
-
-    problem: Problem
-    lower: Array
-    upper: Array
-    active: Array
-    keys: Array
-
-    def __len__(self) -> int:
-        return len(self.lower)
-
-    @cached_property
-    def free(self) -> Array:
-        """``P x d`` booleans: the columns that can move."""
-        return self.upper > self.lower
-
-    @cached_property
-    def continuous(self) -> Array:
-        """``P x d`` booleans: the columns that move continuously."""
-        return self.free & ~self.problem.values.discrete
-
-    @cached_property
-    def positions(self) -> tuple[Array, Array]:
-        """``P x d`` positions of the smallest and of the largest values."""
-        position = self.problem.values.position
-        return position(self.lower), position(self.upper)
-
-    @cached_property
-    def counts(self) -> Array:
-        """The number of points in every box, infinite where a column is continuous."""
-        finite = np.logical_not(self.continuous.any(-1))
-        counts = np.full(len(finite), np.inf)
-        if finite.any():
-            first, last = self.positions
-            size = np.where(self.free, last - first + 1, 1)[finite]
-            counts[finite] = size.prod(-1, dtype=np.float64)
-        return counts
-
-    @cached_property
-    def slots(self) -> Slots:
-        """The few columns that move."""
-        return Slots(self)
-
-    @property
-    def arrays(self) -> tuple[Array, ...]:
-        """All with a row for each box."""
-        return self.lower, self.upper, self.active, self.keys
-
-    def take(self, index: Any) -> Boxes:
-        """The boxes at ``index``."""
-        return Boxes(self.problem, *[array[index] for array in self.arrays])
-
-    def pin(self, columns: Array, X: Array) -> Boxes:
-        """The boxes with the active ones of some columns held at the values of ``X``.
-
-        Args:
-            columns: ``d`` booleans.
-            X: ``P x d``, one row for each box.
-        """
-        pinned = columns & self.active
-        lower = np.where(pinned, X, self.lower)
-        upper = np.where(pinned, X, self.upper)
-        return replace(self, lower=lower, upper=upper)
-
-    def draw(self, box: Array, rng: np.random.Generator) -> Array:
-        """``n x d`` random points of ``n`` boxes, discrete values equally likely."""
-        slots = self.slots
-        U = rng.random((len(box), slots.columns.shape[1]))
-        return slots.widen(slots.at(U, box), box)
 
 
 class Slots:
@@ -130,7 +49,7 @@ class Slots:
 
     def __init__(self, boxes: Boxes) -> None:
         self.values = boxes.problem.values
-        self._all = boxes.lower
+        self._lowest = boxes.lower
         d = boxes.lower.shape[1]
         columns = positions(torch.from_numpy(boxes.free)).numpy()
         self.free = columns < d
@@ -182,10 +101,86 @@ class Slots:
 
     def widen(self, x: Array, box: Array) -> Array:
         """``n x d`` points from their values in slots."""
-        X = self._all[box]
+        X = self._lowest[box]
         row, slot = self.free[box].nonzero()
         X[row, self.columns[box[row], slot]] = x[row, slot]
         return X
+
+
+@dataclass
+class Boxes:
+    """The values that each column may have, in ``P`` parts of the space.
+
+    Args:
+        problem: The space.
+        lower: ``P x d`` smallest values.
+        upper: ``P x d`` largest values.
+        active: ``P x d`` booleans: the active columns of the part.
+        keys: ``P`` numbers: the paths.
+    """
+
+    problem: Problem
+    lower: Array
+    upper: Array
+    active: Array
+    keys: Array
+    #: The few columns that move.
+    slots: ClassVar[cached_property[Slots]] = cached_property(Slots)
+
+    def __post_init__(self) -> None:
+        #: ``P x d`` booleans: the columns that can move.
+        self.free = self.upper > self.lower
+        #: ``P x d`` booleans: the columns that move continuously.
+        self.continuous = self.free & ~self.problem.values.discrete
+
+    def __len__(self) -> int:
+        return len(self.lower)
+
+    @cached_property
+    def positions(self) -> tuple[Array, Array]:
+        """``P x d`` positions of the smallest and of the largest values."""
+        ends = np.concatenate([self.lower, self.upper])
+        first, last = np.split(self.problem.values.position(ends), 2)
+        return first, last
+
+    @cached_property
+    def counts(self) -> Array:
+        """The number of points in every box, infinite where a column is continuous."""
+        finite = np.logical_not(self.continuous.any(-1))
+        counts = np.full(len(finite), np.inf)
+        if finite.any():
+            first, last = self.positions
+            size = np.where(self.free, last - first + 1, 1)[finite]
+            counts[finite] = size.prod(-1, dtype=np.float64)
+        return counts
+
+    def take(self, index: Any) -> Boxes:
+        """The boxes at ``index``."""
+        return Boxes(
+            self.problem,
+            self.lower[index],
+            self.upper[index],
+            self.active[index],
+            self.keys[index],
+        )
+
+    def pin(self, columns: Array, X: Array) -> Boxes:
+        """The boxes with the active ones of some columns held at the values of ``X``.
+
+        Args:
+            columns: ``d`` booleans.
+            X: ``P x d``, one row for each box.
+        """
+        pinned = columns & self.active
+        lower = np.where(pinned, X, self.lower)
+        upper = np.where(pinned, X, self.upper)
+        return replace(self, lower=lower, upper=upper)
+
+    def draw(self, box: Array, rng: np.random.Generator) -> Array:
+        """``n x d`` random points of ``n`` boxes, discrete values equally likely."""
+        slots = self.slots
+        U = rng.random((len(box), slots.columns.shape[1]))
+        return slots.widen(slots.at(U, box), box)
 
 
 def whole_box(problem: Problem) -> Boxes:
@@ -196,9 +191,8 @@ def whole_box(problem: Problem) -> Boxes:
     where one of them is active are not proposed.
     """
     some = problem.fill.copy()
-    for col, values in problem.listed.decision_values.items():
-        if col not in problem.listed.numeric_decisions:
-            some[col] = values[0]
+    for col in problem.tree.decisions_by_value:
+        some[col] = problem.tree.decision_values[col][0]
     lower = np.where(problem.empty, some, problem.lower)[None]
     upper = np.where(problem.empty, some, problem.upper)[None]
     active = np.ones_like(lower, dtype=bool)
@@ -223,7 +217,7 @@ def project(space: Boxes, X: Array) -> Array:
     """
     problem = space.problem
     near = problem.snap(np.clip(X, space.lower, space.upper), space.free)
-    near = problem.impute(near)
+    near = np.where(problem.active(near), near, problem.fill)
     return near[problem.keys(near) == problem.keys(X)]
 
 
@@ -239,39 +233,20 @@ def boxes_at(problem: Problem, rows: Array) -> tuple[Boxes, Array]:
         fixed feature, a bound or the list of a categorical rules their path out, or
         where it is to be avoided.
     """
-    tree = problem.tree
-    located = tree.locate(torch.from_numpy(rows))
-    codes, active, keys = (part.numpy() for part in located)
-    lower = np.tile(problem.lower, (len(rows), 1))
-    upper = np.tile(problem.upper, (len(rows), 1))
-    place = {col: k for k, col in enumerate(tree.decision_columns)}
-    for col in tree.numeric_decisions:
-        code = codes[:, place[col]].clip(min=0)
-        low, high = np.array(tree.decision_values[col], rows.dtype)[code].T
-        lower[:, col] = np.maximum(lower[:, col], low)
-        upper[:, col] = np.minimum(upper[:, col], high)
-    columns = tree.decisions_by_value
-    if columns:
-        # The declared value, not one within the tolerance of it; an undeclared one,
-        # whose code is one past the last, is itself.
-        lists = [tree.decision_values[col] for col in columns]
-        table = np.full((len(columns), 1 + max(map(len, lists))), np.inf, rows.dtype)
-        for k, outcomes in enumerate(lists):
-            table[k, : len(outcomes)] = outcomes
-        code = codes[:, [place[col] for col in columns]].clip(min=0)
-        declared = table[np.arange(len(columns)), code]
-        value = np.where(np.isinf(declared), rows[:, columns], declared)
-        lower[:, columns] = value
-        upper[:, columns] = value
-    # what the decisions leave of other columns is admissible
-    decisions = tree.decision_columns
-    within = problem.values.inside(lower[:, decisions], upper[:, decisions], decisions)
-    lower[:, decisions], upper[:, decisions] = within
-    lower = np.where(active, lower, problem.fill)
-    upper = np.where(active, upper, problem.fill)
+    located = problem.tree.locate(torch.from_numpy(rows))
+    codes, active, keys = map(torch.Tensor.numpy, located)
+    lower = np.where(active, problem.lower, problem.fill)
+    upper = np.where(active, problem.upper, problem.fill)
+    for k, col in enumerate(problem.tree.decision_columns):
+        on = active[:, col]
+        code = codes[on, k]
+        low, high = problem.outcomes[k]
+        lower[on, col] = low[code]
+        upper[on, col] = high[code]
     ok = np.all(lower <= upper, axis=-1)
     if len(problem.avoid_paths):
-        ok &= ~np.isin(keys, problem.avoid_paths)
+        named = problem.key_tree.path_key(torch.from_numpy(rows)).numpy()
+        ok &= ~np.isin(named, problem.avoid_paths)
     return Boxes(
         problem,
         lower,
@@ -283,75 +258,90 @@ def boxes_at(problem: Problem, rows: Array) -> tuple[Boxes, Array]:
 
 def path_boxes(
     problem: Problem,
-    seen: Sequence[Array],
+    points: Array,
     rng: np.random.Generator,
 ) -> Boxes:
-    """The boxes of the paths to be searched; none if all are ruled out.
+    """The boxes of the paths to be searched.
 
-    All declared paths, or ``max_paths`` random ones if there are more. The paths of
-    known points are included, since only these have undeclared values.
+    All paths, or ``max_paths`` random ones if there are more, and those of known points
+    beside them.
 
     Args:
         problem: The space.
-        seen: Tables ``m x d`` of points whose paths are to be included.
+        points: ``m x d`` points whose paths are searched, too.
         rng: Draws the random paths.
+
+    Raises:
+        CandidateGenerationError: All paths are to be avoided.
+        ValueError: The arguments leave no path.
     """
-    if problem.listed.num_paths <= problem.max_paths:
-        rows = problem.listed.path_points.numpy().astype(problem.lower.dtype)
-        seen = seen if problem.has_undeclared else []
+    if problem.tree.num_paths <= problem.max_paths:
+        rows = problem.tree.path_points.numpy().astype(problem.lower.dtype)
     else:
-        rows = random_rows(problem, problem.max_paths, rng)
-        seen = [np.concatenate(seen)[-problem.max_paths :]]
-    if seen:
-        rows = np.concatenate([rows, *seen])
+        drawn = random_rows(problem, problem.max_paths, rng)
+        near = np.concatenate([points, problem.good])[-problem.max_paths :]
+        rows = np.concatenate([drawn, near])
         rows = rows[first_of_each(problem.keys(rows))]
     boxes, ok = boxes_at(problem, rows)
-    return boxes.take(ok)
+    if ok.any():
+        return boxes.take(ok)
+    if len(problem.avoid_paths):
+        raise CandidateGenerationError(
+            "Expected a path to search, got none: all that fixed_features, "
+            "categorical_features and bounds leave are among avoid_paths."
+        )
+    raise ValueError(
+        "fixed_features, categorical_features, bounds: expected to leave at least one "
+        f"path of the tree, got fixed_features={problem.fixed}, "
+        f"bounds={problem.bounds.tolist()} for decisions "
+        f"{problem.tree.decision_values}."
+    )
 
 
 def random_rows(problem: Problem, n: int, rng: np.random.Generator) -> Array:
     """``n`` points on random paths, with fixed decisions at their fixed values."""
     generator = torch.Generator().manual_seed(int(rng.integers(1 << 31)))
-    drawn = problem.listed.random_paths(n, generator)
+    drawn = problem.tree.random_paths(n, generator)
     rows: Array = drawn.numpy().astype(problem.lower.dtype)
     for col, value in problem.fixed.items():
         rows[:, col] = value
     return rows
 
 
-class Sample(NamedTuple):
+class Sample:
     """Candidates, the box each lies in, and the source each comes from.
 
     Args:
         X: ``n x d`` points.
         box: ``n`` numbers of boxes.
-        source: ``n`` integers, 0 for points spread over the box. Starts of the
-            refinement are taken from each source.
+        source: ``n`` integers, 0 for points spread over the box, the default. Starts of
+            the refinement are taken from each source.
     """
 
-    X: Array
-    box: Array
-    source: Array
-
-    @classmethod
-    def spread(cls, X: Array, box: Array) -> Sample:
-        """Candidates all over the boxes, source 0."""
-        return cls(X, box, np.zeros_like(box))
-
-    @classmethod
-    def join(cls, samples: list[Sample]) -> Sample:
-        """All candidates, one sample after the other."""
-        return cls(*map(np.concatenate, zip(*samples, strict=True)))
+    def __init__(self, X: Array, box: Array, source: Array | None = None) -> None:
+        self.X = X
+        self.box = box
+        self.source = np.zeros_like(box) if source is None else source
 
     def take(self, index: Any) -> Sample:
         """The candidates at ``index``."""
         return Sample(self.X[index], self.box[index], self.source[index])
 
 
+def join(samples: Sequence[Sample]) -> Sample:
+    """All candidates, one sample after the other."""
+    X = []
+    box = []
+    source = []
+    for sample in samples:
+        X.append(sample.X)
+        box.append(sample.box)
+        source.append(sample.source)
+    return Sample(np.concatenate(X), np.concatenate(box), np.concatenate(source))
+
+
 def _admissible(boxes: Boxes, sample: Sample) -> Sample:
     """The candidates that satisfy the constraints and ``feasible``."""
-    if not boxes.problem.is_restricted:
-        return sample
     return sample.take(boxes.problem.admissible(sample.X, boxes.active[sample.box]))
 
 
@@ -359,16 +349,18 @@ def _listed(boxes: Boxes, chosen: Array) -> list[Sample]:
     """Every point of each of the chosen boxes, which are finite."""
     free = boxes.free[chosen].any(-1)
     single = chosen[~free]
-    samples = [Sample.spread(boxes.lower[single], single)]
+    samples = [Sample(boxes.lower[single], single)]
     first, last = boxes.positions
     for b in chosen[free]:
         columns = boxes.free[b].nonzero()[0]
-        steps = [np.arange(first[b, c], last[b, c] + 1) for c in columns]
+        steps = []
+        for c in columns:
+            steps.append(np.arange(first[b, c], last[b, c] + 1))
         grid = np.stack(np.meshgrid(*steps, indexing="ij"), axis=-1)
         position = grid.reshape(-1, len(columns)).astype(boxes.lower.dtype)
         X = np.tile(boxes.lower[b], (len(position), 1))
         X[:, columns] = boxes.problem.values.value(position, columns)
-        samples.append(Sample.spread(X, np.full(len(X), b)))
+        samples.append(Sample(X, np.full(len(X), b)))
     return samples
 
 
@@ -378,7 +370,7 @@ def all_candidates(boxes: Boxes) -> Sample:
     For the end of a search, when all random points in them are known.
     """
     finite = (boxes.counts <= 1 << 16).nonzero()[0]
-    return _admissible(boxes, Sample.join(_listed(boxes, finite)))
+    return _admissible(boxes, join(_listed(boxes, finite)))
 
 
 def raw_candidates(
@@ -407,19 +399,16 @@ def raw_candidates(
     """
     is_small = boxes.counts <= 4 * per_box
     large = (~is_small).nonzero()[0]
-    samples = _listed(boxes, is_small.nonzero()[0])
+    samples = []
+    if len(large) < len(boxes):
+        samples = _listed(boxes, is_small.nonzero()[0])
     if len(large):
         samples.append(_spread(boxes, large, per_box, good, keys, rng))
-    sample = _admissible(boxes, Sample.join(samples))
-    if boxes.problem.is_restricted:
-        sample = _with_replacements(
-            boxes,
-            sample,
-            large,
-            per_box,
-            rng,
-        )
-    return sample
+    sample = join(samples)
+    if not boxes.problem.is_restricted:
+        return sample
+    sample = _admissible(boxes, sample)
+    return _with_replacements(boxes, sample, large, per_box, rng)
 
 
 def _sobol(slots: Slots, box: Array, rng: np.random.Generator) -> Array:
@@ -445,8 +434,7 @@ def _spread(
     is_shared = problem.shared[slots.columns] & slots.free
     box = chosen.repeat(per_box)
     x = _sobol(slots, box, rng)
-    # Points in slots, their boxes, and their sources.
-    samples = [(x, box, np.zeros_like(box))]
+    samples = [Sample(x, box)]  # their X has values in slots
     place = np.arange(len(box)) % per_box
     if len(good):
         samples += _perturbed(boxes, max(per_box // 2, 1), good, keys, rng)
@@ -456,17 +444,17 @@ def _spread(
         some = box[few]
         best = slots.snap(good[0][slots.columns[some]], some)
         moved = np.where(is_shared[some], best, x[few])
-        samples.append((moved, some, np.ones_like(some)))
+        samples.append(Sample(moved, some, np.ones_like(some)))
     if is_shared.any():
         few = place < max(1, per_box // 2)
-        inner = [tuple(part[few] for part in samples[0]), *samples[1:]]
-        for inside, b, source in inner:
-            low = rng.random(inside.shape) < 0.5
-            ends = np.where(low, slots.lower[b], slots.upper[b])
-            moved = np.where(is_shared[b], ends, inside)
-            samples.append((moved, b, source + 2 + _NUM_SCALES))
-    x, box, source = map(np.concatenate, zip(*samples, strict=True))
-    return Sample(slots.widen(x, box), box, source)
+        for inner in (samples[0].take(few), *samples[1:]):
+            low = rng.random(inner.X.shape) < 0.5
+            ends = np.where(low, slots.lower[inner.box], slots.upper[inner.box])
+            moved = np.where(is_shared[inner.box], ends, inner.X)
+            samples.append(Sample(moved, inner.box, inner.source + 2 + _NUM_SCALES))
+    sample = join(samples)
+    sample.X = slots.widen(sample.X, sample.box)
+    return sample
 
 
 def _perturbed(
@@ -475,11 +463,11 @@ def _perturbed(
     good: Array,
     keys: Array,
     rng: np.random.Generator,
-) -> list[tuple[Array, Array, Array]]:
+) -> list[Sample]:
     """Points around the good points of every box, near and far."""
     slots = boxes.slots
     values = boxes.problem.values
-    number = {key: b for b, key in enumerate(boxes.keys.tolist())}
+    number = dict(zip(boxes.keys.tolist(), range(len(boxes)), strict=True))
     by_box: dict[int, list[int]] = {}
     for i, key in enumerate(keys.tolist()):
         if key in number:
@@ -487,8 +475,10 @@ def _perturbed(
     if not by_box:
         return []
     turn = np.arange(per_box)
-    some_rows = [np.array(some)[turn % len(some)] for some in by_box.values()]
-    rows = np.concatenate(some_rows)
+    turns = []
+    for some in by_box.values():
+        turns.append(np.array(some)[turn % len(some)])
+    rows = np.concatenate(turns)
     box = np.array([*by_box]).repeat(per_box)
     lower = slots.lower[box]
     upper = slots.upper[box]
@@ -514,14 +504,14 @@ def _perturbed(
         x = np.where(logs, centre * ratio**by, x)
     x = slots.snap(x.astype(lower.dtype), box)
     source = 2 + np.minimum(level[:, 0] * _NUM_SCALES, _NUM_SCALES - 1).astype(int)
-    return [(x, box, source)]
+    return [Sample(x, box, source)]
 
 
 def _with_replacements(
     boxes: Boxes, sample: Sample, chosen: Array, per_box: int, rng: np.random.Generator
 ) -> Sample:
     """More points for boxes in which none was admissible, but another one may be."""
-    space = boxes.problem.tree.space
+    space = boxes.problem.key_tree.space
     if space is not None and len(chosen):
         arrays = boxes.lower, boxes.upper, boxes.active
         forbidden = space.forbids(*map(torch.from_numpy, arrays)).numpy()
@@ -533,20 +523,12 @@ def _with_replacements(
     n = min(64 * per_box, max(1, (1 << 17) // len(missing)))
     box = missing.repeat(n)
     X = boxes.slots.widen(_sobol(boxes.slots, box, rng), box)
-    more = _admissible(boxes, Sample.spread(X, box))
+    more = _admissible(boxes, Sample(X, box))
     parts = [sample, more]
     if boxes.problem.constraints:
-        thin = missing[~np.isin(missing, more.box)][:8]
-        parts += [
-            _polytope(
-                boxes,
-                int(b),
-                per_box,
-                rng,
-            )
-            for b in thin
-        ]
-    return Sample.join(parts)
+        for b in missing[~np.isin(missing, more.box)][:8].tolist():
+            parts.append(_polytope(boxes, b, per_box, rng))
+    return join(parts)
 
 
 def _polytope(
@@ -582,7 +564,7 @@ def _polytope(
             n_thinning=8,
         )
     except (ValueError, InfeasibilityError):  # an empty polytope
-        return Sample.spread(boxes.lower[:0], np.zeros(0, dtype=np.int64))
+        return Sample(boxes.lower[:0], np.zeros(0, dtype=np.int64))
     X = np.where(free, draws.numpy(), boxes.lower[b])
     X = boxes.problem.snap(X, free)
-    return _admissible(boxes, Sample.spread(X, np.full(n, b)))
+    return _admissible(boxes, Sample(X, np.full(n, b)))

@@ -15,20 +15,15 @@ from botorch.acquisition import AcquisitionFunction
 from torch import Tensor
 
 from botorch_structured.optim.boxes import Boxes, project, whole_box
-from botorch_structured.optim.climb import (
-    Neighbourhood,
-    slots_of,
-    steps_between,
-    walk,
-)
 from botorch_structured.optim.problem import (
     MAX_PATHS,
     Array,
     Feasible,
     KnownPoints,
-    make_problem,
+    Problem,
 )
 from botorch_structured.optim.search import Search
+from botorch_structured.optim.walk import Neighbourhood, slots_of, steps_between, walk
 from botorch_structured.spaces import ParameterTree, SearchSpace
 from botorch_structured.spaces.arguments import check_count, check_number
 
@@ -131,7 +126,7 @@ def optimize_acqf_local_search(
     check_count("raw_samples", raw_samples)
     check_count("max_iter", max_iter, least=0)
     steps = _steps(step, min_step)
-    problem = make_problem(
+    problem = Problem(
         [acq_function],
         bounds,
         tree,

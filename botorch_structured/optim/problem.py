@@ -1,8 +1,8 @@
 """The arguments of an optimiser, checked once, and their meaning column by column.
 
-`make_problem` is their door, which reads the space by `read_region`.
-Tensors come in at this door and go out at the end; between them a search works on NumPy
-arrays, whose operations take a third of the time at this size.
+`Problem` is their door. Tensors come in at this door and go out at the end; between
+them a search works on NumPy arrays, whose operations take a third of the time at this
+size.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from botorch.acquisition import AcquisitionFunction, OneShotAcquisitionFunction
 from botorch.acquisition.objective import IdentityMCObjective
+from botorch.models import MultiTaskGP, SingleTaskGP
 from botorch.posteriors.fully_bayesian import MCMC_DIM
 from numpy.typing import NDArray
 from scipy.spatial import cKDTree
@@ -29,6 +30,7 @@ from botorch_structured.spaces.arguments import (
     check_column,
     check_columns,
     check_count,
+    check_function,
     check_number,
     check_values,
 )
@@ -37,6 +39,16 @@ from botorch_structured.spaces.path_search import MAX_LISTED
 
 Array = NDArray[Any]
 Feasible = Callable[[Tensor], Tensor]
+# Bounds, tree, columns of integers, column -> its admissible values, fill.
+Columns = tuple[
+    Tensor,
+    ParameterTree,
+    Sequence[int],
+    Mapping[int, Sequence[float]],
+    Tensor,
+]
+# All paths are searched up to this number of them.
+MAX_PATHS = 1024
 
 
 @dataclass
@@ -60,10 +72,12 @@ class Values:
     ordered: Array
     table: Array
 
-    @cached_property
-    def discrete(self) -> Array:
-        """``d`` booleans: columns of integers or with a list."""
-        return self.whole | self.listed
+    def __post_init__(self) -> None:
+        #: ``d`` booleans: columns of integers or with a list.
+        self.discrete = self.whole | self.listed
+        # half way between listed values, then infinities
+        self._borders = (0.5 * (self.table[:, :-1] + self.table[:, 1:])).T
+        self._columns = np.arange(len(self.table))
 
     def position(self, X: Array, columns: Any = slice(None)) -> Array:
         """Positions of the nearest admissible values.
@@ -76,7 +90,7 @@ class Values:
         listed = np.broadcast_to(self.listed[columns], X.shape).nonzero()
         if len(listed[0]):
             x = X[listed]
-            column = self._columns(X, columns)[listed]
+            column = np.broadcast_to(self._columns[columns], X.shape)[listed]
             count = np.zeros_like(x)
             above = np.arange(len(x))
             for border in self._borders:
@@ -87,48 +101,14 @@ class Values:
             position[listed] = count
         return position
 
-    @cached_property
-    def _borders(self) -> Array:
-        """Half way between listed values, ``(w - 1) x d``, then infinities."""
-        with np.errstate(invalid="ignore"):
-            return 0.5 * (self.table[:, :-1] + self.table[:, 1:]).T
-
     def value(self, position: Array, columns: Any = slice(None)) -> Array:
         """Admissible values at these positions, with columns as of `position`."""
         listed = np.broadcast_to(self.listed[columns], position.shape).nonzero()
-        if not len(listed[0]):
-            return position
         value = position.copy()
+        column = np.broadcast_to(self._columns[columns], position.shape)[listed]
         index = position[listed].clip(0, self.table.shape[1] - 1).astype(int)
-        value[listed] = self.table[self._columns(position, columns)[listed], index]
+        value[listed] = self.table[column, index]
         return value
-
-    def _columns(self, X: Array, columns: Any) -> Array:
-        """The column of each number."""
-        return np.broadcast_to(np.arange(len(self.listed))[columns], X.shape)
-
-    def inside(
-        self,
-        lower: Array,
-        upper: Array,
-        columns: Sequence[int],
-    ) -> tuple[Array, Array]:
-        """The first and last admissible values in ``[lower, upper]``, ``n x k`` each.
-
-        The first is above the last where there is none.
-        """
-        whole = self.whole[columns]
-        first = np.where(whole, np.ceil(lower), lower)
-        last = np.where(whole, np.floor(upper), upper)
-        listed = self.listed[columns].nonzero()[0]
-        if len(listed):
-            table = self.table[columns][listed]
-            row = np.arange(len(listed))
-            start = (table < lower[:, listed, None]).sum(-1)
-            stop = (table <= upper[:, listed, None]).sum(-1) - 1
-            first[:, listed] = table[row, start.clip(max=table.shape[1] - 1)]
-            last[:, listed] = np.where(stop >= 0, table[row, stop], -np.inf)
-        return first, last
 
 
 @dataclass(frozen=True)
@@ -140,85 +120,198 @@ class LinearConstraint:
     rhs: float
 
 
-@dataclass
 class Problem:
-    """Where candidates may lie; see `optimize_acqf_paths` for the arguments.
+    """Where candidates may lie: the arguments of an optimiser, checked once.
 
-    Args:
-        tree: What is active where.
-        listed: The same tree, with every outcome that may be proposed declared, but
-            those of known points.
-        has_undeclared: Whether known points have others.
+    They are those of `optimize_acqf_paths`; the first acquisition function is the one
+    that chooses candidates. Points that any of them has pending are known.
+
+    Attributes:
+        tree: What is active where. Every outcome that may be proposed is declared.
+        key_tree: The tree as it was given, of whose keys ``avoid_paths`` are.
         bounds: ``2 x d``.
         fill: ``d`` numbers that inactive columns hold.
         values: What each column may hold where it is active, whatever the path. A
             decision by value is a column with a list.
         lower: ``d`` smallest admissible values; fixed columns hold their value.
         upper: ``d`` largest ones; below ``lower`` in columns that have none.
+        empty: ``d`` booleans: columns without an admissible value.
+        outcomes: For each decision, the least and largest admissible value of each
+            outcome.
         fixed: Column -> its value, where the column is active.
         constraints: Linear constraints, binding where all their columns are active.
         feasible: Any other restriction.
+        is_restricted: Whether a constraint or ``feasible`` restricts the points.
+        restricting: ``d`` booleans: the columns on which that depends.
         X_avoid: ``m x d`` points not to be proposed, pending ones included.
         good: ``k x d`` points to look around, the best first.
         good_keys: The keys of their paths.
         max_paths: The number of paths up to which all of them are searched.
         min_distance: How far from known points to stay, in widths of the bounds.
-        avoid_paths: Keys of paths on which nothing is proposed.
-        restricting: ``d`` booleans: the columns of constraints and of ``feasible``.
         device: That of the bounds.
+
+    Raises:
+        ValueError: Which argument, what was expected, what came.
     """
 
-    tree: ParameterTree
-    listed: ParameterTree
-    has_undeclared: bool
-    bounds: Array
-    fill: Array
-    values: Values
-    lower: Array
-    upper: Array
-    fixed: dict[int, float]
-    constraints: list[LinearConstraint]
-    feasible: Feasible | None
-    X_avoid: Array
-    good: Array
-    good_keys: Array
-    max_paths: int
-    min_distance: float
-    avoid_paths: Array
-    restricting: Array
-    device: torch.device
+    def __init__(
+        self,
+        acq_functions: Sequence[Any],
+        bounds: Tensor | None,
+        tree: ParameterTree | None,
+        integer_features: Sequence[int] | None,
+        categorical_features: Mapping[int, Sequence[float]] | None,
+        fill: float | Tensor | None,
+        space: SearchSpace | None,
+        *,
+        fixed_features: Mapping[int, float] | None = None,
+        inequality_constraints: Sequence[tuple[Tensor, Tensor, float]] | None = None,
+        feasible: Feasible | None = None,
+        X_avoid: Tensor | None = None,
+        X_start: Tensor | None = None,
+        min_distance: float = 0.0,
+        max_paths: int = MAX_PATHS,
+        avoid_paths: Tensor | None = None,
+    ) -> None:
+        check_acquisition(acq_functions[0], "acq_function")
+        beside: dict[str, Any] = {
+            "bounds": bounds,
+            "tree": tree,
+            "integer_features": integer_features,
+            "categorical_features": categorical_features,
+            "fill": fill,
+        }
+        if space is None:
+            columns = _read_columns(**beside)
+        else:
+            columns = _columns_of(space, acq_functions[0], beside)
+        limits, key_tree, whole, lists, row = columns
+        d = key_tree.dim
+        for acq_function in acq_functions:
+            _check_model(acq_function, d)
+        if feasible is not None:
+            check_function("feasible", feasible)
+        distance = check_number("min_distance", min_distance)
+        if not 0.0 <= distance < 1.0:
+            raise ValueError(
+                "min_distance: expected a share of the width of the bounds, from 0 to "
+                f"less than 1, got {min_distance!r}."
+            )
+        fixed = read_fixed(key_tree, limits, fixed_features, whole, lists)
+        keys = torch.empty(0).long() if avoid_paths is None else avoid_paths
+        if not isinstance(keys, Tensor) or keys.dtype != torch.long:
+            raise ValueError(
+                f"avoid_paths: expected keys of tree.path_key, got {keys!r}."
+            )
+        constraints = []
+        if inequality_constraints is not None:
+            constraints = _constraints(d, inequality_constraints, limits)
+        tables = [limits[:0]]
+        if X_avoid is not None:
+            tables.append(check_points("X_avoid", X_avoid, key_tree, row))
+        for acq_function in acq_functions:
+            X = getattr(acq_function, "X_pending", None)
+            if X is not None:
+                X = X.reshape(-1, X.shape[-1])
+                tables.append(check_points("X_pending", X, key_tree, row))
+        avoid = torch.cat(tables).cpu()
+        if X_start is None:
+            start, rows = promising(key_tree, row, acq_functions[0])
+        else:
+            start = check_points("X_start", X_start, key_tree, row)
+            rows = torch.arange(len(start))
+        start = start.cpu()
+        declaring = _declaring(key_tree, lists, fixed, [avoid, start])
+        restricting: Sequence[int] = range(d) if feasible or constraints else ()
+        informed = key_tree.space
+        if informed is not None and informed.is_restricted:
+            restricting = restricting or informed.restricting_columns
+            allowed = informed.feasible
+            feasible = _both(allowed, feasible) if feasible else allowed
+        self.tree = declaring
+        self.key_tree = key_tree
+        self.bounds = limits.cpu().numpy()
+        self.fill = row.cpu().numpy()
+        self.fixed = fixed
+        self.values = self._read_values(whole, lists)
+        self.empty = self.lower > self.upper
+        self.outcomes = [*map(self._outcomes, declaring.decision_columns)]
+        self.constraints = constraints
+        self.feasible = feasible
+        self.is_restricted = bool(constraints) or feasible is not None
+        self.restricting = mask_of(restricting, d)
+        self.X_avoid = avoid.numpy()
+        self.good = start[rows].numpy()
+        self.good_keys = declaring.path_key(start)[rows].numpy()
+        self.max_paths = min(check_count("max_paths", max_paths), MAX_LISTED)
+        self.min_distance = distance
+        self.avoid_paths = keys.cpu().numpy()
+        self.device = limits.device
 
-    @cached_property
-    def empty(self) -> Array:
-        """``d`` booleans: columns without an admissible value."""
-        return self.lower > self.upper
+    def _read_values(
+        self, integers: Sequence[int], lists: Mapping[int, Sequence[float]]
+    ) -> Values:
+        """Admissible values of the columns within the bounds; sets the limits.
+
+        Args:
+            integers: The columns of integers.
+            lists: Column -> its admissible values.
+        """
+        tree = self.tree
+        tables: dict[int, Sequence[float]] = dict(lists)
+        for c in tree.decisions_by_value:
+            outcomes = tree.decision_values[c]
+            if c in integers:
+                outcomes = [v for v in outcomes if v.is_integer()]
+            tables.setdefault(c, outcomes)
+        width = 2
+        for numbers in tables.values():
+            width = max(width, 1 + len(numbers))
+        d = tree.dim
+        low, high = self.bounds
+        table = np.full((d, width), np.inf, low.dtype)
+        for c, numbers in tables.items():
+            table[c, : len(numbers)] = numbers
+        inside = (low[:, None] <= table) & (table <= high[:, None])
+        for c, value in self.fixed.items():
+            inside[c] &= table[c] == low.dtype.type(value)
+        table = np.sort(np.where(inside, table, np.inf))
+        listed = mask_of([*tables], d)
+        ordered = mask_of(integers, d)
+        whole = ordered & ~listed
+        self.lower = np.where(whole, np.ceil(low), low)
+        self.upper = np.where(whole, np.floor(high), high)
+        for c, value in self.fixed.items():
+            self.lower[c] = self.upper[c] = value
+        last = np.where(table < np.inf, table, -np.inf).max(-1)
+        self.lower = np.where(listed, table[:, 0], self.lower)
+        self.upper = np.where(listed, last, self.upper)
+        space = self.key_tree.space
+        logarithmic = mask_of([] if space is None else space.log_integers, d)
+        # A column named in both is an integer with gaps: neighbours are alike. To a
+        # search no outcome of a decision is like another.
+        ordered[tree.decisions_by_value] = False
+        return Values(whole, logarithmic & ~listed, listed, ordered, table)
+
+    def _outcomes(self, c: int) -> tuple[Array, Array]:
+        """The least and largest admissible value of each outcome of a decision."""
+        ends = np.array(self.tree.decision_values[c], self.lower.dtype)
+        ends = ends.reshape(len(ends), -1)
+        low = np.maximum(ends[:, 0], self.lower[c])
+        high = np.minimum(ends[:, -1], self.upper[c])
+        if self.values.whole[c]:
+            return np.ceil(low), np.floor(high)
+        if not self.values.listed[c]:
+            return low, high
+        table = self.values.table[c]
+        last = table.searchsorted(high, "right") - 1
+        first = table[table.searchsorted(low).clip(max=len(table) - 1)]
+        return first, np.where(last < 0, -np.inf, table[last])
 
     @cached_property
     def shared(self) -> Array:
         """``d`` booleans: columns active on several paths."""
         return mask_of(self.tree.shared_columns, self.tree.dim)
-
-    @cached_property
-    def room(self) -> Array:
-        """``d`` differences up to which two points are the same to any model."""
-        width = self.bounds[1] - self.bounds[0]
-        room = (1e-8 if width.itemsize == 8 else 1e-5) * width
-        values = self.values
-        # the next value of a discrete column is another point; between the infinities
-        # that fill a table up the difference is NaN, which fmin leaves out
-        with np.errstate(invalid="ignore"):
-            gap = np.fmin.reduce(np.diff(values.table), axis=-1)
-        gap = np.where(values.whole, 1.0, gap)
-        room = np.where(values.discrete, np.fmin(room, 0.25 * gap), room)
-        if self.min_distance:
-            distance = np.where(values.discrete, 0.0, self.min_distance * width)
-            room = np.maximum(room, distance)
-        return room
-
-    @property
-    def is_restricted(self) -> bool:
-        """Whether a constraint or ``feasible`` restricts the points."""
-        return bool(self.constraints) or self.feasible is not None
 
     def tensor(self, X: Array) -> Tensor:
         """An array as a tensor on the device of the bounds."""
@@ -232,27 +325,16 @@ class Problem:
         """``n`` numbers: the paths of points."""
         return self.tree.path_key(torch.from_numpy(X)).numpy()
 
-    def impute(self, X: Array) -> Array:
-        """``n x d`` points with the fill value in their inactive columns."""
-        return np.where(self.active(X), X, self.fill)
-
-    def snap(
-        self,
-        X: Array,
-        free: Array,
-        columns: Any = slice(None),
-    ) -> Array:
-        """Free discrete columns at their nearest admissible value.
+    def snap(self, X: Array, free: Array) -> Array:
+        """``n x d`` points with free discrete columns at the nearest admissible value.
 
         Args:
-            X: ``n x k`` numbers.
-            free: ``n x k`` booleans.
-            columns: Their columns, ``k`` or ``n x k``. Default: all.
+            X: ``n x d`` numbers.
+            free: ``n x d`` booleans.
         """
-        if not (free & self.values.discrete[columns]).any():
+        if not (free & self.values.discrete).any():
             return X
-        position = self.values.position(X, columns)
-        return np.where(free, self.values.value(position, columns), X)
+        return np.where(free, self.values.value(self.values.position(X)), X)
 
     def admissible(self, X: Array, active: Array) -> Array:
         """Which points satisfy the linear constraints and ``feasible``.
@@ -311,12 +393,21 @@ class KnownPoints:
     def __init__(self, problem: Problem, X: Array) -> None:
         self.problem = problem
         self.X = X
+        values = problem.values
+        width = problem.bounds[1] - problem.bounds[0]
+        # up to these differences two points are the same to any model
+        room = (1e-8 if width.itemsize == 8 else 1e-5) * width
+        if values.discrete.any():
+            # the next value of a discrete column is another point; between infinities
+            # that fill a table up the difference is NaN, which fmin leaves out
+            with np.errstate(invalid="ignore"):
+                gap = np.fmin.reduce(np.diff(values.table), axis=-1)
+            gap = np.where(values.whole, 1.0, gap)
+            room = np.where(values.discrete, np.fmin(room, 0.25 * gap), room)
+        distance = np.where(values.discrete, 0.0, problem.min_distance * width)
         # in a column without room any other number is far away
-        self._scale = np.maximum(problem.room, 1e-150)
+        self._scale = np.maximum(np.maximum(room, distance), 1e-150)
         self._nearest = cKDTree(X / self._scale)
-
-    def __len__(self) -> int:
-        return len(self.X)
 
     def contains(self, X: Array) -> Array:
         """Which points equal one of these on the columns that are active.
@@ -329,7 +420,7 @@ class KnownPoints:
         Returns:
             ``n`` booleans.
         """
-        if not len(X) or not len(self):
+        if not len(X) or not len(self.X):
             return np.zeros(len(X), dtype=bool)
         distance, nearest = self._nearest.query(
             X / self._scale, p=np.inf, distance_upper_bound=1.0 + 1e-6
@@ -354,10 +445,6 @@ def first_of_each(keys: Any) -> Array:
     return np.sort(np.unique(keys, return_index=True)[1])
 
 
-# All paths are searched up to this number of them.
-MAX_PATHS = 1024
-
-
 def check_acquisition(acq_function: Any, name: str) -> None:
     """Raise unless ``acq_function`` maps ``b x 1 x d`` points to ``b`` values."""
     if isinstance(acq_function, OneShotAcquisitionFunction):
@@ -373,12 +460,31 @@ def check_acquisition(acq_function: Any, name: str) -> None:
         )
 
 
-def _bounds_of_space(
-    space: Any,
-    acq_function: AcquisitionFunction,
-    **beside: Any,
-) -> Tensor:
-    """The bounds of a space that stands in for other arguments.
+def _train_inputs(model: Any) -> Tensor | None:
+    """``n x d`` training points as they were given, before any input transform."""
+    X = getattr(model, "_original_train_inputs", None)
+    if not isinstance(X, Tensor) or model.training:
+        X = (getattr(model, "train_inputs", None) or (None,))[0]
+    return _of_one_sample(model, X, ndim=2)
+
+
+def _check_model(acq_function: AcquisitionFunction, d: int) -> None:
+    """Raise for a model of other columns: it cannot be evaluated at points."""
+    model: Any = getattr(acq_function, "model", None)
+    # models of several tasks have one of them as a column that points may lack
+    if isinstance(model, SingleTaskGP) and not isinstance(model, MultiTaskGP):
+        X = _train_inputs(model)
+        if X is not None and X.shape[-1] != d:
+            raise ValueError(
+                f"acq_function: expected a model of {d} columns, as many as the space "
+                f"has, got one of {X.shape[-1]}."
+            )
+
+
+def _columns_of(
+    space: Any, acq_function: AcquisitionFunction, beside: Mapping[str, Any]
+) -> Columns:
+    """The columns of a space, in place of other arguments.
 
     In the precision and on the device of the acquisition function.
     """
@@ -387,73 +493,33 @@ def _bounds_of_space(
             "space: expected a SearchSpace (SearchSpace.from_configspace(cs)), got "
             f"{type(space).__name__}."
         )
-    also = [name for name, argument in beside.items() if argument is not None]
-    if also:
-        raise ValueError(
-            f"space: expected in place of {', '.join(beside)}, got "
-            f"{', '.join(also)} as well."
-        )
-    modelled = getattr(getattr(acq_function, "model", None), "tree", None)
-    if isinstance(modelled, ParameterTree) and modelled.dim != space.dim:
-        raise ValueError(
-            f"space: expected one of {modelled.dim} columns, as many as the model "
-            f"of the acquisition function has, got {space.dim}."
-        )
-    floating = (p for p in acq_function.parameters() if p.is_floating_point())
-    like = next(floating, space.bounds)
-    return space.bounds.to(like)
+    for name, argument in beside.items():
+        if argument is not None:
+            raise ValueError(
+                f"space: expected in place of {', '.join(beside)}, got {name} as well."
+            )
+    like = space.bounds
+    for parameter in acq_function.parameters():
+        if parameter.is_floating_point():
+            like = parameter
+            break
+    return (
+        space.bounds.to(like),
+        space.tree,
+        space.integer_features,
+        space.categorical_features,
+        space.fill.to(like),
+    )
 
 
-def _read_fill(fill: Any, bounds: Tensor) -> Tensor:
-    """``d`` numbers that inactive columns hold."""
-    try:
-        row = torch.as_tensor(fill).to(bounds).detach().expand(bounds.shape[-1])
-    except (TypeError, ValueError, RuntimeError):
-        d = bounds.shape[-1]
-        raise ValueError(f"fill: expected a number or {d}, got {fill!r}.") from None
-    if not np.isfinite(row.cpu().numpy()).all():
-        raise ValueError(f"fill: expected finite numbers, got {fill!r}.")
-    return row
-
-
-def make_problem(
-    acq_functions: Sequence[Any],
-    bounds: Tensor | None,
-    tree: ParameterTree | None,
+def _read_columns(
+    bounds: Any,
+    tree: Any,
     integer_features: Sequence[int] | None,
     categorical_features: Mapping[int, Sequence[float]] | None,
-    fill: float | Tensor | None,
-    space: SearchSpace | None,
-    *,
-    fixed_features: Mapping[int, float] | None = None,
-    inequality_constraints: Sequence[tuple[Tensor, Tensor, float]] | None = None,
-    feasible: Feasible | None = None,
-    X_avoid: Tensor | None = None,
-    X_start: Tensor | None = None,
-    min_distance: float = 0.0,
-    max_paths: int = MAX_PATHS,
-    avoid_paths: Tensor | None = None,
-) -> Problem:
-    """Check the arguments of an optimiser.
-
-    They are those of `optimize_acqf_paths`; the first acquisition function is the one
-    that chooses candidates. Points that any of them has pending are known.
-
-    Raises:
-        ValueError: Which argument, what was expected, what came.
-    """
-    check_acquisition(acq_functions[0], "acq_function")
-    if space is not None:
-        bounds = _bounds_of_space(
-            space,
-            acq_functions[0],
-            bounds=bounds,
-            tree=tree,
-            integer_features=integer_features,
-            categorical_features=categorical_features,
-            fill=fill,
-        )
-        tree = space.tree
+    fill: Any,
+) -> Columns:
+    """The same from its own arguments; what a space says the tree brings along."""
     if bounds is None or tree is None:
         raise ValueError(
             "bounds, tree: expected both of them, or space=... (a SearchSpace) in "
@@ -464,108 +530,34 @@ def make_problem(
             "tree: expected a ParameterTree (model.tree, ParameterTree(d, {...})), "
             f"got {type(tree).__name__}."
         )
-    # what a space says about columns, the tree brings along
-    informed = tree.space
     d = tree.dim
     bounds = check_bounds(bounds, d)
     integers = () if integer_features is None else integer_features
     whole = check_columns("integer_features", integers, d, True)
-    lists = _read_lists(tree, bounds, categorical_features)
-    if informed is not None:
-        whole = sorted({*whole, *informed.integer_features})
-        fill = informed.fill if fill is None else fill
-    row = _read_fill(0.5 if fill is None else fill, bounds)
-    if feasible is not None and not callable(feasible):
-        raise ValueError(f"feasible: expected a callable, got {feasible!r}.")
-    distance = check_number("min_distance", min_distance)
-    if not 0.0 <= distance < 1.0:
-        raise ValueError(
-            "min_distance: expected a share of the width of the bounds, from 0 to less "
-            f"than 1, got {min_distance!r}."
-        )
-    fixed = read_fixed(tree, bounds, fixed_features, whole, lists)
-    keys = torch.empty(0).long() if avoid_paths is None else avoid_paths
-    if not isinstance(keys, Tensor) or keys.dtype != torch.long:
-        raise ValueError(f"avoid_paths: expected keys of tree.path_key, got {keys!r}.")
-    constraints = _constraints(d, inequality_constraints, bounds)
-    tables = [bounds[:0]]
-    if X_avoid is not None:
-        tables.append(check_points("X_avoid", X_avoid, tree, row))
-    for acq_function in acq_functions:
-        X = getattr(acq_function, "X_pending", None)
-        if X is not None:
-            X = X.reshape(-1, X.shape[-1])
-            tables.append(check_points("X_pending", X, tree, row))
-    avoid = torch.cat(tables)
-    if X_start is None:
-        start, rows = promising(tree, row, acq_functions[0])
-    else:
-        start = check_points("X_start", X_start, tree, row)
-        rows = torch.arange(len(start), device=start.device)
-    listed = _with_outcomes(tree, lists, fixed)
-    undeclared = _undeclared(listed, [avoid, start])
-    ends = bounds.cpu().numpy()
-    values, lower, upper = _columns(listed, ends, whole, lists, fixed, undeclared)
-    restricting: Sequence[int] = ()
-    allowed = None
-    if informed is not None and informed.is_restricted:
-        restricting = informed.restricting_columns
-        allowed = informed.feasible
-    return Problem(
-        tree=tree,
-        listed=listed,
-        has_undeclared=any(undeclared.values()),
-        bounds=ends,
-        fill=row.cpu().numpy(),
-        values=values,
-        lower=lower,
-        upper=upper,
-        fixed=fixed,
-        constraints=constraints,
-        feasible=_both(allowed, feasible),
-        X_avoid=avoid.cpu().numpy(),
-        good=start[rows].cpu().numpy(),
-        good_keys=tree.path_key(start)[rows].cpu().numpy(),
-        max_paths=min(check_count("max_paths", max_paths), MAX_LISTED),
-        min_distance=distance,
-        avoid_paths=keys.cpu().numpy(),
-        restricting=mask_of(range(d) if feasible or constraints else restricting, d),
-        device=bounds.device,
-    )
-
-
-def _read_lists(
-    tree: ParameterTree,
-    bounds: Tensor,
-    categorical_features: Mapping[int, Sequence[float]] | None,
-) -> dict[int, list[float]]:
-    """Column -> its admissible values, those that a space of the tree knows included.
-
-    Args:
-        tree: The space.
-        bounds: ``2 x d``, which have to be on its scale.
-        categorical_features: What was given.
-
-    Raises:
-        ValueError: For columns and values that are not admissible.
-    """
-    lists = check_by_column(
-        "categorical_features", categorical_features, tree.dim, True
-    )
+    lists = check_by_column("categorical_features", categorical_features, d, True)
     for c, numbers in lists.items():
         name = f"categorical_features[{c}]"
         lists[c] = list(check_values(name, {check_number(name, v) for v in numbers}))
-    if tree.space is None:
-        return lists
-    _check_scale(bounds, tree.space)
-    for c, codes in tree.space.categorical_features.items():
-        odd = [v for v in lists.setdefault(c, codes) if v not in codes]
-        if odd:
-            raise ValueError(
-                f"categorical_features[{c}]: expected among the values that the "
-                f"space of the tree has, {codes}, got {odd}."
-            )
-    return lists
+        _check_declared(name, tree, c, lists[c])
+    if (space := tree.space) is not None:
+        _check_scale(bounds, space)
+        for c, codes in space.categorical_features.items():
+            odd = [v for v in lists.setdefault(c, codes) if v not in codes]
+            if odd:
+                raise ValueError(
+                    f"categorical_features[{c}]: expected among the values that the "
+                    f"space of the tree has, {codes}, got {odd}."
+                )
+        whole = sorted({*whole, *space.integer_features})
+        fill = space.fill if fill is None else fill
+    fill = 0.5 if fill is None else fill
+    try:
+        row = torch.as_tensor(fill).to(bounds).detach().expand(d)
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(f"fill: expected a number or {d}, got {fill!r}.") from None
+    if not row.isfinite().all():
+        raise ValueError(f"fill: expected finite numbers, got {fill!r}.")
+    return bounds, tree, whole, lists, row
 
 
 def check_bounds(bounds: Any, d: int | None = None) -> Tensor:
@@ -587,10 +579,8 @@ def check_bounds(bounds: Any, d: int | None = None) -> Tensor:
     return bounds.detach()
 
 
-def _both(first: Feasible | None, second: Feasible | None) -> Feasible | None:
+def _both(first: Feasible, second: Feasible) -> Feasible:
     """Where both hold."""
-    if first is None or second is None:
-        return first or second
     return lambda X: (
         first(X) & check_booleans("feasible", second(X), X.shape[:-1]).to(X.device)
     )
@@ -645,75 +635,37 @@ def check_points(
     return X
 
 
-def _undeclared(tree: ParameterTree, seen: Sequence[Tensor]) -> dict[int, set[float]]:
-    """Column -> outcomes of points that the tree does not declare."""
-    if all(tree.is_declared(X).all() for X in seen):
-        return {}
-    X = torch.cat([*seen])
-    codes = tree.decision_codes(X, strict=False)
-    outcomes = {}
-    for k, column in enumerate(tree.decision_columns):
-        unknown = codes[:, k] == len(tree.decision_values[column])
-        outcomes[column] = {*X[unknown, column].tolist()}
-    return outcomes
-
-
-def _columns(
+def _declaring(
     tree: ParameterTree,
-    bounds: Array,
-    whole: Sequence[int],
     lists: Mapping[int, Sequence[float]],
     fixed: Mapping[int, float],
-    undeclared: Mapping[int, set[float]],
-) -> tuple[Values, Array, Array]:
-    """Admissible values of the columns, and the least and largest within the bounds.
+    points: Sequence[Tensor],
+) -> ParameterTree:
+    """The tree with the outcomes declared that arguments and points have.
 
     Args:
-        tree: The tree, with all outcomes that may be proposed declared.
-        bounds: ``2 x d``.
-        whole: The columns of integers.
+        tree: The tree.
         lists: Column -> its admissible values.
         fixed: Column -> its value.
-        undeclared: Decision -> outcomes of known points, which may be proposed, too.
+        points: Tables ``n x d`` of known points.
     """
-    tables: dict[int, Sequence[float]] = dict(lists)
-    for col in tree.decisions_by_value:
-        options = {*tree.decision_values[col], *undeclared.get(col, ())}
-        if col in lists:
-            options &= {*lists[col]}
-        elif col in whole:
-            options = {v for v in options if float(v).is_integer()}
-        tables[col] = sorted(options)
-    d = tree.dim
-    width = 1 + max((len(values) for values in tables.values()), default=1)
-    table = np.full((d, width), np.inf, bounds.dtype)
-    for c, numbers in tables.items():
-        table[c, : len(numbers)] = numbers
-    inside = (bounds[0, :, None] <= table) & (table <= bounds[1, :, None])
-    for col, value in fixed.items():
-        inside[col] &= table[col] == bounds.dtype.type(value)
-    table = np.sort(np.where(inside, table, np.inf))
-    integers = mask_of(whole, d)
-    listed = mask_of([*tables], d)
-    logarithmic = mask_of(() if tree.space is None else tree.space.log_integers, d)
-    # A column named in both is an integer with gaps: neighbours are alike. To a search
-    # no outcome of a decision is like another.
-    values = Values(
-        whole=integers & ~listed,
-        logarithmic=logarithmic & ~listed,
-        listed=listed,
-        ordered=integers & ~mask_of(tree.decisions_by_value, d),
-        table=table,
-    )
-    least = np.where(values.whole, np.ceil(bounds[0]), bounds[0])
-    most = np.where(values.whole, np.floor(bounds[1]), bounds[1])
-    lower = np.where(listed, table[:, 0], least)
-    last = np.where(table < np.inf, table, -np.inf).max(-1)
-    upper = np.where(listed, last, most)
-    for col, value in fixed.items():
-        if col not in tables:
-            lower[col] = upper[col] = value
-    return values, lower, upper
+    values: dict[int, Any] = {}
+    for c in tree.decisions_by_value:
+        values[c] = {*tree.decision_values[c], *lists.get(c, ())}
+        if c in fixed:
+            values[c].add(fixed[c])
+    for X in points:
+        if tree.is_declared(X).all():
+            continue
+        codes = tree.decision_codes(X, strict=False)
+        for k, decision in enumerate(tree._decisions):
+            undeclared = codes[:, k] == len(decision)
+            if undeclared.any():
+                values[decision.col] |= {*X[undeclared, decision.col].tolist()}
+    for c, outcomes in values.items():
+        if len(outcomes) > len(tree.decision_values[c]):
+            return ParameterTree(tree.dim, conditions=tree.conditions, values=values)
+    return tree
 
 
 def read_fixed(
@@ -832,33 +784,6 @@ def _constraints(
     return constraints
 
 
-def _with_outcomes(
-    tree: ParameterTree,
-    categorical_features: Mapping[int, Sequence[float]],
-    fixed: Mapping[int, float],
-) -> ParameterTree:
-    """The tree with the outcomes declared that other arguments name."""
-    extended: dict[int, list[float]] = {}
-    for col in tree.decisions_by_value:
-        named = categorical_features.get(col, ())
-        _check_declared(
-            f"categorical_features[{col}]",
-            tree,
-            col,
-            named,
-        )
-        outcomes = {*tree.decision_values[col], *named}
-        if col in fixed:
-            outcomes.add(fixed[col])
-        if len(outcomes) > len(tree.decision_values[col]):
-            extended[col] = sorted(outcomes)
-    if not extended:
-        return tree
-    return ParameterTree(
-        tree.dim, conditions=tree.conditions, values={**tree._values, **extended}
-    )
-
-
 def promising(
     tree: ParameterTree,
     fill: Tensor,
@@ -875,13 +800,9 @@ def promising(
         ``n x d`` training points, and the rows that are the best; none if the
         acquisition function has no model with one table of training points.
     """
-    nothing = fill.new_empty(0, tree.dim), torch.arange(0, device=fill.device)
+    nothing = fill.new_empty(0, tree.dim), torch.arange(0)
     model: Any = getattr(acq_function, "model", None)
-    # As they were given, before any input transform.
-    X = getattr(model, "_original_train_inputs", None)
-    if not isinstance(X, Tensor) or model.training:
-        X = (getattr(model, "train_inputs", None) or (None,))[0]
-    X = _of_one_sample(model, X, ndim=2)
+    X = _train_inputs(model)
     if X is None or X.shape[-1] != tree.dim or not len(X):
         return nothing
     X = X.detach().to(fill)
@@ -889,20 +810,15 @@ def promising(
         score = _score(acq_function, model, X)
     if score is None:
         return nothing
-    X = check_points("X_start", X, tree, fill)
-    return X, _best_rows(tree, X, score)
+    return tree.impute(X, fill), best_of_paths(tree, X, score)
 
 
 def best_of_paths(tree: ParameterTree, X: Tensor, score: Tensor) -> Tensor:
-    """The point with the largest score on each path, the best of all first."""
-    return X[_best_rows(tree, X, score)]
-
-
-def _best_rows(tree: ParameterTree, X: Tensor, score: Tensor) -> Tensor:
+    """The row with the largest score on each path, the best of all first."""
     order = np.argsort(-score.detach().cpu().numpy(), kind="stable")
     keys = tree.path_key(X).cpu().numpy()
     first = order[first_of_each(keys[order])]
-    return torch.from_numpy(first).to(X.device)
+    return torch.from_numpy(first)
 
 
 def _of_one_sample(model: Any, values: Any, ndim: int) -> Tensor | None:

@@ -26,12 +26,13 @@ from botorch_structured.optim.boxes import (
     Sample,
     all_candidates,
     boxes_at,
+    join,
     path_boxes,
     random_rows,
     raw_candidates,
     whole_box,
 )
-from botorch_structured.optim.climb import Evaluator, best_of_each, refine
+from botorch_structured.optim.climb import Evaluator
 from botorch_structured.optim.problem import (
     MAX_PATHS,
     Array,
@@ -40,8 +41,8 @@ from botorch_structured.optim.problem import (
     Problem,
     check_acquisition,
     first_of_each,
-    make_problem,
 )
+from botorch_structured.optim.walk import best_of_each, refine
 from botorch_structured.spaces import ParameterTree, SearchSpace
 from botorch_structured.spaces.arguments import check_count, check_seed
 
@@ -100,9 +101,12 @@ class Search:
         self.raw_samples = raw_samples
         self.evaluator = Evaluator(acq_function, batch_limit, problem.device)
         self.rng = make_rng(seed)
-        self._told: list[Any] = [
-            a for a in (path_acq_function, acq_function) if hasattr(a, "X_pending")
-        ]
+        # those that are told what is pending, and what they have pending themselves
+        self._told: list[tuple[Any, Tensor | None]] = []
+        told: Any
+        for told in (path_acq_function, acq_function):
+            if hasattr(told, "X_pending"):
+                self._told.append((told, told.X_pending))
 
     def greedily(
         self, propose: Callable[[KnownPoints], tuple[Array, Array]]
@@ -121,7 +125,6 @@ class Search:
         """
         problem = self.problem
         avoid = KnownPoints(problem, problem.X_avoid)
-        before = [a.X_pending for a in self._told]
         chosen = problem.X_avoid[:0]
         values = []
         try:
@@ -130,15 +133,12 @@ class Search:
                     both = np.concatenate([problem.X_avoid, chosen])
                     avoid = KnownPoints(problem, both)
                     new = problem.tensor(chosen)
-                    for acqf, pending in zip(self._told, before, strict=True):
-                        acqf.set_X_pending(
-                            new
-                            if pending is None
-                            else torch.cat([pending.to(new), new])
-                        )
+                    for acqf, pending in self._told:
+                        before = new[:0] if pending is None else pending.to(new)
+                        acqf.set_X_pending(torch.cat([before, new]))
                 X, worth = propose(avoid)
                 if not len(X):
-                    raise CandidateGenerationError(self._why_nothing(len(avoid)))
+                    raise CandidateGenerationError(self._why_nothing(len(avoid.X)))
                 best = worth.argmax()
                 if worth[best] == -np.inf:
                     warnings.warn(
@@ -152,7 +152,7 @@ class Search:
                 values.append(worth[best])
         finally:
             if self.q > 1:
-                for acqf, pending in zip(self._told, before, strict=True):
+                for acqf, pending in self._told:
                     acqf.set_X_pending(pending)
         reached = problem.tensor(np.array(values, dtype=chosen.dtype))
         return problem.tensor(chosen), reached[0] if self.q == 1 else reached
@@ -164,29 +164,6 @@ class Search:
         if self.problem.fixed:
             why += f"; fixed_features hold {self.problem.fixed}"
         return f"Expected a path with a new point to propose, got none: {why}."
-
-    def paths(self, avoid: KnownPoints) -> Boxes:
-        """The boxes of all paths (of many, if there are too many).
-
-        Raises:
-            CandidateGenerationError: All paths are to be avoided.
-            ValueError: The arguments leave no path.
-        """
-        problem = self.problem
-        boxes = path_boxes(problem, [avoid.X, problem.good], self.rng)
-        if not len(boxes):
-            if len(problem.avoid_paths):
-                raise CandidateGenerationError(
-                    "Expected a path to search, got none: all that fixed_features, "
-                    "categorical_features and bounds leave are among avoid_paths."
-                )
-            raise ValueError(
-                "fixed_features, categorical_features, bounds: expected to leave at "
-                f"least one path of the tree, got fixed_features={problem.fixed}, "
-                f"bounds={problem.bounds.tolist()} for decisions "
-                f"{problem.tree.decision_values}."
-            )
-        return boxes
 
     def maximise(
         self,
@@ -223,7 +200,7 @@ class Search:
             return sample.X, np.zeros(0)
         on_paths = evaluator.on(boxes.lower)
         values = on_paths.values(sample.X, sample.box)
-        if evolve and self.problem.listed.num_paths > self.problem.max_paths:
+        if evolve and self.problem.tree.num_paths > self.problem.max_paths:
             sample, values, boxes = self._evolve(
                 evaluator, sample, values, boxes, avoid
             )
@@ -291,7 +268,7 @@ class Search:
         if not len(X):
             # The feasible set is thin, or nearly all points are known.
             X = self._sample(
-                self.paths(avoid),
+                path_boxes(self.problem, avoid.X, self.rng),
                 None,
                 avoid,
                 around=False,
@@ -313,9 +290,8 @@ class Search:
             per_box = max(4, min(per_box, 4096 // len(boxes)))
         else:
             per_box = -(-raw_samples // len(boxes))
-        most = None if around else 0
-        good = self.problem.good[:most]
-        keys = self.problem.good_keys[:most]
+        good = self.problem.good if around else avoid.X[:0]
+        keys = self.problem.good_keys
         sample = raw_candidates(boxes, per_box, good, keys, self.rng)
         sample = self._unknown(boxes, sample, avoid)
         if len(sample.X):
@@ -374,9 +350,14 @@ class Search:
             more = more.take(new)
             row = np.arange(len(X))
             worth = evaluator.on(more.lower).values(X, row)
-            sample = Sample.join([sample, Sample.spread(X, len(boxes) + row)])
-            pairs = zip(boxes.arrays, more.arrays, strict=True)
-            boxes = Boxes(problem, *map(np.concatenate, pairs))
+            sample = join([sample, Sample(X, len(boxes) + row)])
+            boxes = Boxes(
+                problem,
+                np.concatenate([boxes.lower, more.lower]),
+                np.concatenate([boxes.upper, more.upper]),
+                np.concatenate([boxes.active, more.active]),
+                np.concatenate([boxes.keys, more.keys]),
+            )
             values = np.concatenate([values, worth])
         return sample, values, boxes
 
@@ -507,12 +488,13 @@ def optimize_acqf_paths(
         of them, each given the earlier candidates.
 
     Raises:
-        ValueError: An argument is not what it should be; no path is left by
-            ``fixed_features``, ``categorical_features`` and ``bounds``.
+        ValueError: An argument is not what it should be; the model has other columns
+            than the space; no path is left by ``fixed_features``,
+            ``categorical_features`` and ``bounds``.
         CandidateGenerationError: Nothing is left to propose: every admissible point
             is known, none was found that is feasible, or all paths are to be avoided.
     """
-    problem = make_problem(
+    problem = Problem(
         [acq_function],
         bounds,
         tree,
@@ -534,7 +516,7 @@ def optimize_acqf_paths(
     )
 
     def propose(avoid: KnownPoints) -> tuple[Array, Array]:
-        return search.maximise(search.paths(avoid), avoid)
+        return search.maximise(path_boxes(problem, avoid.X, search.rng), avoid)
 
     return search.greedily(propose)
 
@@ -628,7 +610,7 @@ def optimize_acqf_two_step(
     check_count("top_k", top_k)
     if not isinstance(fix_shared, bool):
         raise ValueError(f"fix_shared: expected True or False, got {fix_shared!r}.")
-    problem = make_problem(
+    problem = Problem(
         [acq_function, path_acq_function],
         bounds,
         tree,
@@ -669,12 +651,6 @@ def optimize_acqf_two_step(
         else:
             # whether all points of a path are known is for the second step to find out
             pinned = paths.pin(~matters, paths.lower)
-            all_listed = problem.listed.num_paths <= problem.max_paths
-            if all_listed and not pinned.free.any():  # one point on each path
-                rows = np.arange(len(pinned))
-                values = first.on(pinned.lower).values(pinned.lower, rows)
-                order = _ranked(rows, values)
-                return paths.take(order), pinned.lower[order]
             nothing = KnownPoints(problem, avoid.X[:0])
             points, _ = search.maximise(
                 pinned,
@@ -687,7 +663,7 @@ def optimize_acqf_two_step(
         return boxes_at(problem, X)[0], X
 
     def propose(avoid: KnownPoints) -> tuple[Array, Array]:
-        paths, X = ranked(search.paths(avoid), avoid)
+        paths, X = ranked(path_boxes(problem, avoid.X, search.rng), avoid)
         if fix_shared:
             paths = paths.pin(problem.shared, X)
         for i in range(0, len(paths), top_k):

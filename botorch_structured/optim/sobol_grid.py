@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from copy import copy
 
 import numpy as np
 import torch
@@ -25,9 +25,9 @@ from botorch_structured.optim.problem import (
     Array,
     Feasible,
     KnownPoints,
+    Problem,
     check_bounds,
     check_points,
-    make_problem,
 )
 from botorch_structured.optim.search import Search, make_rng
 from botorch_structured.spaces import ParameterTree, SearchSpace
@@ -165,7 +165,7 @@ def optimize_acqf_sobol(
         CandidateGenerationError: None of the points can be proposed.
     """
     tree = ParameterTree(check_bounds(bounds).shape[-1]) if space is None else None
-    problem = make_problem(
+    problem = Problem(
         [acq_function],
         bounds,
         tree,
@@ -206,7 +206,8 @@ def optimize_acqf_sobol(
         best_X,
         _derive(rng),
     )
-    closer = replace(problem, min_distance=min(1e-4, problem.min_distance))
+    closer = copy(problem)
+    closer.min_distance = min(1e-4, problem.min_distance)
 
     def best(X: Tensor, avoid: KnownPoints) -> tuple[Array, Array]:
         points = X.cpu().numpy()

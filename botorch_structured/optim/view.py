@@ -70,9 +70,12 @@ def view_on(function: Any, rows: Tensor) -> View | None:
 
 def _averaged(acqf: AveragedLogExpectedImprovement, rows: Tensor) -> View | None:
     """A mixture: slopes are averaged by each part's share of the value."""
-    parts = [view for part in acqf.parts if (view := view_on(part, rows))]
-    if len(parts) < len(acqf.parts):
-        return None
+    parts = []
+    for part in acqf.parts:
+        view = view_on(part, rows)
+        if view is None:
+            return None
+        parts.append(view)
     log_weights = acqf.log_weights.numpy()
 
     def evaluate(X: Array, row: Array, gradient: bool) -> tuple[Array, Array | None]:
@@ -88,8 +91,10 @@ def _averaged(acqf: AveragedLogExpectedImprovement, rows: Tensor) -> View | None
             return value, None
         with np.errstate(invalid="ignore"):  # all may be -inf
             shares = np.exp(weighted - value)
-        slope = sum(s[:, None] * g for s, g in zip(shares, slopes, strict=True))
-        return value, np.asarray(slope)
+        slope = np.zeros_like(X)
+        for k, part_slope in enumerate(slopes):
+            slope += shares[k, :, None] * part_slope
+        return value, slope
 
     return evaluate
 

@@ -15,11 +15,6 @@ __all__ = [
     "SearchSpace",
 ]
 
-from botorch_structured.spaces.conditions import (
-    Between,
-    Equals,
-    In,
-    Inactive,
-)
+from botorch_structured.spaces.conditions import Between, Equals, In, Inactive
 from botorch_structured.spaces.parameter_tree import ParameterTree
 from botorch_structured.spaces.search_space import SearchSpace

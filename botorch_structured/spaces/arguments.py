@@ -86,6 +86,12 @@ def check_count(name: str, value: Any, least: int = 1) -> int:
     return number
 
 
+def check_function(name: str, function: Any) -> None:
+    """Raise for what cannot be called."""
+    if not callable(function):
+        raise ValueError(f"{name}: expected a function, got {brief(function)}.")
+
+
 def check_number(name: str, value: Any, finite: bool = True) -> float:
     """``value`` as a plain float, if it is a number but not NaN (and finite)."""
     try:

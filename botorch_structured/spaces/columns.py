@@ -36,10 +36,7 @@ import torch
 from torch import Tensor
 
 from botorch_structured.spaces.arguments import check_seed
-from botorch_structured.spaces.conditions import (
-    ALWAYS,
-    Condition,
-)
+from botorch_structured.spaces.conditions import ALWAYS, Condition
 
 #: The share of a distribution that is left out at each of its ends.
 TAIL = 1e-3
@@ -243,12 +240,13 @@ class FloatColumn(_Range):
         super().__init__(name, float(lower), float(upper), log, largest)
         self._places = 14 if log else None
         self.bounds = (
-            self._forward(self.lower),
-            self._forward(self.upper),
+            self.number(self.lower),
+            self.number(self.upper),
         )
         self.fill = self.middle(self.bounds)
 
-    def _forward(self, value: float) -> float:
+    def number(self, value: float) -> float:
+        """The number of a value within the bounds."""
         return round(math.log10(value), self._places) if self.log else value
 
     def _backward(self, x: float) -> float:
@@ -261,7 +259,7 @@ class FloatColumn(_Range):
         number = _number(native(value))
         if number is None or (self.log and number <= 0.0):
             _refuse(self, value)
-        x = self._forward(number)
+        x = self.number(number)
         lo, hi = self.bounds
         # numbers that were written with ten digits may lie beyond the bounds
         room = 1e-9 * (hi - lo) + 1e-15 * max(abs(lo), abs(hi))
@@ -279,7 +277,7 @@ class FloatColumn(_Range):
         x = round(x, self._places)
         value = min(max(self._backward(x), self.lower), self.upper)
         short = float(f"{value:.{self._digits}g}")
-        return short if self._forward(short) == x else value
+        return short if self.number(short) == x else value
 
     def beside_cuts(self, x: float, intervals: Sequence[Span]) -> float:
         """A number, or one on the same side of the cuts that is told from them.
@@ -340,7 +338,7 @@ class QuantileColumn(FloatColumn):
         super().__init__(name, *frozen.ppf([TAIL, 1.0 - TAIL]))
         self._places = 12
 
-    def _forward(self, value: float) -> float:
+    def number(self, value: float) -> float:
         return round(float(self._frozen.cdf(value)), 12)
 
     def _backward(self, x: float) -> float:

@@ -14,25 +14,31 @@ is ``Inactive(col)``, which holds where the parent is not: ConfigSpace reads its
 A space forbids points by these, and by a `Comparison` of parameters with each other. It
 holds, and the point is forbidden, only where all of them are active. An `Operand` is
 one side of it: a column or a constant.
+
+A `Decision` is a column that others depend on: its declared values, or the intervals of
+a numeric one. At a point it has a *state* (0: inactive, ``c + 1``: outcome ``c``, the
+last one: a value that was not declared), and conditions can be written over states:
+their parts are `State` in place of `Atom`.
 """
 
 from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import reduce
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache, reduce
+from itertools import pairwise
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from botorch_structured.spaces.arguments import (
-    check_count,
-    check_number,
-    check_values,
-)
+from botorch_structured.spaces.arguments import check_count, check_number, check_values
+
+Span = tuple[float, float]
 
 
 class Condition:
@@ -97,7 +103,7 @@ class Atom(Condition):
         )
 
     @property
-    def intervals(self) -> list[tuple[float, float]]:
+    def intervals(self) -> list[Span]:
         """Where on the axis of the column it holds: closed intervals."""
         raise NotImplementedError
 
@@ -133,7 +139,7 @@ class In(Atom):
         )
 
     @property
-    def intervals(self) -> list[tuple[float, float]]:
+    def intervals(self) -> list[Span]:
         return [(v, v) for v in self.values]
 
 
@@ -170,7 +176,7 @@ class Between(Atom):
             )
 
     @property
-    def intervals(self) -> list[tuple[float, float]]:
+    def intervals(self) -> list[Span]:
         return [(self.lo, self.hi)]
 
 
@@ -179,7 +185,7 @@ class Inactive(Atom):
     """Column ``col`` is not active."""
 
     @property
-    def intervals(self) -> list[tuple[float, float]]:
+    def intervals(self) -> list[Span]:
         return []
 
     def holds(self, X: Tensor, active: Tensor | None = None) -> Tensor:
@@ -297,3 +303,120 @@ class Comparison(Condition):
             total = total + weight * operand.evaluate(X)
             is_active &= operand.active.holds(X, active)
         return is_active & self.compare(total, self.bound)
+
+
+@dataclass(frozen=True)
+class State(Condition):
+    """The state of decision ``k`` is in the bit set ``mask``."""
+
+    k: int
+    mask: int
+
+    def columns(self) -> frozenset[int]:
+        """The decision."""
+        return frozenset({self.k})
+
+
+def negated(condition: Condition) -> Condition:
+    """The condition, over states, that holds exactly where another one does not."""
+    if isinstance(condition, State):
+        # ``~mask`` is negative and has all bits but those of the state.
+        return State(condition.k, ~condition.mask)
+    assert isinstance(condition, (And, Or))
+    parts = tuple(map(negated, condition.parts))
+    return Or(parts) if isinstance(condition, And) else And(parts)
+
+
+@lru_cache(maxsize=65536)
+def bits(mask: int, size: int) -> np.ndarray:
+    """Whether each of ``size`` states is in a bit set; not to be written to."""
+    octets = (mask & ((1 << size) - 1)).to_bytes(size // 8 + 1, "little")
+    digits = np.frombuffer(octets, dtype=np.uint8)
+    return np.unpackbits(digits, count=size, bitorder="little").astype(bool)
+
+
+def cut_intervals(atoms: Iterable[Atom]) -> list[Span]:
+    """The intervals of the real line that ``atoms`` on one column cut.
+
+    Every boundary is brought to the form ``x >= cut`` (``x > hi`` is ``x >=`` the next
+    float), so that the intervals are closed at both ends and do not overlap: both of
+    their ends may be used as bounds.
+    """
+    cuts = set()
+    for a in atoms:
+        for lo, hi in a.intervals:
+            cuts.add(lo)
+            cuts.add(math.nextafter(hi, math.inf))
+    cuts -= {-math.inf, math.inf}
+    spans = []
+    low = -math.inf
+    for cut in sorted(cuts):
+        spans.append((low, math.nextafter(cut, -math.inf)))
+        low = cut
+    return [*spans, (low, math.inf)]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A column that others depend on, and its outcomes.
+
+    Args:
+        col: The column.
+        intervals: Its intervals, ascending and closed; or its declared values, twice
+            each.
+        numeric: Whether these are intervals.
+        strict: Whether values that were not declared are an error. It does not matter
+            for equality.
+    """
+
+    col: int
+    intervals: tuple[Span, ...]
+    numeric: bool
+    strict: bool = field(compare=False)
+
+    def __len__(self) -> int:
+        return len(self.intervals)
+
+    @cached_property
+    def values(self) -> list[Any]:
+        """The declared values, or the ``(lo, hi)`` intervals."""
+        if self.numeric:
+            return list(self.intervals)
+        return [value for value, _ in self.intervals]
+
+    @cached_property
+    def limits(self) -> list[Span]:
+        """Between which numbers a point has each outcome.
+
+        A thousandth of the smallest gap between values counts as rounding.
+        """
+        if self.numeric:
+            return self.values
+        gaps = [b - a for a, b in pairwise(self.values)]
+        slack = 1e-3 * min(gaps, default=1.0)
+        return [(value - slack, value + slack) for value in self.values]
+
+    @cached_property
+    def representatives(self) -> list[float]:
+        """A number of each outcome, in the middle of a bounded part of it."""
+        numbers = []
+        for lo, hi in self.intervals:
+            low = max(lo, min(hi, 1.0) - 2.0)
+            high = min(hi, max(lo, -1.0) + 2.0)
+            numbers.append(0.5 * (low + high))
+        return numbers
+
+    def mask(self, atom: Atom) -> int:
+        """The states in which ``atom`` holds, as a bit set."""
+        if isinstance(atom, Inactive):
+            return 1
+        states = 0
+        for lo, hi in atom.intervals:
+            # both ends ascend: the outcomes inside follow each other
+            start = bisect_left(self.intervals, (lo, -math.inf))
+            stop = bisect_right(self.intervals, (hi, math.inf))
+            if stop and self.intervals[stop - 1][1] > hi:
+                stop -= 1
+            if start < stop:
+                states |= (2 << stop) - (2 << start)
+        return states

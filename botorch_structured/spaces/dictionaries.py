@@ -29,13 +29,7 @@ from botorch_structured.spaces.columns import (
     positions,
     takes,
 )
-from botorch_structured.spaces.conditions import (
-    ALWAYS,
-    And,
-    Condition,
-    In,
-    Or,
-)
+from botorch_structured.spaces.conditions import ALWAYS, And, Condition, In, Or
 
 Columns = Mapping[str, Column]
 Row = Mapping[str, Any]

@@ -50,8 +50,8 @@ from botorch_structured.spaces.conditions import (
     Inactive,
     Operand,
     Or,
+    cut_intervals,
 )
-from botorch_structured.spaces.lookup import cut_intervals
 
 # Parameters and their conditions by name, those that declare their values, and what is
 # forbidden: the arguments of `SearchSpace.from_parameters`.

@@ -2,24 +2,32 @@
 
 A column is *active* where its condition holds; a *decision* is a column that conditions
 refer to; a *path* is one joint setting of the active decisions. Paths are listed up to
-4,096, see `path_search`; `lookup` has the work on tensors.
+4,096, see `path_search`.
+
+`Lookup` finds, for whole tensors of points, the state of each decision and the columns
+that these states switch on. Each distinct part of the conditions is evaluated once;
+those of decisions from the top of the tree down.
 """
 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import (
+    Collection,
     Iterable,
     Iterator,
     Mapping,
     Sequence,
 )
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from graphlib import CycleError, TopologicalSorter
 from itertools import accumulate
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,28 +39,211 @@ from botorch_structured.spaces.conditions import (
     Atom,
     Between,
     Condition,
+    Decision,
     Equals,
     In,
     Inactive,
     Or,
-)
-from botorch_structured.spaces.lookup import (
-    Decision,
-    Located,
-    Lookup,
     Span,
     State,
     bits,
     cut_intervals,
     negated,
 )
-from botorch_structured.spaces.path_search import (
-    MAX_LISTED,
-    PathSearch,
-)
+from botorch_structured.spaces.path_search import MAX_LISTED, PathSearch
 
 # {parent column: {parent value: [child columns]}}, the convention of BoTorch and Ax.
 HierarchicalDependencies = Mapping[int, Mapping[float, Sequence[int]]]
+# Keys of paths have 62 bits; beyond them are those of undeclared values.
+_UNDECLARED = 1 << 62
+# So many tables of rows are known again: a search asks for the same few.
+_MOST_RECENT = 8
+# Numbers of a table that is too large to be known again.
+_LARGE = 100_000
+
+
+def mix(z: Tensor) -> Tensor:
+    """The finaliser of splitmix64: a bijection of int64 that scatters its input."""
+    # Torch shifts arithmetically; the masks make the shifts logical.
+    z = z ^ ((z >> 30) & ((1 << 34) - 1))
+    z = z * -0x40A7B892E31B1A47
+    z = z ^ ((z >> 27) & ((1 << 37) - 1))
+    z = z * -0x6B2FB644ECCEEE15
+    return z ^ ((z >> 31) & ((1 << 33) - 1))
+
+
+class Located:
+    """Where some points are. `Lookup` returns the same one again: nothing changes it.
+
+    Args:
+        lookup: The tables.
+        values: ``batch_shape x n x D`` float64 numbers of the decision columns.
+        states: Their states, of the same shape.
+    """
+
+    def __init__(self, lookup: Lookup, values: Tensor, states: Tensor) -> None:
+        self._lookup = lookup
+        self.values = values
+        self.states = states
+
+    @cached_property
+    def undeclared(self) -> Tensor:
+        """Which states are of undeclared values, ``batch_shape x n x D`` booleans."""
+        return self.states == self._lookup.undeclared
+
+    @cached_property
+    def refused(self) -> Tensor | None:
+        """Which values are an error, ``batch_shape x n x D`` booleans; None if none."""
+        # NaN is one wherever the decision is active
+        refused = self.undeclared & (self._lookup.strict | self.values.isnan())
+        return refused if refused.any() else None
+
+    @cached_property
+    def active(self) -> Tensor:
+        """Which columns are active, ``batch_shape x n x d`` booleans."""
+        states = self.states
+        lookup = self._lookup
+        shape = (*states.shape[:-1], len(lookup._place))
+        if len(lookup._row) == 1:  # all columns are, everywhere
+            return states.new_ones(shape, dtype=torch.bool)
+        flat = states.unsqueeze(0).flatten(0, -2).t()
+        truth = lookup._truth.gather(1, flat[lookup._parents])
+        rows = [truth, truth.new_ones(1, truth.shape[1])]
+        for condition in lookup._combined:
+            verdict = condition.evaluate(lambda part: truth[lookup._row[part]])
+            verdict = torch.as_tensor(verdict, device=truth.device)
+            rows.append(verdict.expand(1, truth.shape[1]))
+        return torch.cat(rows)[lookup._place].t().contiguous().reshape(shape)
+
+    @cached_property
+    def keys(self) -> Tensor:
+        """``batch_shape x n`` integers, equal exactly where the paths are the same.
+
+        With fewer than 2^62 combinations of states the key is a mixed-radix number and
+        exact; beyond, and for values that were not declared, it is a hash of 62 bits
+        (those of undeclared values lie above 2^62).
+        """
+        strides = self._lookup.strides
+        key = (self.states * strides).sum(-1) & (_UNDECLARED - 1)
+        # on a GPU reading the answer would make the host wait
+        if key.is_cpu and not self.undeclared.any():
+            return key
+        pattern = (self.values + 0.0).view(torch.long)  # -0.0 becomes 0.0
+        other = torch.where(self.undeclared, mix(pattern + strides), 0).sum(-1)
+        hashed = (key + other) & (_UNDECLARED - 1)
+        return torch.where(self.undeclared.any(-1), hashed | _UNDECLARED, key)
+
+
+class Lookup:
+    """The tables of one tree on one device.
+
+    Values and states are ``batch_shape x n x D`` tensors: the float64 numbers of the
+    decision columns, and what `find` makes of them.
+
+    Args:
+        decisions: The ``D`` decisions, columns ascending.
+        conditions: For every column what activates it, over the decisions.
+        parts: The distinct states that these are about.
+        order: The decisions, parents first.
+        device: Where the tables live.
+
+    Attributes:
+        undeclared: The state of each decision at values that were not declared.
+        strict: Whether these are errors.
+        strides: What the states are multiplied with in the key of a path.
+    """
+
+    def __init__(
+        self,
+        decisions: Sequence[Decision],
+        conditions: Sequence[Condition],
+        parts: Collection[State],
+        order: Sequence[int],
+        device: torch.device,
+    ) -> None:
+        D = len(decisions)
+        sizes = [len(o) for o in decisions]
+        width = max([1, *sizes])
+        index = partial(torch.tensor, dtype=torch.long, device=device)
+        self._columns = index([o.col for o in decisions])
+        self._recent: dict[tuple[torch.Size, bytes], Located] = {}
+        self.undeclared = index([size + 1 for size in sizes])
+        strict = [o.strict for o in decisions]
+        self.strict = torch.tensor(strict, dtype=torch.bool, device=device)
+
+        # No number is beyond the last outcome or before the first one.
+        low = np.full((D, width), np.inf)
+        high = np.full((D, width + 1), -np.inf)
+        for k, decision in enumerate(decisions):
+            for code, (lo, hi) in enumerate(decision.limits):
+                low[k, code] = lo
+                high[k, code + 1] = hi
+        self._low = torch.from_numpy(low).to(device)
+        self._high = torch.from_numpy(high).to(device)
+
+        # None of the parts holds for values that were not declared.
+        truth = np.zeros((len(parts), width + 2), dtype=bool)
+        for i, part in enumerate(parts):
+            states = sizes[part.k] + 1
+            truth[i, :states] = bits(part.mask, states)
+        self._truth = torch.from_numpy(truth).to(device)
+        self._parents = index([part.k for part in parts])
+        # Row of the truth at points: the parts, True, then what combines them.
+        self._row: dict[Condition, int] = {part: i for i, part in enumerate(parts)}
+        self._row[ALWAYS] = len(parts)
+        place = [self._row.setdefault(c, len(self._row)) for c in conditions]
+        self._place = index(place)
+        self._combined = [*self._row][len(parts) + 1 :]
+        above = [(k, conditions[decisions[k].col]) for k in order]
+        self._dependent = [(k, c) for k, c in above if c != ALWAYS]
+
+        # The states are the digits of a key; with too many of them it is a hash.
+        digits = [size + 2 for size in sizes]
+        if math.prod(digits) <= _UNDECLARED:
+            self.strides = index([math.prod(digits[k + 1 :]) for k in range(D)])
+        else:
+            generator = torch.Generator().manual_seed(0)
+            strides = torch.randint(_UNDECLARED, (D,), generator=generator)
+            self.strides = strides.to(device)
+
+    def find(self, X: Tensor) -> Located:
+        """Where ``batch_shape x n x d`` points are."""
+        values = X.detach().index_select(-1, self._columns).double()
+        name = None
+        if values.is_cpu and values.numel() <= _LARGE and not torch.jit.is_tracing():
+            with suppress(RuntimeError):  # tensors of functorch have no data
+                name = values.shape, values.numpy().tobytes()
+        if name is None:
+            return Located(self, values, self._states(values))
+        located = self._recent.get(name)
+        if located is None:
+            located = Located(self, values, self._states(values))
+            if len(self._recent) >= _MOST_RECENT:
+                self._recent = {}
+            self._recent[name] = located
+        return located
+
+    def _states(self, values: Tensor) -> Tensor:
+        """The states of all decisions, from the top of the tree down."""
+        if not len(self._columns):
+            return values.long()
+        flat = values.unsqueeze(0).flatten(0, -2).t().contiguous()
+        states = torch.searchsorted(self._low, flat, right=True)
+        # a comparison that is False for NaN, which is no outcome
+        is_declared = flat <= self._high.gather(1, states)
+        states = torch.where(
+            is_declared,
+            states,
+            self.undeclared.unsqueeze(-1),
+        )
+        for k, condition in self._dependent:
+            if isinstance(condition, State):
+                states[k] *= self._truth[self._row[condition], states[condition.k]]
+            else:
+                states[k] *= condition.evaluate(
+                    lambda part: self._truth[self._row[part], states[part.k]]
+                )
+        return states.t().reshape(values.shape)
 
 
 @dataclass(frozen=True)

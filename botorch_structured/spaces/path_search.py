@@ -1,7 +1,7 @@
 """Paths of a search space: all of them where they are few, else some of them.
 
 A *path* is one joint setting of the decisions that are active. Paths are rows of
-states (see `lookup`), which are built up decision by decision, parents first:
+states (see `conditions`), which are built up decision by decision, parents first:
 a row has a successor for each outcome where the decision is active, and one where it is
 not. Of more than a number of rows random ones are kept.
 """
@@ -19,12 +19,7 @@ from functools import cached_property
 
 import numpy as np
 
-from botorch_structured.spaces.conditions import (
-    ALWAYS,
-    And,
-    Condition,
-)
-from botorch_structured.spaces.lookup import State, bits
+from botorch_structured.spaces.conditions import ALWAYS, And, Condition, State, bits
 
 # Up to so many paths are listed.
 MAX_LISTED = 4096

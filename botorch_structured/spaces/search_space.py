@@ -37,10 +37,7 @@ from botorch_structured.spaces.columns import (
     random_source,
     with_slack,
 )
-from botorch_structured.spaces.conditions import (
-    ALWAYS,
-    Condition,
-)
+from botorch_structured.spaces.conditions import ALWAYS, Condition
 from botorch_structured.spaces.parameter_tree import ParameterTree
 from botorch_structured.spaces.starts import Starts
 
@@ -346,8 +343,8 @@ class SearchSpace:
         forbidden: Sequence[Condition] = (),
         feasible: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        if feasible is not None and not callable(feasible):
-            raise ValueError(f"feasible: expected a callable, got {feasible!r}.")
+        if feasible is not None:
+            arguments.check_function("feasible", feasible)
         self._feasible = feasible
         all_names = [c.name for c in columns] + [c.name for c in constants]
         if len(set(all_names)) < len(all_names):
@@ -355,11 +352,15 @@ class SearchSpace:
                 f"names: expected distinct names, got {sorted(all_names)}."
             )
         self.columns = tuple(columns)
+        #: The number of columns.
+        self.dim = len(columns)
         self.constants = tuple(constants)
         #: Columns, then constants.
         self.parameters = (*self.columns, *self.constants)
         self.tree = tree.of_space(self)
         self._forbidden = tuple(forbidden)
+        #: Whether a clause or a constraint forbids some points within the bounds.
+        self.is_restricted = bool(forbidden) or feasible is not None
         self.names = [c.name for c in columns]
         bounds = [c.bounds for c in columns]
         self.bounds = torch.tensor(bounds, dtype=torch.double).mT.contiguous()
@@ -393,11 +394,6 @@ class SearchSpace:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SearchSpace:
         return self
-
-    @property
-    def dim(self) -> int:
-        """The number of columns."""
-        return len(self.columns)
 
     def __len__(self) -> int:
         return len(self.columns)
@@ -506,7 +502,7 @@ class SearchSpace:
         """
         self.tree.check_rows(X)
         X = self._snap(X.reshape(-1, self.dim).detach().double().cpu())
-        active = self._check(X, "X")
+        active = self.check_points(X)
         present = self._present(X, active)
         numbers = torch.nn.functional.pad(X, (0, len(self.constants)))
         configs = []
@@ -520,6 +516,19 @@ class SearchSpace:
             return [self._dictionaries.decode(config) for config in configs]
         return configs
 
+    def rounded(self, X: Tensor) -> Tensor:
+        """Points as those of their configurations: numbers with few digits.
+
+        Args:
+            X: ``n x d`` points, discrete columns at admissible values.
+        """
+        points = X.double().cpu().clone()
+        for k, column in enumerate(self.columns):
+            if isinstance(column, FloatColumn):
+                for row in points:
+                    row[k] = column.number(self._decode(k, row[k].item()))
+        return self.impute(points).to(X)
+
     def _decode(self, k: int, x: float) -> Any:
         column = self.parameters[k]
         if k in self._cuts and isinstance(column, FloatColumn):
@@ -532,17 +541,17 @@ class SearchSpace:
         tree = self.tree
         return {c: tree.decision_values[c] for c in tree.numeric_decisions}
 
-    def check_points(self, X: Tensor, argument: str = "X") -> None:
+    def check_points(self, X: Tensor, argument: str = "X") -> Tensor:
         """Raise a ``ValueError`` for points beyond the bounds, or between values.
 
         Args:
             X: ``n x d`` points; what is in inactive columns does not matter.
             argument: The name of the argument in the error.
-        """
-        self._check(X.detach(), argument)
 
-    def _check(self, X: Tensor, argument: str) -> Tensor:
-        """The same; which columns are active."""
+        Returns:
+            ``n x d`` booleans: which columns are active.
+        """
+        X = X.detach()
         active = self.tree.active_mask(X, strict=False)
         distance = (X - self._snap(X, decisions=True)).abs()
         good = self._inside(X) & (distance <= SLACK * X.abs().clamp_min(1.0))
@@ -560,11 +569,6 @@ class SearchSpace:
                 f"got {X[i, c].item()} in row {i}."
             )
         return active
-
-    @property
-    def is_restricted(self) -> bool:
-        """Whether a clause or a constraint forbids some points within the bounds."""
-        return bool(self._forbidden) or self._feasible is not None
 
     @property
     def restricting_columns(self) -> list[int]:
@@ -641,8 +645,8 @@ class SearchSpace:
         while missing > 0:
             if drawn > 1_000_000:
                 raise ValueError(
-                    f"space: expected {n} points that are not forbidden, got "
-                    f"{n - missing} of {drawn} random draws."
+                    "space: expected points that are not forbidden, got "
+                    f"{n - missing} of {n} in {drawn:,} random draws."
                 )
             X = torch.stack(
                 [c.draw(batch, generator) for c in self.columns],
@@ -739,10 +743,10 @@ class SearchSpace:
         }
         lo, hi = self.bounds
         wide = (lo < hi).nonzero().flatten().tolist()
-        numbers = [c for c in wide if c not in alone]
+        numbers = sorted({*wide} - alone)
         if not numbers:
             return None
-        logs = [c for c in numbers if c in self.log_integers]
+        logs = sorted({*numbers} & {*self.log_integers})
         bounds = self.bounds.clone()
         bounds[:, logs] = bounds[:, logs].log10()
         normalize = Normalize(self.dim, indices=numbers, bounds=bounds)

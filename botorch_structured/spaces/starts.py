@@ -1,6 +1,6 @@
 """Points to begin with, see `SearchSpace.starts`.
 
-Paths are chosen first, by the states of their decisions (see `lookup`), then the
+Paths are chosen first, by the states of their decisions (see `conditions`), then the
 active columns of each.
 """
 
@@ -12,17 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from botorch_structured.spaces.columns import (
-    Span,
-    random_source,
-)
+from botorch_structured.spaces.columns import Span, random_source
 from botorch_structured.spaces.conditions import (
     NEVER,
     Atom,
     Condition,
     Or,
+    State,
+    negated,
 )
-from botorch_structured.spaces.lookup import State, negated
 
 # A forbidden start is replaced by one of 100 random points on its path; if none of them
 # is feasible, by one of 1,000, then of 10,000.

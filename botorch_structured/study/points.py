@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from botorch.exceptions.errors import CandidateGenerationError
 from botorch.models.model import Model
 from torch import Tensor
 
-from botorch_structured.models.contexts import seeded
+from botorch_structured.models.map_fit import seeded
 from botorch_structured.optim import optimize_acqf_paths
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.suggest import fit_models
@@ -20,6 +21,22 @@ from botorch_structured.suggest.suggestion import hold
 Point = tuple[float, ...]
 ModelMaker = Callable[[SearchSpace, Tensor, Tensor], Model]
 AcquisitionMaker = Callable[[Model, Tensor, Tensor, Tensor | None], AcquisitionFunction]
+Starts = str | Sequence[Mapping[str, Any]] | Callable[[SearchSpace, int], Tensor]
+
+
+@dataclass
+class Pending:
+    """A configuration that was asked for and not told yet.
+
+    Args:
+        config: The configuration.
+        since: How many trials there were when it was asked for.
+        overtaken: How many were told that were asked for later.
+    """
+
+    config: dict[str, Any]
+    since: int
+    overtaken: int = 0
 
 
 def draw_new(

@@ -10,7 +10,6 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -22,12 +21,13 @@ from botorch.utils.multi_objective.pareto import is_non_dominated
 from torch import Tensor
 from tqdm import tqdm
 
+from botorch_structured.linalg.blocks import quiet
 from botorch_structured.models import OldStudiesMean
-from botorch_structured.models.contexts import quiet, seeded
-from botorch_structured.spaces import SearchSpace
+from botorch_structured.models.map_fit import seeded
 from botorch_structured.spaces.arguments import (
     brief,
     check_count,
+    check_function,
     check_number,
     check_seed,
     later_seed,
@@ -40,7 +40,9 @@ from botorch_structured.study.log import StudyLog, describe, writable
 from botorch_structured.study.points import (
     AcquisitionMaker,
     ModelMaker,
+    Pending,
     Point,
+    Starts,
     answered,
     draw_new,
     suggest_with,
@@ -66,28 +68,11 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-Starts = str | Sequence[Mapping[str, Any]] | Callable[[SearchSpace, int], Tensor]
-
 _logger = logging.getLogger("botorch_structured")
 # One thread at a time: torch's seed is everybody's, and so is the end of a log.
 _LOCK = threading.RLock()
 #: Starts on different paths before models are fitted, see `SearchSpace.starts`.
 MOST_STARTS = 16
-
-
-@dataclass
-class _Pending:
-    """A configuration that was asked for and not told yet.
-
-    Args:
-        config: The configuration.
-        since: How many trials there were when it was asked for.
-        overtaken: How many were told that were asked for later.
-    """
-
-    config: dict[str, Any]
-    since: int
-    overtaken: int = 0
 
 
 class Study:
@@ -157,8 +142,9 @@ class Study:
         max_rows: How many evaluations of a path models see, see `suggest`; None: all.
 
     Raises:
-        ValueError: An argument is not what it should be, another process works with the
-            log, or it is damaged or of another study.
+        ValueError: An argument is not what it should be, next to no point of the space
+            is feasible, another process works with the log, or it is damaged or of
+            another study.
 
     Example:
         >>> study = Study(space, log="study.jsonl")
@@ -189,8 +175,8 @@ class Study:
         self._goals = Goals(objectives, constraints)
         self._functions = (model, acquisition)
         for name, made in (("model", model), ("acquisition", acquisition)):
-            if made is not None and not callable(made):
-                raise ValueError(f"{name}: expected a function, got {brief(made)}.")
+            if made is not None:
+                check_function(name, made)
         has_functions = self._functions != (None, None)
         several = len(self._goals.names) > 1 or self._goals.constraints
         if has_functions and several and None in self._functions:
@@ -209,7 +195,7 @@ class Study:
         self._trials: list[Trial] = []
         self._points: list[Point] = []  # of the trials
         self._known: set[Point] = set()  # those, and what they answered
-        self._pending: dict[Point, _Pending] = {}
+        self._pending: dict[Point, Pending] = {}
         self._again: list[Point] = []  # those of them that are to be asked for again
         self._latest_request = 0  # how many trials there were then
         self._stops = False
@@ -225,6 +211,8 @@ class Study:
         self._starts: Any = "inner" if starts is None else starts
         if not isinstance(self._starts, str) and not callable(starts):
             self._starts = self._encode(starts, "starts")
+        elif not callable(starts) and self.space.is_restricted:
+            self.space.sample(1, seed=0)  # an error if there is no point
         #: The seed, and those that were made with it.
         self._made_starts: tuple[int | None, list[Point]] = None, []
         if earlier is not None and (has_functions or len(self.objectives) > 1):
@@ -247,7 +235,7 @@ class Study:
         seed = check_seed(seed)
         drawn = int(torch.randint(2**31, ())) if seed is None else seed
         #: Decides starts and suggestions.
-        self.seed: int = drawn
+        self.seed = drawn
         self._log: StudyLog | None = None
         if not isinstance(log, (str, os.PathLike, type(None))):
             raise ValueError(f"log: expected a path, got {brief(log)}.")
@@ -328,8 +316,8 @@ class Study:
         values, in the order in which they were told; of those with equal values the
         first.
         """
-        front = self._front(self._goals.feasible(self._trials))
-        return [(detached(t.config), dict(t.values)) for t in front]
+        good = self._goals.feasible(self._trials)
+        return [(detached(t.config), dict(t.values)) for t in self._front(good)]
 
     def ask(
         self,
@@ -514,17 +502,10 @@ class Study:
                 should be; the latter names the trial.
         """
         hooks = list(callbacks) if isinstance(callbacks, Iterable) else [callbacks]
-        for name, functions in (("evaluate", [evaluate]), ("callbacks", hooks)):
-            for function in functions:
-                if not callable(function):
-                    raise ValueError(
-                        f"{name}: expected a function, got {brief(function)}."
-                    )
-        total = check_count(
-            "num_evaluations",
-            num_evaluations,
-            least=0,
-        )
+        check_function("evaluate", evaluate)
+        for hook in hooks:
+            check_function("callbacks", hook)
+        total = check_count("num_evaluations", num_evaluations, least=0)
         kinds = catch if isinstance(catch, tuple) else (catch,)
         if not all(isinstance(k, type) and issubclass(k, Exception) for k in kinds):
             raise ValueError(f"catch: expected an exception or a tuple, got {catch!r}.")
@@ -542,21 +523,13 @@ class Study:
             for _ in range(total):
                 if self._stops or time.monotonic() - started >= limit:
                     why = "stop() was called" if self._stops else "its time is over"
-                    _logger.info(
-                        "optimize ends with %s: %s.",
-                        self,
-                        why,
-                    )
+                    _logger.info("optimize ends with %s: %s.", self, why)
                     break
                 try:
                     (config,) = self.ask()
                 except CandidateGenerationError as error:
                     bar.clear()
-                    _logger.warning(
-                        "optimize ends with %s: %s",
-                        self,
-                        error,
-                    )
+                    _logger.warning("optimize ends with %s: %s", self, error)
                     break
                 try:
                     trial = self._evaluate(evaluate, config, kinds)
@@ -655,14 +628,7 @@ class Study:
             self._read(value, cost)
             self._encode([config], "parameters")
 
-        self.tell_many(
-            *read_csv(
-                path,
-                self.space,
-                self._goals.names,
-                check,
-            )
-        )
+        self.tell_many(*read_csv(path, self.space, self._goals.names, check))
 
     def plot(self) -> Figure:
         """The best value so far, and evaluations and the best of each path.
@@ -679,29 +645,14 @@ class Study:
 
         good = self._good(least=0)
         if len(self.objectives) > 1:
-            names = list(self.objectives)
-            return draw_front(
-                names,
-                self._trials,
-                good,
-                self._front(good),
-            )
+            front = self._front(good)
+            return draw_front([*self.objectives], self._trials, good, front)
         ((name, direction),) = self.objectives.items()
-        values = torch.full(
-            (len(self._trials),),
-            math.nan,
-            dtype=torch.double,
-        )
+        X = self._tensor(self._points)
+        values = X.new_full((len(X),), math.nan)
         for trial in good:
             values[trial.number] = trial.values[name]
-        X = self._tensor(self._points)
-        return draw_study(
-            self.space,
-            X,
-            values,
-            name,
-            direction == "minimize",
-        )
+        return draw_study(self.space, X, values, name, direction == "minimize")
 
     def explain(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Why this configuration, or why not: what the models of `suggest` believe.
@@ -730,16 +681,11 @@ class Study:
             raise ValueError("model: expected the default one, got one of your own.")
         if not any(trial.values for trial in self._trials):
             raise ValueError("trials: expected at least one with a value, got none.")
-        n = len(self._trials)
-        data = self._data(n)
+        data = self._data(len(self._trials))
         fitted = self._fit()
         points = torch.cat([data.X, self._tensor([p for p in self._pending if p != x])])
         criterion, _ = make_criterion(
-            self.space,
-            fitted,
-            points,
-            n,
-            train_C=data.C,
+            self.space, fitted, points, len(data.X), train_C=data.C
         )
         beliefs = believed(
             self.space,
@@ -772,7 +718,7 @@ class Study:
         n = len(self._trials)
         self._latest_request = n
         for x, config in new.items():
-            self._pending.setdefault(x, _Pending(config, n))
+            self._pending.setdefault(x, Pending(config, n))
 
     def _record(self, x: Point, config: dict[str, Any], row: dict[str, Any]) -> None:
         answer = answered(self.space, x, list(self._pending))
@@ -1083,7 +1029,11 @@ class Study:
         n = len(self._trials)
         if self._fitted is not None and self._fitted[0] == n:
             return self._fitted[1]
-        first = _num_first(n)
+        # to how many trials the fit is made that others start from
+        first = 0
+        if n > 20:
+            step = 10 * 2 ** max(0, int(math.log2(n / 200)))
+            first = n // step * step
         if self._first_fit is None or self._first_fit[0] != first:
             self._first_fit = None
             if any(trial.values for trial in self._trials[:first]):
@@ -1109,11 +1059,3 @@ class Study:
                 self.earlier,
                 self._max_rows,
             )
-
-
-def _num_first(n: int) -> int:
-    """To how many of ``n`` trials the fit is made that others start from."""
-    if n <= 20:
-        return 0
-    step = 10 * 2 ** max(0, int(math.log2(n / 200)))
-    return n // step * step

@@ -37,6 +37,8 @@ __all__ = [
     "Surrogates",
     "fit_models",
     "fit_surrogates",
+    "leave_one_out_log_density",
+    "leave_one_out_weights",
     "suggest",
 ]
 
@@ -46,4 +48,6 @@ from botorch_structured.suggest.surrogates import (
     Surrogates,
     fit_models,
     fit_surrogates,
+    leave_one_out_log_density,
+    leave_one_out_weights,
 )

@@ -27,12 +27,11 @@ from botorch_structured.acquisition import (
     InteriorPrior,
 )
 from botorch_structured.acquisition.mixtures import Mixtures
+from botorch_structured.linalg.blocks import quiet
+from botorch_structured.linalg.parameters import has_steps
 from botorch_structured.models import OldStudiesMean, TransferGP
-from botorch_structured.models.contexts import quiet
 from botorch_structured.models.fast_inference import FastSingleTaskGP
 from botorch_structured.models.tree.leaf_model import LeafModel
-from botorch_structured.models.tree.noise import has_steps
-from botorch_structured.models.tree.point_moments import point_means
 from botorch_structured.optim import optimize_acqf_paths
 from botorch_structured.optim.problem import best_of_paths, read_fixed
 from botorch_structured.spaces import SearchSpace
@@ -42,9 +41,9 @@ from botorch_structured.suggest.surrogates import (
     Mixture,
     Surrogates,
     TrainingData,
-    check_data,
     check_table,
     fit_checked,
+    read_data,
     read_models,
     seeded_if,
 )
@@ -167,19 +166,17 @@ def suggest(
         ...     X, Y = torch.cat([X, x]), torch.cat([Y, -evaluate(x)])
     """
     q = check_count("q", q)
-    data = TrainingData(
-        train_X, train_Y, train_C, train_cost, kwargs.pop("train_Yvar", None)
+    data = read_data(
+        space, train_X, train_Y, train_C, train_cost, kwargs.pop("train_Yvar", None)
     )
-    check_data(space, data)
-    data = data.detached()
     pending = data.X[:0]
     if X_pending is not None:
         check_table("X_pending", X_pending, space.dim)
         space.check_points(X_pending, "X_pending")
         pending = X_pending.detach().to(data.X)
-    start = _read_start(start_from)
-    reference = _read_reference(ref_point, data.Y)
-    old = _read_old(space, earlier, data.Y.shape[-1])
+    start = None if start_from is None else _read_start(start_from)
+    reference = None if ref_point is None else _read_reference(ref_point, data.Y)
+    old = None if earlier is None else _read_old(space, earlier, data.Y.shape[-1])
     fixed = read_fixed(
         space.tree,
         space.bounds,
@@ -200,8 +197,8 @@ def suggest(
             reference,
             fixed,
         )
-    # the points that are derived from their configurations, as a Study has them
-    X = space.encode(space.decode(X)).to(X)
+    # as a Study has them
+    X = space.rounded(X)
     return Suggestion(X, *surrogates.objectives[0], surrogates)
 
 
@@ -229,11 +226,15 @@ def propose(
             values = values.masked_fill(~(data.C <= 0.0).all(-1), -math.inf)
     # Nearer than these to a point, in widths of the bounds, a step function has little
     # to tell. Smooth objectives change at any distance.
-    targets = [mixture.models[0].train_targets for mixture in surrogates.objectives]
-    distances = [0.01, 0.001, 0.0] if all(map(has_steps, targets)) else [0.0]
+    distances = [0.01, 0.001, 0.0]
+    for mixture in surrogates.objectives:
+        if not has_steps(mixture.models[0].train_targets):
+            distances = [0.0]
     points = torch.cat([data.X, X_pending])
     for k in range(q):
-        retried = _path_to_retry(space, points, failed, fixed)
+        retried = None
+        if failed.any():
+            retried = _path_to_retry(space, points, failed, fixed)
         wanted = [fixed] if retried is None else [retried, fixed]
         branches: list[dict[int, float]] = []
         if values is not None and retried is None and not fixed:
@@ -257,8 +258,8 @@ def propose(
     return points[-q:]
 
 
-def _read_start(start_from: Any) -> Surrogates | None:
-    if start_from is None or isinstance(start_from, Surrogates):
+def _read_start(start_from: Any) -> Surrogates:
+    if isinstance(start_from, Surrogates):
         return start_from
     if isinstance(start_from, Suggestion):
         return start_from.surrogates
@@ -269,16 +270,12 @@ def _read_start(start_from: Any) -> Surrogates | None:
     return Surrogates([Mixture(models, weights)], [])
 
 
-def _read_old(
-    space: SearchSpace, earlier: Any, num_objectives: int = 1
-) -> OldStudiesMean | None:
+def _read_old(space: SearchSpace, earlier: Any, num_objectives: int) -> OldStudiesMean:
     """Old studies as they are learnt from, see `suggest`.
 
     Raises:
         ValueError: There are several objectives, or it is of another space.
     """
-    if earlier is None:
-        return None
     if num_objectives > 1:
         raise ValueError(f"earlier: expected one objective, got {num_objectives}.")
     if not isinstance(earlier, OldStudiesMean):
@@ -290,9 +287,7 @@ def _read_old(
     return earlier
 
 
-def _read_reference(ref_point: Any, train_Y: Tensor) -> Tensor | None:
-    if ref_point is None:
-        return None
+def _read_reference(ref_point: Any, train_Y: Tensor) -> Tensor:
     m = train_Y.shape[-1]
     reference = torch.as_tensor(
         ref_point,
@@ -319,8 +314,6 @@ def _path_to_retry(
         failed: Whether these failed.
         fixed_features: Columns that are fixed anyway.
     """
-    if not failed.any():
-        return None
     tree = space.tree
     keys = tree.path_key(points)
     evaluated = keys[: len(failed)]
@@ -439,8 +432,11 @@ def make_criterion(
         one of each path, which is found without them).
     """
     pending = points[num_evaluated:]
-    objectives = [_with_means(mixture, pending) for mixture in surrogates.objectives]
-    constraints = [_with_means(mixture, pending) for mixture in surrogates.constraints]
+    objectives = surrogates.objectives
+    constraints = surrogates.constraints
+    if len(pending):
+        objectives = [_with_means(mixture, pending) for mixture in objectives]
+        constraints = [_with_means(mixture, pending) for mixture in constraints]
     # those on which to improve, their rows among the points (others: len(points)), and
     # those of which the reference point is made
     compared = points
@@ -474,16 +470,20 @@ def make_criterion(
     X_start: Tensor | None
     if prior is not None and not feasible.any():
         criterion = AveragedLogProbabilityOfFeasibility(prior)
-        X_start = best_of_paths(space.tree, compared, log_probability)
+        X_start = compared[best_of_paths(space.tree, compared, log_probability)]
     else:
         if len(objectives) == 1:
-            means = _means(surrogates.objectives[0], compared[feasible])
-            criterion, X_start = _improvement(
-                space,
-                objectives[0],
-                compared[feasible],
-                means,
+            (objective,) = objectives
+            means = _means(surrogates.objectives[0].models, compared[feasible])
+            # With noise the best outcome is not the best point; without, both are the
+            # same.
+            best_f = means.amax(-1)
+            criterion = AveragedLogExpectedImprovement(
+                objective.models, best_f, objective.weights
             )
+            score = objective.weights @ means
+            best = best_of_paths(space.tree, compared[feasible], score)
+            X_start = compared[feasible][best]
         else:
             criterion, X_start = _hypervolume(
                 space, objectives, compared[feasible], referred, ref_point
@@ -494,10 +494,9 @@ def make_criterion(
                 prior,
                 log=True,
             )
-            others = best_of_paths(
-                space.tree, compared[~feasible], log_probability[~feasible]
-            )
-            X_start = torch.cat([X_start, others])
+            others = compared[~feasible]
+            rows = best_of_paths(space.tree, others, log_probability[~feasible])
+            X_start = torch.cat([X_start, others[rows]])
         elif len(objectives) == 1 and len(points) <= _MANY_POINTS:
             X_start = None
     if surrogates.cost is not None:
@@ -541,8 +540,6 @@ def _with_means(mixture: Mixture, X: Tensor) -> Mixture:
     On the scale of their targets: given as an outcome, the mean of a bad point would be
     compressed by ``ClipTail`` once more.
     """
-    if not len(X):
-        return mixture
     models: list[FastSingleTaskGP] = []
     for model in mixture.models:
         model.eval()
@@ -582,36 +579,14 @@ def _limit(outcomes: Tensor) -> Tensor:
     return outcomes.new_zeros(())
 
 
-def _improvement(
-    space: SearchSpace,
-    objective: Mixture,
-    X: Tensor,
-    means: Tensor,
-) -> tuple[AcquisitionFunction, Tensor]:
-    """The criterion of one objective, over its best mean at feasible points.
-
-    Also the best of these points on each path.
-    """
-    # With noise the best outcome is not the best point; without, both are the same.
-    best_f = means.amax(-1)
-    return (
-        AveragedLogExpectedImprovement(
-            objective.models,
-            best_f,
-            objective.weights,
-        ),
-        best_of_paths(space.tree, X, objective.weights @ means),
-    )
-
-
 @torch.no_grad()
-def _means(mixture: Mixture, X: Tensor) -> Tensor:
+def _means(models: Sequence[FastSingleTaskGP], X: Tensor) -> Tensor:
     """Posterior means of each model at ``n x d`` points, ``k x n``."""
     means = []
-    for model in mixture.models:
+    for model in models:
         mean = None
         if len(X) > _MANY_POINTS and isinstance(model, LeafModel):
-            mean = point_means(model, X)
+            mean = model.point_means(X)
         if mean is None:
             mean = model.posterior(X.unsqueeze(-2)).mean.flatten()
         means.append(mean)
@@ -659,5 +634,5 @@ def _hypervolume(
         boxes,
         weights,
     )
-    best = best_of_paths(space.tree, X, (means / scale).sum(-1))
+    best = X[best_of_paths(space.tree, X, (means / scale).sum(-1))]
     return acqf, torch.cat([X[is_non_dominated(means)], best])

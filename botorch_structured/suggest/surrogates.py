@@ -1,4 +1,14 @@
-"""The models that `suggest` fits: one or two for each outcome."""
+"""The models that `suggest` fits: one or two for each outcome.
+
+References:
+
+.. [Rasmussen2006gpml]
+    C. E. Rasmussen and C. K. I. Williams. Gaussian Processes for Machine Learning. MIT
+    Press 2006.
+.. [Yao2018stacking]
+    Y. Yao, A. Vehtari, D. Simpson and A. Gelman. Using Stacking to Average Bayesian
+    Predictive Distributions. Bayesian Analysis 13(3), 2018.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +17,17 @@ import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from botorch.exceptions import InputDataWarning
+from botorch.fit import fit_gpytorch_mll
+from botorch.models import SingleTaskGP
 from botorch.models.transforms.outcome import ChainedOutcomeTransform
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
+from gpytorch.mlls import ExactMarginalLogLikelihood
+from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
 from botorch_structured.models import (
@@ -20,14 +36,14 @@ from botorch_structured.models import (
     TransferGP,
     TreeStructuredGP,
 )
-from botorch_structured.models.contexts import seeded
 from botorch_structured.models.fast_inference import FastSingleTaskGP
-from botorch_structured.models.leave_one_out import leave_one_out_weights
+from botorch_structured.models.map_fit import seeded
 from botorch_structured.models.outcome_scale import AnyScaleStandardize
-from botorch_structured.models.tree.leaf_model import LeafModel, take_values
-from botorch_structured.models.tree.row_subsets import fit_to_some, with_most_rows
+from botorch_structured.models.tree.leaf_model import LeafModel
+from botorch_structured.models.tree.solver import LeafSolver
+from botorch_structured.models.tree.warm_start import take_values
 from botorch_structured.spaces import SearchSpace
-from botorch_structured.spaces.arguments import check_count, check_seed
+from botorch_structured.spaces.arguments import check_count, check_seed, warn
 from botorch_structured.transforms import ClipTail
 
 # With so few observations the model with old studies is alone, if they predict these,
@@ -36,12 +52,17 @@ _ALONE = 5
 _ODDS = 20.0
 
 
+# A fit is to so many rows of a path, and to so many in all if few paths have data.
+_ROWS_OF_PATH = 240
+_ROWS = 800
 #: Models see at most so many rows of a path: the best ones, and a spread of others.
 MAX_ROWS = 1_000
+# If models see more, a suggestion takes seconds: 2 at 2,000, 8 at 4,000.
+_MANY_ROWS = 2_000
 
 
 class TrainingData(NamedTuple):
-    """Evaluations, as the models see them; `check_data` says what they have to be.
+    """Evaluations, as the models see them; `read_data` says what they have to be.
 
     Attributes:
         X: ``n x d`` points.
@@ -56,11 +77,6 @@ class TrainingData(NamedTuple):
     C: Tensor | None = None
     cost: Tensor | None = None
     Yvar: Tensor | None = None
-
-    def detached(self) -> TrainingData:
-        """The same without graphs of autograd."""
-        columns = {k: t.detach() for k, t in self._asdict().items() if t is not None}
-        return TrainingData(**columns)
 
 
 class Mixture(NamedTuple):
@@ -123,7 +139,23 @@ def fit_models(
     check_space(space)
     check_table("train_X", train_X, space.dim)
     check_table("train_Y", train_Y, 1)
-    starts = {type(model): model for model in read_models(start_from or ())}
+    return _fit_models(
+        space, train_X, train_Y, read_models(start_from or ()), averaged, **kwargs
+    )
+
+
+def _fit_models(
+    space: SearchSpace,
+    train_X: Tensor,
+    train_Y: Tensor,
+    start_from: Iterable[FastSingleTaskGP],
+    averaged: bool,
+    **kwargs: Any,
+) -> list[LeafModel]:
+    """`fit_models` of arguments that were checked."""
+    starts: dict[type, Any] = {}
+    for earlier in start_from:
+        starts[type(earlier)] = earlier
     classes: list[type[LeafModel]] = [TreeStructuredGP]
     # averaging is for few data
     if averaged and space.tree.decision_columns and len(train_X) <= 200:
@@ -131,7 +163,7 @@ def fit_models(
     models: list[LeafModel] = []
     for kind in classes:
         # a transform learns from the data: each model has its own
-        options = {name: deepcopy(value) for name, value in kwargs.items()}
+        options = deepcopy(kwargs)
         options.setdefault("outcome_transform", _compressed_tail())
         start = starts.get(kind)
         models.append(
@@ -218,16 +250,26 @@ def fit_surrogates(
     Raises:
         ValueError: An argument is not what it should be, or all evaluations failed.
     """
-    data = TrainingData(
+    data = read_data(
+        space,
         train_X,
         train_Y,
         train_C,
         train_cost,
         train_Yvar,
     )
-    check_data(space, data)
     with seeded_if(seed, train_X.device):
         return fit_checked(space, data, start_from, earlier, max_rows, **kwargs)
+
+
+@cache
+def _warn_of_rows() -> None:
+    """Say it once, though each suggestion sees all rows."""
+    warn(
+        f"max_rows: with None, and more than {_MANY_ROWS:,} evaluations of a path, a "
+        "suggestion takes time cubic in them (8 CPU seconds at 4,000). At most "
+        f"{MAX_ROWS:,} are seen with the default, max_rows={MAX_ROWS}."
+    )
 
 
 def fit_checked(
@@ -238,9 +280,11 @@ def fit_checked(
     max_rows: int | None = MAX_ROWS,
     **kwargs: Any,
 ) -> Surrogates:
-    """`fit_surrogates` of data that `check_data` has seen."""
+    """`fit_surrogates` of data that `read_data` has seen."""
     if max_rows is not None:
         check_count("max_rows", max_rows)
+    elif space.tree.path_key(data.X).unique(return_counts=True)[1].max() > _MANY_ROWS:
+        _warn_of_rows()
     last = Surrogates([], []) if start_from is None else start_from
     n, m = data.Y.shape
     # hyperparameters hardly change any more
@@ -333,8 +377,7 @@ def _fit_mixture(
     Y = torch.where(Y.isfinite(), Y.clamp(-limit, limit), Y)
     models: list[FastSingleTaskGP] = []
     if not alone:
-        start = [model for model in start_from if isinstance(model, LeafModel)]
-        models += fit_models(space, X, Y, start, averaged, **kwargs)
+        models += _fit_models(space, X, Y, start_from, averaged, **kwargs)
     odds = [1.0] * len(models)
     if old is not None:
         tail = deepcopy(kwargs.get("outcome_transform", _compressed_tail()))
@@ -403,10 +446,20 @@ def seeded_if(seed: int | None, device: torch.device) -> AbstractContextManager[
     return nullcontext() if seed is None else seeded(seed, device)
 
 
-def check_data(space: Any, data: TrainingData) -> None:
-    """Raise a ``ValueError`` for data that no suggestion can be made of."""
+def read_data(
+    space: Any,
+    X: Any,
+    Y: Any,
+    C: Any,
+    cost: Any,
+    Yvar: Any,
+) -> TrainingData:
+    """Evaluations without graphs of autograd.
+
+    Raises:
+        ValueError: They are none that a suggestion can be made of.
+    """
     check_space(space)
-    X, Y, C, cost, Yvar = data
     check_table("train_X", X, space.dim)
     n = len(X)
     if not n:
@@ -445,6 +498,10 @@ def check_data(space: Any, data: TrainingData) -> None:
                 "train_cost: expected positive numbers, or NaN where a cost is not "
                 f"known, got {cost[bad][:3].tolist()}."
             )
+    columns: list[Any] = []
+    for table in (X, Y, C, cost, Yvar):
+        columns.append(None if table is None else table.detach())
+    return TrainingData(*columns)
 
 
 def _rows(bad: Tensor) -> list[int]:
@@ -511,3 +568,172 @@ def _compressed_tail(maximize: bool = True) -> ChainedOutcomeTransform:
     return ChainedOutcomeTransform(
         clip=ClipTail(maximize, tail="log"), standardize=AnyScaleStandardize(m=1)
     )
+
+
+# -- some of the rows -------------------------------------------------------------
+#
+# Hyperparameters need hundreds of rows of a path, and a fit takes time cubic in them.
+# On 30 data sets of 1,800 rows on six paths (``benchmarks.quality.some_rows``) fits to
+# 120 and then 240 rows of a path took .4 of the time of a fit to all, and predicted as
+# well, to .07 nats a point, on 25. On the others, near the best points and without
+# noise, .2 to .6 of some 8 nats were lost where the function is smooth, and 1 to 8 (in
+# the mean, none in the median) where it jumps. After 60 rows in place of 120, fits took
+# noise for structure on four more: .1 to 1.4 were lost.
+
+
+def some_rows(keys: Tensor, values: Tensor, most: int) -> Tensor:
+    """Rows of each path: the best ones, and others evenly spaced in order of value.
+
+    Args:
+        keys: Of the paths of the rows, ``n``.
+        values: Larger ones are better, ``n``.
+        most: How many of a path; a quarter are the best ones.
+
+    Returns:
+        The numbers of the rows, ascending.
+    """
+    order = values.argsort(descending=True, stable=True)
+    order = order[keys[order].argsort(stable=True)]
+    _, counts = keys[order].unique_consecutive(return_counts=True)
+    size = counts.repeat_interleave(counts)
+    first = (counts.cumsum(0) - counts).repeat_interleave(counts)
+    rank = torch.arange(len(order), device=order.device) - first
+    best = most // 4
+    spaced = most - best
+    others = (size - best).clamp_min(1)
+    # where the share of others that are taken reaches the next whole number
+    is_next = (rank - best) * spaced % others >= others - spaced
+    kept = (size <= most) | (rank < best) | is_next
+    return order[kept].sort().values
+
+
+def with_most_rows(model: LeafModel, most: int) -> LeafModel:
+    """The model, or a copy with at most so many rows of each path, see `some_rows`."""
+    keys = model.tree.path_key(model.train_inputs[0])
+    rows = some_rows(keys, model.train_targets, most)
+    return model if len(rows) == len(keys) else _with_rows(model, rows)
+
+
+def fit_to_some(model: LeafModel, start_from: LeafModel | None = None) -> None:
+    """Fit a model of one outcome, to some of its rows where there are many.
+
+    Args:
+        model: In training mode, with its first hyperparameters.
+        start_from: See ``LeafModel.custom_fit``. Without it a first fit is to half of
+            the rows, if that is less than three quarters of the data.
+    """
+    n = len(model.train_targets)
+    keys = model.tree.path_key(model.train_inputs[0])
+    most = max(_ROWS_OF_PATH, _ROWS // len(keys.unique()))
+    sizes = [most // 2, most] if start_from is None else [most]
+    for size in sizes:
+        rows = some_rows(keys, model.train_targets, size)
+        if size < most and len(rows) > 0.75 * n:
+            continue
+        part = model if len(rows) == n else _with_rows(model, rows)
+        mll = ExactMarginalLogLikelihood(part.likelihood, part)
+        fit_gpytorch_mll(mll, start_from=start_from)
+        start_from = part
+    if start_from is not None and start_from is not model:
+        take_values(model, start_from)
+        model._fit_record = start_from._fit_record
+        model.eval()
+
+
+def _with_rows(model: LeafModel, rows: Tensor) -> LeafModel:
+    """A copy with some of the rows, on the scale of the outcomes of all."""
+    part = deepcopy(model)
+    part.set_train_data(
+        model.train_inputs[0][rows],
+        model.train_targets[rows],
+        strict=False,
+    )
+    if isinstance(part.likelihood, FixedNoiseGaussianLikelihood):
+        part.likelihood.noise = model.likelihood.noise[rows]
+    return part
+
+
+# -- weights of models ------------------------------------------------------------
+
+
+def leave_one_out_log_density(model: SingleTaskGP) -> Tensor:
+    r"""Log density of each outcome given the others, with the fitted hyperparameters.
+
+    .. math:: \log p(y_i \mid y_{-i}) = -\tfrac12 \log(2 \pi s_i^2)
+        - \frac{(y_i - m_i)^2}{2 s_i^2}, \quad
+        m_i = y_i - \frac{[K^{-1} y]_i}{[K^{-1}]_{ii}}, \quad
+        s_i^2 = \frac{1}{[K^{-1}]_{ii}}
+
+    ([Rasmussen2006gpml]_, equations (5.10) to (5.12)), K with the noise. Unlike the
+    evidence it does not depend on how wide the priors of different models are.
+
+    By the factors that a tree model predicts with; of other models one Cholesky
+    factorisation of the ``n x n`` covariance, O(n^3).
+
+    Args:
+        model: A fitted GP with one outcome and no batches.
+
+    Returns:
+        ``n`` values, of the transformed outcomes.
+
+    Raises:
+        ValueError: Several outcomes, or batches.
+    """
+    targets = model.train_targets
+    if targets.ndim != 1:
+        raise ValueError(
+            "model: expected one with one outcome and without batches, got targets of "
+            f"shape {tuple(targets.shape)}."
+        )
+    model.eval()
+    solver = None
+    if isinstance(model, LeafModel):
+        model._clear_cache()  # parts may have been set in evaluation mode
+        solver = model.solver
+    with torch.no_grad():
+        if solver is not None and isinstance(solver.solvers[0], LeafSolver):
+            solved, precision = solver.solvers[0].leave_one_out()
+        else:
+            prior = model.likelihood(model.forward(*model.train_inputs))
+            inverse = torch.cholesky_inverse(psd_safe_cholesky(prior.covariance_matrix))
+            solved = inverse @ (targets - prior.mean)
+            precision = inverse.diagonal()
+        squared = solved.square() / precision
+        return 0.5 * (precision.log() - squared - math.log(2.0 * math.pi))
+
+
+def leave_one_out_weights(
+    models: Sequence[SingleTaskGP], odds: Sequence[float] | None = None
+) -> Tensor:
+    r"""Weights of models of the same data: softmax of the summed log densities.
+
+    "Pseudo-BMA" in [Yao2018stacking]_. With few data the weights are alike, with many
+    one model has them all.
+
+    Args:
+        models: ``K`` fitted GPs of the same outcomes under the same transform.
+        odds: ``K`` positive numbers, the weights without data. Default: the same.
+
+    Returns:
+        ``K`` weights with sum 1.
+
+    Raises:
+        ValueError: Several outcomes, or models of different outcomes.
+
+    Example:
+        >>> weights = leave_one_out_weights([tree_model, conditional_model])
+    """
+    models = list(models)
+    first = models[0].train_targets
+    for model in models[1:]:
+        same = model.train_targets.shape == first.shape
+        if not same or not torch.allclose(model.train_targets, first):
+            raise ValueError(
+                "models: expected the same outcomes under the same outcome_transform, "
+                "or densities do not compare, got others."
+            )
+    if len(models) == 1:
+        return first.new_ones(1)
+    densities = [leave_one_out_log_density(model).sum() for model in models]
+    log_odds = torch.as_tensor(odds or [1.0] * len(models)).to(first).log()
+    return (torch.stack(densities) + log_odds).softmax(0)

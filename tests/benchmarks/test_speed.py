@@ -14,6 +14,8 @@ from benchmarks.speed.contest import Contest, Row, Seconds
 
 @pytest.mark.parametrize("name", command.ROWS)
 def test_both_sides_of_a_row_agree(name: str, capsys: Any) -> None:
+    needs = {"real-optuna": "optuna", "decomposed": "sklearn"}
+    pytest.importorskip(needs.get(name, "torch"))
     command.main(["--quick", "--rows", name])
     assert capsys.readouterr().out.startswith(f"{name}: ")
 

@@ -2,8 +2,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 import pytest
+
+collect_ignore_glob = [] if find_spec("optuna") else ["test_optuna*.py"]
 
 
 @pytest.fixture(autouse=True)

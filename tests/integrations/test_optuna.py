@@ -8,6 +8,7 @@ import pickle
 import re
 import threading
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -673,11 +674,22 @@ def test_several_objectives() -> None:
         ({"space": [{"a": [0], "b": (0, 1)}, {"a": [1], "b": (0, 2)}]}, "space"),
         ({"model": "gp"}, "model"),
         ({"acquisition": "ei"}, "acquisition"),
+        ({"max_rows": 0}, "max_rows"),
     ],
 )
 def test_errors(arguments: dict[str, Any], name: str) -> None:
     with pytest.raises(ValueError, match=f"^{name}: expected"):
         StructuredSampler(**arguments)
+
+
+def test_models_see_some_of_the_trials() -> None:
+    sampler = StructuredSampler(seed=0, max_rows=5)
+    study = ended(make_study(sampler), classifier, 30)
+    own = sampler.study_of(study)
+    assert own is not None
+    own.ask()
+    per_path = Counter(trial.params["learner"] for trial in study.trials).values()
+    assert len(own.models[0].train_targets) == sum(min(n, 5) for n in per_path) < 30
 
 
 def test_functions_in_place_of_the_default_model() -> None:

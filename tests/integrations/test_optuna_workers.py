@@ -11,10 +11,11 @@ from typing import Any
 import killed_workers as kill_test
 import optuna
 import pytest
+from optuna.distributions import distribution_to_json
 from optuna.trial import TrialState
 
 from botorch_structured.integrations.optuna import StructuredSampler, sampler
-from botorch_structured.integrations.optuna.sampler import SharedPaths
+from botorch_structured.integrations.optuna.shared_paths import SharedPaths
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
@@ -80,7 +81,7 @@ def test_a_worker_may_learn_of_a_parameter_between_two_reads(
             # a trial has a new parameter, which the one before it is suggested
             its.tell(its.ask({"new": new}), 1.0)
             kept: dict[str, Any] = {"trial": number, "whole": False, "final": True}
-            kept |= {"values": [["new", repr(new), 0]], "knows": {}}
+            kept |= {"values": [["new", distribution_to_json(new), 0]], "knows": {}}
             its.set_user_attr(f"structured:{number}", json.dumps(kept))
         return found
 

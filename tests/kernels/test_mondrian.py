@@ -167,14 +167,6 @@ class TestKernel:
             assert torch.equal(together[:, i], dense(single, a, b[:, i]))
             assert torch.equal(dense(kernel[i], a), dense(single, a))
 
-    def test_diagonal(self) -> None:
-        kernel = mondrian(2.0, 50)
-        a, b = points(2, 6, 3), points(2, 6, 3, seed=1)
-        assert torch.equal(kernel(a, diag=True), torch.ones(2, 6, dtype=DTYPE))
-        assert torch.equal(
-            kernel(a, b, diag=True), dense(kernel, a, b).diagonal(dim1=-1, dim2=-2)
-        )
-
     def test_device(self, device: torch.device) -> None:
         kernel = mondrian(2.0, 50)
         X = points(20, 2)
@@ -202,10 +194,6 @@ class TestFeatures:
         phi = kernel.features(X)
         torch.testing.assert_close(phi @ phi.mT, dense(kernel, X))
         assert kernel.features(bounds.double()).shape[-1] == phi.shape[-1]
-
-    def test_no_batches(self) -> None:
-        with pytest.raises(ValueError, match="a kernel without a batch_shape"):
-            mondrian(2.0, 10, batch_shape=torch.Size([2])).features(points(4, 2))
 
     def test_too_many_or_outside(self) -> None:
         with pytest.raises(
@@ -272,6 +260,10 @@ UNIT = torch.tensor([[0.0], [1.0]], dtype=DTYPE)
             (lambda x=x: dense(mondrian(1.0, 10), x * UNIT), "X: expected points with")
             for x in (math.nan, math.inf, -1e-6)
         ],
+        (
+            lambda: mondrian(2.0, 9, batch_shape=torch.Size([2])).features(UNIT),
+            "a kernel without a batch_shape",
+        ),
         (
             lambda: mondrian(1.0, 10)(points(3, 2), last_dim_is_batch=True).to_dense(),
             "last_dim_is_batch: expected False",

@@ -45,14 +45,6 @@ class TestCorrelations:
         found = correlation.array_value_and_slope(array)
         np.testing.assert_allclose(found[0], value, rtol=1e-12)
         np.testing.assert_allclose(found[1], slope, rtol=1e-12)
-        slope, curvature, jerk = correlation.array_derivatives(array)
-        expected = correlation.slope_and_curvature(d)
-        np.testing.assert_allclose(slope, expected[0], rtol=1e-12)
-        np.testing.assert_allclose(curvature, expected[1], rtol=1e-12)
-        apart = d[1:].clone().requires_grad_(True)
-        _, bend = correlation.slope_and_curvature(apart)
-        (gradient,) = torch.autograd.grad(bend.sum(), apart)
-        np.testing.assert_allclose(jerk[1:], -gradient, rtol=1e-9)
         np.testing.assert_array_equal(array, d)
 
     def test_finite_at_zero_distance(self, correlation: Correlation) -> None:

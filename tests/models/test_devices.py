@@ -307,8 +307,8 @@ def test_values_are_those_of_the_cpu(name: str) -> None:
         ("TreeStructuredGP", 8, 400, 439),
         ("TreeStructuredGP", 64, 2000, 454),  # leaves of 31 and 32 rows
         ("ConditionalGP", 8, 400, 227),
-        ("MultiTaskABLR", 30, 180, 162),  # no more rows than features
-        ("MultiTaskABLR", 30, 3000, 169),
+        ("MultiTaskABLR", 30, 180, 130),  # no more rows than features
+        ("MultiTaskABLR", 30, 3000, 131),
     ],
 )
 def test_operations_of_an_evidence_with_gradient(
@@ -396,33 +396,6 @@ class Recorder:
         return replay, result
 
 
-@pytest.mark.parametrize("name", ["TreeStructuredGP", "ConditionalGP", "TreedGP"])
-def test_replayed_evaluations_are_plain_ones(name: str) -> None:
-    make, points, size, n, _ = CASES[name]
-    X = points(size, n, 0)
-    model = make(X, size)
-    mll = mll_of(model).train()
-    free = [p for p in mll.parameters() if p.requires_grad]
-    with RehearsedDevice() as device:
-        record = Recorder(device)
-        other = mll_of(make(X.to("meta"), size)).train()
-        objective = DeviceObjective(other, record)
-        start = objective.read()
-        for i in range(4):
-            theta = np.clip(start + 0.1 * i, *objective.bounds.T)
-            value, gradient = objective(theta)
-            parts = torch.as_tensor(theta).split([p.numel() for p in free])
-            with torch.no_grad():
-                for p, part in zip(free, parts, strict=True):
-                    p.copy_(part.view_as(p))
-            loss = model.compute_custom_loss(mll)
-            slopes = torch.autograd.grad(loss, free, materialize_grads=True)
-            assert value == pytest.approx(loss.item(), rel=1e-10)
-            flat = torch.cat([s.view(-1) for s in slopes]).numpy()
-            np.testing.assert_allclose(gradient, flat, rtol=1e-8, atol=1e-10)
-        assert (record.made, record.replays) == (1, 3)
-
-
 def test_jitter_is_added_outside_of_the_graph() -> None:
     """Points twice, and no noise: the matrices have no factors without it."""
     X = leaf_points(2, 20, 0)
@@ -453,31 +426,6 @@ def test_where_the_host_waits_evaluations_are_plain(
     assert values[0] == pytest.approx(values[1], rel=1e-12) and record.made == 0
     assert "CUDA graph for a fit of MultiTaskABLR" in caplog.text
     assert len(caplog.records) == 1
-
-
-REPLAYED = ["TreeStructuredGP", "ConditionalGP", "TreedGP"]
-
-
-@pytest.mark.parametrize("name", REPLAYED)
-def test_a_fit_by_replays_is_that_of_the_cpu(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make, points, size, n, _ = CASES[name]
-    X = points(size, n, 0)
-    losses = []
-    monkeypatch.setattr(leaf_model, "HOST_ROWS", 0)
-    with RehearsedDevice() as device:
-        record = Recorder(device)
-        monkeypatch.setattr(map_fit, "_cuda_graph", record)
-        monkeypatch.setattr(map_fit, "_GPU", "meta")
-        for place in ("cpu", "meta"):
-            model = make(X.to(place), size)
-            mll = fit_gpytorch_mll(mll_of(model)).train()
-            with torch.no_grad():
-                losses.append(model.compute_custom_loss(mll).item())
-    assert record.made and record.replays > 5 * record.made
-    exact = 1e-3 if name == "TreedGP" else 1e-7  # others take the same steps
-    assert losses[1] == pytest.approx(losses[0], abs=exact)
 
 
 # -- the same data, the same model ----------------------------------------------------

@@ -1,7 +1,7 @@
-"""Noise that fantasies are given.
+"""Fantasies: the noise they are given, and gradients in their points.
 
-Tree models condition on it. Other models with inferred noise take it as GPyTorch
-does.
+Tree models condition on the noise. Other models with inferred noise take it as
+GPyTorch does.
 """
 
 import copy
@@ -10,7 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from botorch.acquisition import qKnowledgeGradient
+from botorch.acquisition.active_learning import qNegIntegratedPosteriorVariance
 from botorch.acquisition.joint_entropy_search import qJointEntropySearch
+from botorch.acquisition.multi_step_lookahead import qMultiStepLookahead
+from botorch.models import SingleTaskGP
 from botorch.models.transforms import Normalize
 from botorch.sampling import IIDNormalSampler
 from botorch.settings import propagate_grads
@@ -19,13 +23,8 @@ from gpytorch.kernels import MaternKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood
 from torch import Tensor
 
+from botorch_structured import models
 from botorch_structured.kernels import ConditionalKernel
-from botorch_structured.models import (
-    ConditionalGP,
-    MonotoneGP,
-    TreedGP,
-    TreeStructuredGP,
-)
 from botorch_structured.spaces import ParameterTree
 
 pytestmark = pytest.mark.usefixtures("double")
@@ -47,15 +46,15 @@ def data(m: int = 1, batch: tuple[int, ...] = (), n: int = 40) -> tuple[Tensor, 
     return X, Y + 0.05 * torch.randn(Y.shape, generator=g)
 
 
-def dense_tree(X: Tensor, Y: Tensor, **kwargs: Any) -> TreeStructuredGP:
+def dense_tree(X: Tensor, Y: Tensor, **kwargs: Any) -> Any:
     batch = X.shape[:-2] + (Y.shape[-1:] if Y.shape[-1] > 1 else ())
     base = ConditionalKernel(MaternKernel(batch_shape=batch), ParameterTree(3, TREE))
     kernel = ScaleKernel(base, batch_shape=batch)
-    return TreeStructuredGP(X, Y, TREE, covar_module=kernel, **kwargs)
+    return models.TreeStructuredGP(X, Y, TREE, covar_module=kernel, **kwargs)
 
 
-def treed(X: Tensor, Y: Tensor, **kwargs: Any) -> TreedGP:
-    model = TreedGP(X, Y, **kwargs)
+def treed(X: Tensor, Y: Tensor, **kwargs: Any) -> Any:
+    model = models.TreedGP(X, Y, **kwargs)
     assert model.partition.num_leaves > 1
     return model
 
@@ -67,13 +66,13 @@ def noisy(model: Any, noise: float = 0.3) -> Any:
 
 
 MAKE: dict[str, Callable[..., Any]] = {
-    "tree": lambda X, Y, **kw: TreeStructuredGP(X, Y, TREE, **kw),
-    "conditional": lambda X, Y, **kw: ConditionalGP(X, Y, TREE, **kw),
+    "tree": lambda X, Y, **kw: models.TreeStructuredGP(X, Y, TREE, **kw),
+    "conditional": lambda X, Y, **kw: models.ConditionalGP(X, Y, TREE, **kw),
     "dense": dense_tree,
     "treed": treed,
-    "published": TreedGP.as_published,
-    "one leaf": lambda X, Y, **kw: TreedGP(X, Y, max_leaves=1, **kw),
-    "monotone": lambda X, Y, **kw: MonotoneGP(X, Y, {1: 1}, **kw),
+    "published": models.TreedGP.as_published,
+    "one leaf": lambda X, Y, **kw: models.TreedGP(X, Y, max_leaves=1, **kw),
+    "monotone": lambda X, Y, **kw: models.MonotoneGP(X, Y, {1: 1}, **kw),
 }
 KINDS = pytest.mark.parametrize("kind", MAKE)
 TREES = pytest.mark.parametrize("kind", ["tree", "conditional"])
@@ -124,37 +123,28 @@ def test_the_mean_and_the_variance_are_given_the_noise(
         return values.unsqueeze(-3) if m > 1 else values
 
     variances = noise.mT if m > 1 else noise[:, 0]
-    n = model.train_targets.shape[-1]
-    new_Y = first.train_targets[..., n:]
-    expected = given_by_hand(model, x, columns(new_X), new_Y, variances)
-    check(first, x, expected)
-    # averaged over fantasies, the mean is that before
-    before, after = model.posterior(x), first.posterior(x)
-    torch.testing.assert_close(
-        after.mean.mean(0), before.mean.expand_as(after.mean[0]), rtol=1e-6, atol=1e-8
-    )
+    new_Y = first.train_targets[..., 40:]
+    check(first, x, given_by_hand(model, x, columns(new_X), new_Y, variances))
     more = points(2, 3, *batch, 1, seed=5)
     second = fantasies(first, more)
-    new_Y = second.train_targets[..., n:]
+    new_Y = second.train_targets[..., 40:]
     twice = torch.cat([new_X.expand(2, *new_X.shape), more], dim=-2)
     last = model.posterior(more, observation_noise=True).variance
     last = last - model.posterior(more).variance  # the model's own noise
     last = last.mT if m > 1 else last.squeeze(-1)
     variances = torch.cat([variances.expand(*last.shape[:-1], -1), last], dim=-1)
-    expected = given_by_hand(model, x, columns(twice), new_Y, variances)
-    check(second, x, expected)
+    check(second, x, given_by_hand(model, x, columns(twice), new_Y, variances))
 
 
-@KINDS
-def test_known_noise_is_concatenated(kind: str) -> None:
-    X, Y = data()
+@pytest.mark.parametrize(("kind", "n"), [("tree", 1), *((kind, 40) for kind in MAKE)])
+def test_known_noise_is_concatenated(kind: str, n: int) -> None:
+    X, Y = data(n=n)
     Yvar = torch.full_like(Y, 0.0025)
     model = MAKE[kind](X, Y, train_Yvar=Yvar, outcome_transform=None).eval()
     new_X, more, x = points(3, 1), points(2, 3, 1, seed=5), points(7, seed=4)
     noise = torch.tensor([[0.7]])
-    first = fantasies(model, new_X, noise)
-    second = fantasies(first, more, 0.1 * noise)
-    new_Y = second.train_targets[..., 40:]
+    second = fantasies(fantasies(model, new_X, noise), more, 0.1 * noise)
+    new_Y = second.train_targets[..., n:]
     twice = torch.cat([new_X.expand(2, -1, -1, -1), more], dim=-2)
     check(second, x, given_by_hand(model, x, twice, new_Y, torch.tensor([0.7, 0.07])))
 
@@ -198,11 +188,81 @@ def test_joint_entropy_search_takes_optima_for_noiseless(kind: str) -> None:
         assert (acqf(x) - noisily(x)).abs().max() > 1e-6
 
 
-def test_known_noise_of_one_row() -> None:
-    X, Y = data(n=1)
-    Yvar = torch.full_like(Y, 0.05)
-    model = TreeStructuredGP(X, Y, TREE, train_Yvar=Yvar, outcome_transform=None)
-    new_X, x = points(3, 1), points(7, seed=4)
-    new = fantasies(model.eval(), new_X, torch.tensor([[0.7]]))
-    new_Y = new.train_targets[..., 1:]
-    check(new, x, given_by_hand(model, x, new_X, new_Y, torch.tensor([0.7])))
+# -- gradients in their points, by finite differences ---------------------------------
+
+
+def uniform(n: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(n, 3, generator=generator, dtype=torch.float64)
+
+
+X = uniform(24, 0)
+Y = (3.0 * X[:, :1]).sin() + X[:, 1:2] ** 2 + 0.3 * (7.0 * X[:, 2:]).cos()
+STEEP = torch.where(X[:, :1] > 0.5, (20.0 * X[:, 1:2]).sin(), 0.2 * X[:, 2:])
+
+
+def sampled(make: Callable[[], Any]) -> Any:
+    two = [make(), make()]
+    for module in two[1].modules():
+        if isinstance(module, MaternKernel):
+            module.lengthscale = 0.7 * module.lengthscale.detach()
+    return models.SampledGP(two)
+
+
+def single() -> SingleTaskGP:
+    return SingleTaskGP(X, Y, covar_module=MaternKernel(ard_num_dims=3))
+
+
+def monotone() -> Any:
+    kernel = MaternKernel(ard_num_dims=3)
+    signs = {0: -1, 1: 1}
+    model = models.MonotoneGP(X, Y, signs, covar_module=kernel, virtual_X="grid")
+    assert model.has_sites
+    return model
+
+
+WITH_GRADIENTS: dict[str, Callable[[], Any]] = {
+    "monotone": monotone,
+    "one leaf": lambda: models.TreedGP(X, Y, max_leaves=1),
+    "dense": lambda: models.TreeStructuredGP(
+        X.clone(), Y, {}, covar_module=MaternKernel()
+    ),
+    "decomposed": lambda: models.DecomposedGP(monotone(), single()),
+    "sampled": lambda: sampled(single),
+    "sampled monotone": lambda: sampled(monotone),
+    "treed": lambda: treed(X, STEEP),
+    "conditional": lambda: models.ConditionalGP(X, Y, {}),
+}
+ACQUISITIONS: dict[str, Callable[[Any], Any]] = {
+    "variance": lambda model: qNegIntegratedPosteriorVariance(model, uniform(9, 3)),
+    "lookahead": lambda model: qMultiStepLookahead(
+        model, batch_sizes=[1, 1], num_fantasies=[1, 1]
+    ),
+    "gradient": lambda model: qKnowledgeGradient(model, num_fantasies=2),
+}
+
+
+@pytest.mark.parametrize("name", ACQUISITIONS)
+@pytest.mark.parametrize("kind", WITH_GRADIENTS)
+def test_gradients_are_those_of_values(kind: str, name: str) -> None:
+    model = WITH_GRADIENTS[kind]().eval()
+    acqf = ACQUISITIONS[name](model)
+    q = 2 if name == "variance" else acqf.get_augmented_q_batch_size(2)
+    at = uniform(q, 11).unsqueeze(0)
+    # twice: nothing that the first ``backward`` has used up is needed again
+    for _ in range(2):
+        variable = at.clone().requires_grad_()
+        acqf(variable).sum().backward()
+    gradient = variable.grad
+    assert gradient is not None
+    step = 1e-5
+    for i in range(0, at.numel(), 1 + at.numel() // 7):
+        move = torch.zeros(at.numel())
+        move[i] = step
+        up, down = (acqf(at + s * move.view_as(at)).sum() for s in (1.0, -1.0))
+        numeric = ((up - down) / (2.0 * step)).item()
+        scale = gradient.abs().max().item()
+        assert gradient.flatten()[i].item() == pytest.approx(
+            numeric, rel=1e-4, abs=1e-5 * max(scale, 1e-3)
+        )
+    copy.deepcopy(model)  # no graph is left in it

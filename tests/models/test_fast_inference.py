@@ -39,10 +39,7 @@ from botorch_structured.models import (
     TreeStructuredGP,
     map_fit,
 )
-from botorch_structured.models.fast_inference import (
-    FastSingleTaskGP,
-    training_prior,
-)
+from botorch_structured.models.fast_inference import FastSingleTaskGP, training_prior
 from botorch_structured.models.map_fit import fit_map
 from botorch_structured.spaces import ParameterTree
 

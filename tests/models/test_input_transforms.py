@@ -7,15 +7,8 @@ from typing import Any
 import pytest
 import torch
 from botorch.models.gpytorch import GPyTorchModel
-from botorch.models.transforms.input import (
-    AppendFeatures,
-    BatchBroadcastedInputTransform,
-    ChainedInputTransform,
-    FilterFeatures,
-    InputPerturbation,
-    InputTransform,
-    Normalize,
-)
+from botorch.models.transforms import input as inputs
+from botorch.models.transforms.input import AppendFeatures, FilterFeatures, Normalize
 from botorch.sampling import IIDNormalSampler
 from botorch.sampling.pathwise import draw_matheron_paths
 from botorch.utils.sampling import manual_seed
@@ -77,7 +70,9 @@ def test_features_that_are_appended_to_what_is_predicted(name: str) -> None:
     T = points()
     model = MODELS[name](X, Y, input_transform=AppendFeatures(feature()))
     same(model.posterior(T[:, :3]), MODELS[name](X, Y).posterior(T))
-    both = ChainedInputTransform(add=AppendFeatures(feature()), scale=Normalize(4))
+    both = inputs.ChainedInputTransform(
+        add=AppendFeatures(feature()), scale=Normalize(4)
+    )
     if name == "tasks":
         both["scale"] = Normalize(4, indices=[1, 2, 3])
     expected = MODELS[name](X, Y, input_transform=both["scale"].train()).posterior(T)
@@ -89,13 +84,13 @@ def test_perturbed_points(name: str) -> None:
     X, Y = data()
     T = points()
     noise = torch.tensor([[0.0, 0.0, 0.0, 0.0], [0.0, 0.03, 0.02, 0.01]])
-    model = MODELS[name](X, Y, input_transform=InputPerturbation(noise))
+    model = MODELS[name](X, Y, input_transform=inputs.InputPerturbation(noise))
     shaken = (T.unsqueeze(-2) + noise).flatten(0, 1)
     same(model.posterior(T), MODELS[name](X, Y).posterior(shaken))
     noise[1, 0] = 0.4
     if name in ("tree", "conditional", "tasks"):
         with pytest.raises(ValueError, match="input_transform: expected"):
-            MODELS[name](X, Y, input_transform=InputPerturbation(noise))
+            MODELS[name](X, Y, input_transform=inputs.InputPerturbation(noise))
 
 
 @pytest.mark.parametrize("column", [2, -1, 0])
@@ -147,26 +142,18 @@ def test_the_task_column_is_counted_as_inputs_have_it(
             model.condition_on_observations(with_task[:2, :3], Y[:2])
 
 
-def test_one_observation_is_not_several_rows() -> None:
+def test_the_task_column_stays_where_it_is() -> None:
     X, Y = data()
+    for columns, on_train in (([1, 2, 0], True), ([1, 2, 3, 0], False)):
+        transform = FilterFeatures(torch.tensor(columns), transform_on_train=on_train)
+        with pytest.raises(ValueError, match="leaves the task column"):
+            MultiTaskABLR(X, Y, 0, input_transform=transform)
+    # one observation is not several rows
     several = AppendFeatures(torch.tensor([[0.2], [0.4]]))
     model = MultiTaskABLR(X, Y, 0, output_tasks=[1], input_transform=several)
     assert model.posterior(points()[:, :3]).mean.shape == (12, 1)
     with pytest.raises(ValueError, match="treats new observations"):
         model.condition_on_observations(points()[:1, :3], Y[:1])
-
-
-@pytest.mark.parametrize(
-    "transform",
-    [
-        FilterFeatures(torch.tensor([1, 2, 0])),
-        FilterFeatures(torch.tensor([1, 2, 3, 0]), transform_on_train=False),
-    ],
-)
-def test_the_task_column_stays_where_it_is(transform: InputTransform) -> None:
-    X, Y = data()
-    with pytest.raises(ValueError, match="leaves the task column"):
-        MultiTaskABLR(X, Y, 0, input_transform=transform)
 
 
 @pytest.mark.parametrize("model_class", [TreeStructuredGP, ConditionalGP])
@@ -196,7 +183,7 @@ class Squared(Normalize):
         return super()._transform(X).square()
 
 
-class Shifted(ChainedInputTransform):
+class Shifted(inputs.ChainedInputTransform):
     def transform(self, X: Tensor) -> Tensor:
         X = super().transform(X).clone()
         X[..., 3] += 0.25
@@ -226,7 +213,7 @@ def test_a_subclass_transforms_in_its_own_way(name: str) -> None:
     for learnt in (
         Squared(4, indices=[1, 2, 3]),
         Shifted(n=Normalize(4, indices=[1, 2, 3])),
-        BatchBroadcastedInputTransform([Normalize(4, indices=[1, 2, 3])]),
+        inputs.BatchBroadcastedInputTransform([Normalize(4, indices=[1, 2, 3])]),
     ):
         with pytest.raises(ValueError, match="learn from inactive entries"):
             MODELS[name](X, Y, input_transform=learnt)

@@ -6,50 +6,24 @@ import pytest
 import torch
 from search_problems import make_problem
 from torch import Tensor
-from torch.nn.functional import pad
 
 from botorch_structured.optim.boxes import (
     Boxes,
     Sample,
-    boxes_at,
     path_boxes,
     raw_candidates,
 )
-from botorch_structured.spaces import Between, ParameterTree, SearchSpace
+from botorch_structured.spaces import ParameterTree, SearchSpace
 
 FILL = -7.0
 
 
-def candidates(boxes: Boxes, per_box: int, good: Tensor, rng: Any) -> Sample:
+def candidates(boxes: Boxes, per_box: int, good: Tensor, rng: Any) -> Any:
     """As tensors."""
     keys = boxes.problem.keys(good.numpy())
     sample = raw_candidates(boxes, per_box, good.numpy(), keys, rng)
-    return Sample(*map(torch.from_numpy, sample))
-
-
-def test_the_boxes_of_all_paths() -> None:
-    """Declared ones, those seen, and as many random ones as are wanted."""
-    tree = ParameterTree(4, {0: {0: [1, 2], 1: [2, 3]}})
-    bounds = torch.tensor([[0.0, 0, 0, 0], [1, 1, 1, 1]], dtype=torch.double)
-
-    def upper(bounds: Tensor = bounds, **kwargs: Any) -> list[list[float]]:
-        problem = make_problem(bounds, tree, **{"fill": FILL, **kwargs})
-        found = path_boxes(problem, [problem.X_avoid], np.random.default_rng(0))
-        assert torch.from_numpy(found.lower).dtype == bounds.dtype
-        return sorted(found.upper.tolist())
-
-    plain = [[0, 1, 1, FILL], [1, FILL, 1, 1]]
-    assert upper() == upper(bounds.float()) == plain
-    assert upper(fixed_features={0: 1}) == [[1, FILL, 1, 1]]
-    assert upper(categorical_features={1: [0.0, 0.7]})[0][1] == 0.7
-    assert (
-        len(upper(max_paths=1)) == len(upper(fixed_features={0: 1}, max_paths=1)) == 1
-    )
-    seen = bounds.new_tensor([[7.0, 0, 0, 0]])  # not declared, and out of bounds
-    assert upper(X_avoid=seen) == plain
-    wide = bounds.clone()
-    wide[1, 0] = 9.0
-    assert upper(wide, X_avoid=seen) == [*plain, [7, FILL, FILL, FILL]]
+    parts = (sample.X, sample.box, sample.source)
+    return Sample(*map(torch.from_numpy, parts))
 
 
 def test_integers_on_a_logarithmic_scale_are_drawn_there() -> None:
@@ -59,7 +33,7 @@ def test_integers_on_a_logarithmic_scale_are_drawn_there() -> None:
     units, depth = map(space.names.index, ("units", "depth"))
     problem = make_problem(space=space)
     rng = np.random.default_rng(0)
-    boxes = path_boxes(problem, [problem.X_avoid], rng)
+    boxes = path_boxes(problem, problem.X_avoid, rng)
     good = space.encode([{"units": 10, "depth": 500, "x": 0.5}])
     spread = candidates(boxes, 256, good[:0], rng).X
     middle = 0.5 * (math.log10(0.5) + math.log10(1000.5))  # as rounding has it
@@ -79,7 +53,7 @@ def test_small_finite_boxes_are_listed(values: int) -> None:
     bounds = torch.tensor([[5.0], [4.0 + values]]).double()
     problem = make_problem(bounds, ParameterTree(1), [0])
     rng = np.random.default_rng(0)
-    boxes = path_boxes(problem, [problem.X_avoid], rng)
+    boxes = path_boxes(problem, problem.X_avoid, rng)
     X = candidates(boxes, 16, bounds[:0], rng).X
     assert len(X) == len(X.unique()) == values if values == 64 else len(X) == 16
 
@@ -90,7 +64,7 @@ def test_candidates_around_a_good_point_are_near_and_far() -> None:
     names = {4: [float(v) for v in range(5)]}
     problem = make_problem(bounds, ParameterTree(4), [2], {3: names[4]})
     rng = np.random.default_rng(0)
-    boxes = path_boxes(problem, [problem.X_avoid], rng)
+    boxes = path_boxes(problem, problem.X_avoid, rng)
     good = bounds.new_tensor([[0.4, 7.0, 60.0, 1.0]])
     sample = candidates(boxes, 1024, good, rng)
     # no column is shared: none are carried over from the good point
@@ -123,35 +97,9 @@ def test_shared_columns_on_their_bounds_beside_a_good_point() -> None:
     bounds = torch.tensor([[0.0] * 4, [1.0] * 4]).double()
     problem = make_problem(bounds, ParameterTree(4, {0: {0: [1], 1: [2]}}))
     rng = np.random.default_rng(0)
-    boxes = path_boxes(problem, [problem.X_avoid], rng)
+    boxes = path_boxes(problem, problem.X_avoid, rng)
     good = bounds.new_tensor([[0.0, 0.4, 0.5, 0.7]])
     sample = candidates(boxes, 256, good, rng)
     around = sample.X[(sample.source > 6) & (sample.X[:, 0] == 0.0)]
     assert set(around[:, 3].tolist()) == {0.0, 1.0}
     assert float((around[:, 1] - 0.4).abs().median()) < 0.05
-
-
-def test_boxes_hold_the_decisions_of_rows() -> None:
-    """Declared values where rows are within the tolerance of one; fill if inactive."""
-    tree = ParameterTree(
-        4, {0: {0: [2], 1: [3]}}, conditions={2: Between(1, 0.5, math.inf)}
-    )
-    bounds = torch.tensor([[0.0, 0, 0, 0], [3, 1, 1, 7.5]], dtype=torch.double)
-    listed = {0: [0.0, 1.0, 2.0]}
-    problem = make_problem(
-        bounds, tree, fill=FILL, integer_features=[3], categorical_features=listed
-    )
-    rows = [[0, 0.7], [1 + 1e-4, 0.2], [2, 0.2], [3, 0.2], [0.5, 0.2]]
-    boxes, ok = boxes_at(problem, pad(bounds.new_tensor(rows), (0, 2)).numpy())
-    assert ok.tolist() == [True, True, True, False, False]  # values that are listed
-    below = math.nextafter(0.5, 0)
-    assert boxes.lower[ok].tolist() == [
-        [0, 0.5, 0, FILL],
-        [1, 0, FILL, 0],
-        [2, 0, FILL, FILL],
-    ]
-    assert boxes.upper[ok].tolist() == [
-        [0, 1, 1, FILL],
-        [1, below, FILL, 7],
-        [2, below, FILL, FILL],
-    ]

@@ -19,13 +19,10 @@ from torch import Tensor
 
 from botorch_structured.acquisition import AveragedLogExpectedImprovement, InteriorPrior
 from botorch_structured.optim.boxes import Boxes, whole_box
-from botorch_structured.optim.climb import (
-    Evaluator,
-    maximize_in_unit_box,
-    refine,
-)
+from botorch_structured.optim.climb import Evaluator, maximize_in_unit_box
 from botorch_structured.optim.local_search import one_exchange
 from botorch_structured.optim.problem import KnownPoints
+from botorch_structured.optim.walk import refine
 from botorch_structured.spaces import Equals, ParameterTree, SearchSpace
 
 Array = NDArray[Any]
@@ -40,7 +37,8 @@ def whole(tree: ParameterTree, bounds: Tensor, **kwargs: object) -> Boxes:
 def points(space: Boxes, n: int, seed: int = 0) -> Tensor:
     """Random ones of the space."""
     X = space.draw(np.zeros(n, dtype=int), np.random.default_rng(seed))
-    return torch.from_numpy(space.problem.impute(X))
+    problem = space.problem
+    return torch.from_numpy(np.where(problem.active(X), X, problem.fill))
 
 
 def of(
@@ -363,7 +361,7 @@ def by_hand(space: Boxes, x: Tensor) -> set[tuple[int, float]]:
         lo, hi = problem.bounds[:, c].tolist()
         now = float(x[c])
         if c in tree.decision_columns and c not in tree.numeric_decisions:
-            values = {float(v) for v in problem.listed.decision_values[c]}
+            values = {float(v) for v in problem.tree.decision_values[c]}
         elif not named.discrete[c]:
             width = hi - lo
             values = {

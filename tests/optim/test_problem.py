@@ -107,7 +107,7 @@ BAD = [
     (dict(X_pending=torch.rand(4, 1, 3)), r"X_pending: .* m x 4 tensor, got \(4, 3"),
     (dict(fill="a"), "fill: expected a number or 4, got 'a'"),
     (dict(fill=nan), "fill: expected finite"),
-    (dict(feasible=3), "feasible: expected a callable"),
+    (dict(feasible=3), "feasible: expected a function"),
     (dict(fixed_features={0: 0.0, -4: 1.0}), "fixed_features: .*column 0 twice"),
     (dict(inequality_constraints=5), "inequality_constraints: .*got 5"),
     (dict(inequality_constraints=[3]), r"inequality_constraints\[0\]: .*got 3"),
@@ -134,7 +134,7 @@ BAD = [
     (dict(X_start=torch.zeros(2, 3)), "X_start: expected an m x 4 tensor"),
     (dict(categorical_features={0: [0, 7]}), r"categorical.*\[0\]: .*got \[7.0\]"),
     (dict(categorical_features={0: [0]}, bounds=LATE), "leave at least one path"),
-    (dict(space=SearchSpace(["a"], [[0], [1]])), "space: .*got bounds, tree, integer"),
+    (dict(space=SearchSpace(["a"], [[0], [1]])), "space: .*got bounds as well"),
     (dict(space=CS.ConfigurationSpace()), "space: .*got ConfigurationSpace"),
 ]
 
@@ -170,6 +170,20 @@ def test_no_acquisition_function(optimize: Callable[..., Any]) -> None:
             optimize(wrong, bounds)
     with pytest.raises(ValueError, match="acq_function.*one-shot.*qLogNoisy"):
         optimize(qKnowledgeGradient(model, num_fantasies=2), bounds)
+
+
+@pytest.mark.parametrize("optimize", OVER_TREES + OVER_BOXES)
+@pytest.mark.parametrize("kind", [SingleTaskGP, TreeStructuredGP])
+def test_a_model_of_other_columns(optimize: Callable[..., Any], kind: Any) -> None:
+    X = torch.rand(4, 3, dtype=torch.double)
+    trees = [ParameterTree(3)] if kind is TreeStructuredGP else []
+    acqf = LogExpectedImprovement(kind(X, X[:, :1], *trees).eval(), 0.0)
+    space = SearchSpace(["a", "b"], [[0, 0], [1, 1]])
+    message = "acq_function: expected a model of 2 columns, .* got one of 3"
+    boxes = {} if optimize in OVER_BOXES else {"tree": space.tree}
+    for arguments in ({"space": space}, {"bounds": space.bounds, **boxes}):
+        with pytest.raises(ValueError, match=message):
+            optimize(acqf, **arguments)
 
 
 def test_boxes_refuse_what_is_no_box() -> None:
@@ -358,9 +372,6 @@ def test_models_hand_on_what_the_space_says() -> None:
         acqf, space.bounds, model.tree, fixed_features={0: 0.0}, seed=0
     )
     assert x[0, 1] == x[0, 1].round()
-    narrow = SearchSpace(["a", "b"], [[0, 0], [1, 1]])
-    with pytest.raises(ValueError, match="space: expected one of 3 columns.*got 2"):
-        optimize_acqf_paths(acqf, space=narrow)
     with pytest.raises(ValueError, match="fix_shared: expected True or False, got 'no"):
         optimize_acqf_two_step(path_acqf, acqf, space=space, fix_shared="no")
     x, _ = optimize_acqf_two_step(path_acqf, acqf, space=space, X_avoid=X, seed=0)

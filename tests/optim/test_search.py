@@ -110,6 +110,12 @@ def test_undeclared_outcomes_are_proposed_where_they_are_named(optimize, peak) -
         near = torch.tensor([[2.0, 0.5]], dtype=torch.double)
         X, _ = optimize(acqf, bounds, tree, X_start=near)
         assert X.tolist() == [[2.0, 0.5]]
+    # beside them an outcome without columns, of another decision, stays one
+    tree = ParameterTree(3, {0: {0: [2], 1: []}, 1: {0: []}})
+    bounds = torch.tensor([[0.0, 0, 0], [1, 7, 1]], dtype=torch.double)
+    acqf = peak(tree, torch.zeros(3), lambda X: X[..., 0] + X[..., 1])
+    X, _ = optimize(acqf, bounds, tree, categorical_features={1: [0.0, 7.0]})
+    assert X.tolist() == [[1.0, 7.0, 0.5]]
 
 
 def discrete(seed: int) -> tuple[ParameterTree, Tensor, dict[str, Any], Tensor]:

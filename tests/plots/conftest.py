@@ -1,11 +1,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 import pytest
 
-matplotlib = pytest.importorskip("matplotlib")
-matplotlib.use("Agg")
+collect_ignore_glob = [] if find_spec("matplotlib") else ["test_*.py"]
+if not collect_ignore_glob:
+    import matplotlib
+
+    matplotlib.use("Agg")
 
 
 @pytest.fixture(autouse=True)

@@ -147,6 +147,8 @@ def test_any_distribution_by_its_quantiles(frozen: Any) -> None:
     values = [config["x"] for config in space.decode(X)]
     assert stats.kstest(values, frozen.cdf).pvalue > 0.01
     assert torch.equal(space.encode(space.decode(X)), X)
+    X[:, 1] = 0.7 * X[:, 1] + 0.1
+    assert torch.equal(space.encode(space.decode(X)), space.rounded(X))
     told = 1.1 * frozen.median()
     (back,) = space.decode(space.encode({"l": "a", "x": told}))
     assert back["x"] == pytest.approx(told, rel=1e-10)

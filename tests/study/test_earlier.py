@@ -537,6 +537,7 @@ def test_optuna_where_choices_and_goals_are_others(
 
 @pytest.mark.parametrize("with_old", [False, True])
 def test_scikit_learn(with_old: bool) -> None:
+    pytest.importorskip("sklearn")
     from sklearn.base import BaseEstimator, clone
 
     from botorch_structured.integrations.sklearn import StructuredSearchCV
@@ -569,6 +570,7 @@ def test_scikit_learn(with_old: bool) -> None:
 
 
 def test_starts_of_scikit_learn_are_the_settings_of_estimators() -> None:
+    pytest.importorskip("sklearn")
     from sklearn.linear_model import Ridge
     from sklearn.neighbors import KNeighborsRegressor
     from sklearn.pipeline import Pipeline

@@ -13,6 +13,8 @@ from ConfigSpace import (
     Constant,
     EqualsCondition,
     Float,
+    ForbiddenGreaterThanRelation,
+    ForbiddenLessThanRelation,
     NotEqualsCondition,
 )
 
@@ -256,3 +258,15 @@ def test_missing_cells_of_parameters(tmp_path: Path) -> None:
             ValueError, match=rf"line 2: .*('{name}'|\['m', '{name}'\])"
         ):
             study.read_csv(table(tmp_path, f"m,x,k,value\n{row}\n"))
+
+
+def test_a_space_without_a_point_is_refused_at_once() -> None:
+    a, b = Float("a", (0, 1)), Float("b", (0, 1))
+    cs = ConfigurationSpace(space=[a, b])
+    # as numbers they are equal with probability 0
+    cs.add(ForbiddenLessThanRelation(a, b), ForbiddenGreaterThanRelation(a, b))
+    bounds = torch.tensor([[0.0], [1.0]])
+    none = SearchSpace(["x"], bounds, feasible=lambda X: X[..., 0] > 2)
+    for space in (cs, none):
+        with pytest.raises(ValueError, match="space: expected points .* got 0 of 1 in"):
+            Study(space)

@@ -13,11 +13,7 @@ from torch import Tensor
 
 from botorch_structured import Study
 from botorch_structured.spaces import ParameterTree, SearchSpace
-from botorch_structured.suggest import (
-    Suggestion,
-    fit_surrogates,
-    suggest,
-)
+from botorch_structured.suggest import Suggestion, fit_surrogates, suggest
 from botorch_structured.suggest.suggestion import make_criterion
 from botorch_structured.test_functions import JenattonTree
 

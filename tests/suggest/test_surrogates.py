@@ -12,7 +12,7 @@ from torch import Tensor
 from botorch_structured.models import ConditionalGP, TreeStructuredGP
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.study import Study
-from botorch_structured.suggest import fit_surrogates, suggest
+from botorch_structured.suggest import fit_surrogates, suggest, surrogates
 from botorch_structured.test_functions import JenattonTree
 
 
@@ -206,6 +206,24 @@ def test_models_see_some_rows_of_each_path(max_rows: int | None, seen: int) -> N
     Y[3] = -math.inf
     found = suggest(space, X, Y, seed=0, max_rows=max_rows)
     assert [len(model.train_targets) for model in found.models] == [seen, seen]
+
+
+def test_it_is_said_once_that_all_of_many_rows_take_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(surrogates, "_MANY_ROWS", 30)
+    surrogates._warn_of_rows.cache_clear()
+    space = SearchSpace.from_dictionaries({"x": (0.0, 1.0)})
+    X = space.sample(31, seed=0)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        suggest(space, X, -X, seed=0)
+        suggest(space, X[1:], -X[1:], seed=0, max_rows=None)
+        for _ in range(2):
+            suggest(space, X, -X, seed=0, max_rows=None)
+    (one,) = said
+    assert "default, max_rows=1000" in str(one.message)
+    assert one.filename == __file__
 
 
 def test_a_bad_number_of_rows_is_refused() -> None:

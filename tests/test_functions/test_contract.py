@@ -83,6 +83,8 @@ def test_noise(make: Make) -> None:
     "make", [*EVERY, table, ElasticNetTuning, lambda: ScikitLearnCASH("iris")]
 )
 def test_starts(make: Make) -> None:
+    if make not in (*EVERY, table):
+        pytest.importorskip("sklearn")
     problem = make()
     state = torch.get_rng_state()
     X = problem.starts(3)

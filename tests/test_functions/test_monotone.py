@@ -13,6 +13,7 @@ from torch import Tensor
 
 from botorch_structured.test_functions import ElasticNetTuning, MonotoneMixture1D
 
+pytest.importorskip("sklearn")
 PROBLEMS: list[Any] = [MonotoneMixture1D, ElasticNetTuning]
 
 

@@ -1,12 +1,19 @@
 """Workflows of research code that once failed, or went wrong without a word."""
 
+import warnings
+
 import pytest
 import torch
 from botorch.acquisition import LogExpectedImprovement
 from botorch.acquisition.thompson_sampling import PathwiseThompsonSampling
 from botorch.cross_validation import batch_cross_validation, gen_loo_cv_folds
+from botorch.exceptions import BotorchWarning
 from botorch.models import SingleTaskGP
+from botorch.models.likelihoods.sparse_outlier_noise import (
+    SparseOutlierGaussianLikelihood,
+)
 from botorch.optim import optimize_acqf
+from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
@@ -101,6 +108,21 @@ def test_components_of_any_scale() -> None:
     small = [SingleTaskGP(X, 1e-9 * y[:, None]) for y in parts.mT]
     with pytest.raises(ValueError, match="standard deviation of about 1"):
         DecomposedGP(*small)
+
+
+def test_dense_fits_of_two_kernels_have_a_word() -> None:
+    """As in relevance pursuit, which makes many."""
+    X, Y = data()
+    noise = GaussianLikelihood().noise_covar
+    likelihood = SparseOutlierGaussianLikelihood(noise, dim=24)
+    with pytest.warns(BotorchWarning, match='leaf_kernel="matern" fits one'):
+        TreeStructuredGP(X, Y, DEPENDENCIES, likelihood=likelihood)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        TreeStructuredGP(
+            X, Y, DEPENDENCIES, likelihood=likelihood, leaf_kernel="matern"
+        )
+        TreeStructuredGP(X, Y, DEPENDENCIES, likelihood=GaussianLikelihood())
 
 
 def test_large_models() -> None:

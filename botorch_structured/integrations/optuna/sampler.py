@@ -38,6 +38,7 @@ from botorch_structured.spaces.arguments import check_seed, later_seed
 from botorch_structured.spaces.columns import is_equal
 from botorch_structured.study import Study
 from botorch_structured.study.earlier import OldStudy, learn, read_studies
+from botorch_structured.suggest.surrogates import MAX_ROWS
 
 _logger = optuna.logging.get_logger("optuna.structured")
 
@@ -91,6 +92,7 @@ class StructuredSampler(BaseSampler):
             optuna.get_all_study_names(storage) if name.startswith("boosting")]``, or
             what else a `Study` takes. Which parameters belong to which values is learnt
             from them, too, as far as ranges are the same. For one objective.
+        max_rows: How many trials of a path models see, see `suggest`; None: all.
 
     Raises:
         ValueError: An argument is not what it should be; or, when a trial asks for it,
@@ -117,15 +119,17 @@ class StructuredSampler(BaseSampler):
         acquisition: Callable[..., Any] | None = None,
         warn_independent_sampling: bool = True,
         earlier: Any = None,
+        max_rows: int | None = MAX_ROWS,
     ) -> None:
-        for name, function in (
-            ("model", model),
-            ("acquisition", acquisition),
-        ):
-            if function is not None and not callable(function):
-                raise ValueError(f"{name}: expected a function, got {function!r}.")
-        # a study reads all kinds of spaces
-        declared = None if space is None else Study(space, seed=0).space
+        self._arguments: dict[str, Any] = {
+            "model": model,
+            "acquisition": acquisition,
+            "max_rows": max_rows,
+        }
+        # a study reads all kinds of spaces, and says now what is wrong
+        some = {"": (0, 1)} if space is None else space
+        read = Study(some, seed=0, **self._arguments)
+        declared = None if space is None else read.space
         if declared is not None and declared.shown_names != declared.names:
             raise ValueError(
                 "space: expected the same values of a name in all dictionaries, and a "
@@ -135,7 +139,6 @@ class StructuredSampler(BaseSampler):
         self._declared = declared
         seed = check_seed(seed)
         self._seed = _new_seed() if seed is None else seed
-        self._arguments: dict[str, Any] = {"model": model, "acquisition": acquisition}
         self._warns = warn_independent_sampling
         self._earlier: list[Any] = [] if earlier is None else [earlier]
         if isinstance(earlier, list):
@@ -202,29 +205,19 @@ class StructuredSampler(BaseSampler):
         """Choose the whole path of a trial as soon as it exists."""
         for _ in range(_ROUNDS):
             with _ONE_AT_A_TIME:
-                shared = SharedPaths(
-                    study,
-                    self._declared,
-                    self._old_trials,
-                )
-                key = study.study_name, trial.number
+                shared = SharedPaths(study, self._declared)
+                key = (study.study_name, trial.number)
                 if key not in self._suggested and (path := shared.read(trial.number)):
                     # the trial is taken up in another process
                     self._suggested[key] = path
                     return
                 suggestion = self._choose(study, trial, shared)
-            self._suggested[key] = suggestion
+                self._suggested[key] = suggestion
             if not shared.exist:
                 return
             shared.keep(trial.number, suggestion)
-            now = SharedPaths(study, self._declared, self._old_trials)
-            if not self._has_news(
-                study,
-                trial.number,
-                suggestion,
-                shared,
-                now,
-            ):
+            now = SharedPaths(study, self._declared)
+            if not self._has_news(study, trial.number, suggestion, shared, now):
                 return
 
     def _has_news(
@@ -256,8 +249,9 @@ class StructuredSampler(BaseSampler):
         """The values that a trial asked for, and is expected to ask for yet."""
         values = self._values(trial)
         if trial.state == TrialState.RUNNING:
-            path = shared.read(trial.number) or self._suggestion(study, trial)
-            if path.agrees(values):
+            key = (study.study_name, trial.number)
+            path = self._suggested.get(key) or shared.read(trial.number)
+            if path and path.agrees(values):
                 return path.values | values
         return values
 
@@ -360,11 +354,7 @@ class StructuredSampler(BaseSampler):
         """Forget the suggestion, and check parameters."""
         self._suggested.pop((study.study_name, trial.number), None)
         self._drawn.get(study.study_name, {}).pop(trial.number, None)
-        SharedPaths(
-            study,
-            self._declared,
-            self._old_trials,
-        ).forget(trial.number)
+        SharedPaths(study, self._declared).forget(trial.number)
         if self._declared is not None and state != TrialState.FAIL:
             # Optuna asks no sampler for those of a single value
             for name, distribution in trial.distributions.items():
@@ -405,6 +395,8 @@ class StructuredSampler(BaseSampler):
         fixed = _fixed(study, trial)
         told = self._kept.setdefault(study.study_name, ToldStudy(self._values))
         others = [t for t in shared.trials if t.number != number]
+        ended = [t.number for t in others if t.state.is_finished()]
+        fifth = ended[-5] if len(ended) > 4 else -1
         asked = []
         paths = {}  # of trials that have not ended
         for other in others:
@@ -417,9 +409,7 @@ class StructuredSampler(BaseSampler):
             # A suggestion may be wrong, and that of a trial that was killed would stay
             # for ever: dependencies are learnt from the parameters that were asked for.
             # Five later trials that have ended mean that it was killed.
-            later = [t for t in others if t.number > other.number]
-            ended = sum(t.state.is_finished() for t in later)
-            expected = not values and ended < 5
+            expected = not values and other.number > fifth
             asked.append(
                 Asked(
                     path if expected else values,

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import optuna
-from optuna.distributions import BaseDistribution
+from optuna.distributions import distribution_to_json, json_to_distribution
 from optuna.trial import FrozenTrial
 
 from botorch_structured.integrations.optuna.trial_space import Values, with_one_nan
@@ -61,23 +61,16 @@ class SharedPaths:
     Args:
         study: The study.
         declared: The space, if it was declared.
-        old_trials: Trials of old studies, whose ranges may be suggested, too.
 
     Attributes:
         trials: The trials of the study. They are read after the suggestions, so that
-            each parameter of these was asked for by one of them.
+            each parameter of these was asked for by one of them, or by an old study's.
         exist: Whether there are any: a bracket of `optuna.pruners.HyperbandPruner` has
             no user attributes.
     """
 
-    def __init__(
-        self,
-        study: optuna.Study,
-        declared: SearchSpace | None,
-        old_trials: Sequence[FrozenTrial] = (),
-    ) -> None:
+    def __init__(self, study: optuna.Study, declared: SearchSpace | None) -> None:
         self._study = study
-        self._old_trials = old_trials
         columns = () if declared is None else declared.columns
         self._columns: dict[str, Any] = {column.name: column for column in columns}
         self.exist = hasattr(study, "user_attrs")
@@ -89,7 +82,13 @@ class SharedPaths:
         shared = json.loads(self._texts.get(_place(number)) or "{}")
         if shared.get("trial") != number:
             return None
-        values = {row[0]: self._value(*row) for row in shared["values"]}
+        values: Values = {}
+        for name, text, internal in shared["values"]:
+            if text:
+                distribution = with_one_nan(json_to_distribution(text))
+                values[name] = distribution, distribution.to_external_repr(internal)
+            else:
+                values[name] = None, self._columns[name].decode(internal)
         return SuggestedPath(values, shared["whole"])
 
     def keep(self, number: int, suggestion: SuggestedPath) -> None:
@@ -97,8 +96,11 @@ class SharedPaths:
         rows: list[list[Any]] = []
         for name, (distribution, value) in suggestion.values.items():
             if distribution is not None:
-                internal = distribution.to_internal_repr(value)
-                rows.append([name, repr(distribution), internal])
+                try:
+                    text = distribution_to_json(distribution)
+                except TypeError:  # choices that only the memory of a process holds
+                    return
+                rows.append([name, text, distribution.to_internal_repr(value)])
             elif name in self._columns:  # not a constant
                 rows.append([name, "", self._columns[name].encode(value)])
         shared = {"trial": number, "whole": suggestion.whole, "values": rows}
@@ -108,21 +110,6 @@ class SharedPaths:
         """Leave nothing of a trial that ends."""
         if self.read(number) is not None:
             self._study.set_user_attr(_place(number), "")
-
-    def _value(
-        self, name: str, text: str, internal: float
-    ) -> tuple[BaseDistribution | None, Any]:
-        """A distribution, by its text, and the value of a row."""
-        if not text:
-            return None, self._columns[name].decode(internal)
-        trials = [*self._old_trials, *self.trials]
-        several = [
-            t.distributions[name] for t in reversed(trials) if name in t.distributions
-        ]
-        # several ranges that were taken as one are that of no trial
-        matching = (d for d in several if repr(d) == text)
-        distribution = next(matching, several[0])
-        return with_one_nan(distribution), distribution.to_external_repr(internal)
 
 
 def _place(number: int) -> str:

@@ -26,11 +26,10 @@ from gpytorch.priors import MultivariateNormalPrior
 from linear_operator.operators import DiagLinearOperator
 from torch import Tensor, nn
 
-from botorch_structured.linalg.batch_kernel import BatchKernel
-from botorch_structured.linalg.hyperparameter import Hyperparameter, LogInterval
+from botorch_structured.kernels.leaf_kernels import BatchKernel
+from botorch_structured.linalg.parameters import Hyperparameter, LogInterval
 from botorch_structured.models.ablr.tasks import Tasks
-from botorch_structured.models.fast_inference import noise_is_known
-from botorch_structured.models.paths import refuse_paths
+from botorch_structured.models.fast_inference import noise_is_known, refuse_paths
 
 
 class RawValue:

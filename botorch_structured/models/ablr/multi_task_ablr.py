@@ -75,17 +75,17 @@ from botorch_structured.models.ablr.tasks import (
     TaskColumn,
     find_tasks,
 )
+from botorch_structured.models.checks import (
+    dataset_task,
+    in_evaluation,
+    refuse_categories,
+    refuse_dependencies,
+)
 from botorch_structured.models.fast_inference import (
     FastInference,
     check_own_objective,
     training_prior,
     with_variance_floor,
-)
-from botorch_structured.models.input_transforms import (
-    dataset_task,
-    in_evaluation,
-    refuse_categories,
-    refuse_dependencies,
 )
 from botorch_structured.models.map_fit import fit_map
 from botorch_structured.models.outcome_scale import (

@@ -57,7 +57,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
-from botorch_structured.linalg.block_low_rank import LeafLayout
+from botorch_structured.linalg.blocks import LeafLayout
 from botorch_structured.models.ablr.processes import Processes
 
 # Activations of so many rows are kept between the passes: about 80 MiB for three layers

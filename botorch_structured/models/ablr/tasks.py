@@ -12,8 +12,7 @@ from botorch.posteriors import Posterior, TransformedPosterior
 from torch import Tensor, nn
 
 from botorch_structured.models.ablr.processes import Processes
-from botorch_structured.models.checks import check_spread, is_constant
-from botorch_structured.models.input_transforms import leaves_alone
+from botorch_structured.models.checks import check_spread, is_constant, leaves_alone
 
 
 class UnknownTaskError(ValueError, RuntimeError):

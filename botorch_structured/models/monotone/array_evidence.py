@@ -32,9 +32,13 @@ from gpytorch.means import ConstantMean, ZeroMean
 from gpytorch.mlls import MarginalLogLikelihood
 from scipy.linalg.lapack import dpotri, dpotrs
 
+from botorch_structured.linalg.blocks import Array, cholesky
 from botorch_structured.linalg.correlations import computes_as
-from botorch_structured.linalg.factor import Array, cholesky
+from botorch_structured.linalg.parameters import (
+    UnknownFormError,
+)
 from botorch_structured.models.fast_inference import noise_is_known
+from botorch_structured.models.map_fit import ArrayPosterior
 from botorch_structured.models.monotone.derivative_process import (
     VALUE,
     DerivativeCovariance,
@@ -42,7 +46,6 @@ from botorch_structured.models.monotone.derivative_process import (
 from botorch_structured.models.monotone.expectation_propagation import (
     expectation_propagation,
 )
-from botorch_structured.models.parameters import ArrayPosterior, UnknownFormError
 
 # Numbers in the largest array of a fit. Above, several threads of torch are faster.
 _MOST_NUMBERS = 2**20

@@ -41,7 +41,7 @@ from torch import Tensor
 from torch.nn import ModuleList
 
 from botorch_structured.models import checks
-from botorch_structured.models.fantasies import gradients_in_data
+from botorch_structured.models.fast_inference import gradients_in_data
 from botorch_structured.models.outcome_scale import (
     at_unit_scale,
     check_scale,

@@ -41,8 +41,7 @@ from scipy.linalg.lapack import dtrtri
 from scipy.special import erfcx, log_ndtr
 from torch import Tensor
 
-from botorch_structured.linalg.factor import Array, cholesky
-from botorch_structured.models.contexts import few_threads
+from botorch_structured.linalg.blocks import Array, cholesky, few_threads
 
 #: The largest residual of a fixed point.
 TOLERANCE = 1e-10

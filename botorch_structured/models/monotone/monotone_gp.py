@@ -71,17 +71,17 @@ from scipy.special import ndtr
 from torch import Tensor
 
 from botorch_structured._botorch_names import DefaultType
-from botorch_structured.linalg.factor import Array
+from botorch_structured.linalg.blocks import Array
 from botorch_structured.models import checks
+from botorch_structured.models.checks import (
+    dataset_task,
+    refuse_categories,
+    refuse_dependencies,
+)
 from botorch_structured.models.fast_inference import (
     FastSingleTaskGP,
     noise_at,
     with_variance_floor,
-)
-from botorch_structured.models.input_transforms import (
-    dataset_task,
-    refuse_categories,
-    refuse_dependencies,
 )
 from botorch_structured.models.map_fit import fit_map
 from botorch_structured.models.monotone.array_evidence import array_objective

@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import Parameter
 
-from botorch_structured.models.parameters import known_kind
+from botorch_structured.linalg.parameters import known_kind
 
 Vector = NDArray[np.float64]
 Density = Callable[[float], float]

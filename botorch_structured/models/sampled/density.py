@@ -29,14 +29,12 @@ from numpy.typing import NDArray
 from scipy.linalg import lapack
 from torch.nn import Parameter
 
+from botorch_structured.kernels.leaf_kernels import ConditionalKernel
 from botorch_structured.linalg.correlations import ARRAY_VALUES, computes_as
-from botorch_structured.models.fast_inference import (
-    FastInference,
-    noise_is_known,
-)
+from botorch_structured.linalg.parameters import UnknownFormError
+from botorch_structured.models.fast_inference import FastInference, noise_is_known
 from botorch_structured.models.sampled.coordinates import PriorCoordinates
-from botorch_structured.models.tree.conditional_kernel import ConditionalKernel
-from botorch_structured.models.tree.form import UnknownFormError, correlation_of
+from botorch_structured.models.tree.form import correlation_of
 from botorch_structured.models.tree.leaf_model import LeafModel
 
 Vector = NDArray[np.float64]

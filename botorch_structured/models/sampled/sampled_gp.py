@@ -26,6 +26,7 @@ if it agrees with the kernels called one by one.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
@@ -33,7 +34,7 @@ from typing import Any
 
 import torch
 from botorch.acquisition.objective import PosteriorTransform
-from botorch.exceptions import UnsupportedError
+from botorch.exceptions import BotorchWarning, UnsupportedError
 from botorch.models import SingleTaskGP
 from botorch.models.gpytorch import GPyTorchModel
 from botorch.models.model import FantasizeMixin
@@ -53,20 +54,22 @@ from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor, nn
 
 from botorch_structured.models import checks
-from botorch_structured.models.fantasies import gradients_in_data
 from botorch_structured.models.fast_inference import (
     FastInference,
     FastSingleTaskGP,
     changes_nothing,
+    gradients_in_data,
     noise_is_known,
+    refuse_paths,
     with_variance_floor,
 )
 from botorch_structured.models.outcome_scale import least_variance, with_least_variance
-from botorch_structured.models.paths import refuse_paths
 from botorch_structured.models.tree.leaf_model import LeafModel
 
 # For models with leaves: with more points inference by leaf is faster than one matrix.
 _MANY_ROWS = 300
+# From so many joint points on the samples are faster one after the other.
+_MANY_POINTS = 1000
 
 
 class SampledGP(GPyTorchModel, FantasizeMixin):
@@ -84,14 +87,16 @@ class SampledGP(GPyTorchModel, FantasizeMixin):
     batched models. ``draw_matheron_paths`` draws from one of ``models`` only.
 
     Draws at thousands of points factorise one covariance for each sample, so that those
-    of 16 samples take 16 times as long as those of one GP. For Thompson sampling draw
-    each candidate from one of the samples, ``model.models[s]`` with a random s: that is
-    a draw from the mixture, at the price of a single GP.
+    of 16 samples take 16 times as long as those of one GP; a ``BotorchWarning`` says so
+    from 1,000 joint points on. For Thompson sampling draw each candidate from one of
+    the samples, ``model.models[s]`` with a random s: that is a draw from the mixture,
+    at the price of a single GP.
 
     The posteriors of all samples of a plain GP (tree-structured ones up to 300 points)
     are computed as one batch, at about the cost of one posterior by GPyTorch; those of
-    other models, and those with observation noise, one after the other. As in GPyTorch,
-    hyperparameters that are changed by hand take effect with the next ``train()``.
+    other models, with observation noise or 1,000 joint points one after the other. As
+    in GPyTorch, hyperparameters that are changed by hand take effect with the next
+    ``train()``.
 
     Args:
         models: ``S`` BoTorch GPs of one class, with the same data and transforms and
@@ -340,8 +345,17 @@ class SampledGP(GPyTorchModel, FantasizeMixin):
         dtype = self.models[0].train_targets.dtype
         checks.check_points(X, self._columns, dtype)
         posterior: Any = None
+        points = X.shape[-2]
+        if points >= _MANY_POINTS:
+            warnings.warn(
+                f"X: {points} joint points have {self.num_samples} covariance matrices "
+                "of that size. For means and variances predict X.unsqueeze(-2), for "
+                "Thompson sampling draw each candidate from one of `model.models`.",
+                BotorchWarning,
+                stacklevel=2,
+            )
         with gradients_in_data(*self.models), gpt_posterior_settings():
-            if observation_noise is False and X.shape[-2] > 0:
+            if observation_noise is False and 0 < points < _MANY_POINTS:
                 folded = self._folded()
                 posterior = folded and folded(X)
             if posterior is None:
@@ -362,8 +376,9 @@ class SampledGP(GPyTorchModel, FantasizeMixin):
                 least = least.unsqueeze(MCMC_DIM)
             posterior = with_least_variance(posterior, least)
         else:
-            points = X.unsqueeze(MCMC_DIM)
-            posterior = posterior_transform(posterior=posterior, X=points)
+            posterior = posterior_transform(
+                posterior=posterior, X=X.unsqueeze(MCMC_DIM)
+            )
         return GaussianMixturePosterior(_normal_of(posterior, "posterior_transform"))
 
     def _one_by_one(

@@ -15,7 +15,7 @@ References:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
 
 import torch
 from botorch.models.kernels.categorical import CategoricalKernel
@@ -30,19 +30,20 @@ from torch import Tensor
 
 import botorch_structured.models.tree.leaf_features  # noqa: F401 (registers itself)
 from botorch_structured._botorch_names import DefaultType
-from botorch_structured.linalg.hyperparameter import LogInterval, QuickLogNormalPrior
-from botorch_structured.models.input_transforms import protect_decisions
-from botorch_structured.models.tree.conditional_kernel import ConditionalKernel
+from botorch_structured.kernels.leaf_kernels import ConditionalKernel
+from botorch_structured.linalg.parameters import (
+    LogInterval,
+    QuickLogNormalPrior,
+    horseshoe_likelihood,
+    register_root_prior,
+    set_noise_floor,
+)
+from botorch_structured.models.checks import protect_decisions
 from botorch_structured.models.tree.leaf_model import (
     Dependencies,
     LeafModel,
     output_dimensions,
     read_arguments,
-)
-from botorch_structured.models.tree.noise import (
-    horseshoe_likelihood,
-    register_root_prior,
-    set_noise_floor,
 )
 from botorch_structured.spaces import ParameterTree
 from botorch_structured.spaces.arguments import check_columns
@@ -200,25 +201,25 @@ def _base_kernel(
 
     A categorical decision is constant on a path: it has no lengthscale.
     """
-    constant = set(tree.decision_columns) - set(tree.numeric_decisions)
-    numeric = [c for c in range(tree.dim) if c not in constant | set(categorical)]
-
-    def arguments(columns: Sequence[int], start: float) -> dict[str, Any]:
-        return {
-            "ard_num_dims": len(columns),
-            "active_dims": columns,
-            "batch_shape": batch_shape,
-            "lengthscale_prior": QuickLogNormalPrior(0.0, 1.0),
-            "lengthscale_constraint": LogInterval(1e-2, 1e3, initial_value=start),
-        }
-
-    parts: list[Kernel] = []
-    if numeric or not categorical:
+    unordered = {*categorical, *tree.decision_columns} - {*tree.numeric_decisions}
+    numeric = sorted({*range(tree.dim)} - unordered)
+    if not numeric and not categorical:
         # only decisions: the kernel needs a column, and this one is constant on a path
-        columns = numeric or tree.decision_columns[:1]
-        parts.append(MaternKernel(nu=2.5, **arguments(columns, 0.5)))
-    if categorical:
-        parts.append(CategoricalKernel(**arguments(categorical, 1.0)))
+        numeric = tree.decision_columns[:1]
+    parts: list[Kernel] = []
+    for kind, columns, start in (
+        (partial(MaternKernel, nu=2.5), numeric, 0.5),
+        (CategoricalKernel, categorical, 1.0),
+    ):
+        if columns:
+            kernel = kind(
+                ard_num_dims=len(columns),
+                active_dims=columns,
+                batch_shape=batch_shape,
+                lengthscale_prior=QuickLogNormalPrior(0.0, 1.0),
+                lengthscale_constraint=LogInterval(1e-2, 1e3, initial_value=start),
+            )
+            parts.append(kernel)
     base = parts[0] if len(parts) == 1 else parts[0] * parts[1]
     scaled = ScaleKernel(
         base,

@@ -19,11 +19,10 @@ without an order.
 A ``Form`` says which quantities these are, and nothing of data. Fits evaluate it at
 many u (``objective``), moments at the present one::
 
-    values = PresentValues()
-    form = Form(kernel, places, values)   # places = kernel.locate(rows), m paths
-    q = form.map(values.u)                # all quantities
-    v = q[form.variance]                  # m; and for a factor f of form.factors
-    columns, lengths = f.part(which)      # which of the paths: rows of m x E
+    form = Form(kernel, places)     # places = kernel.locate(rows), m paths
+    q = form.present()              # all quantities
+    v = q[form.variance]            # m; and for a factor f of form.factors
+    columns, lengths = f.part(which)  # which of the paths: rows of m x E
     W = q[lengths]
 
 Deviations of weights are ``q[form.deviations]``, ``V + 1`` of them: the last is of the
@@ -33,7 +32,6 @@ places in ``form.weights(which)`` that a path does not use.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,97 +44,25 @@ from numpy.typing import NDArray
 from scipy import sparse
 from torch import Tensor
 
+from botorch_structured.kernels.leaf_kernels import (
+    COVARIANCE,
+    ConditionalKernel,
+    LeafKernel,
+)
 from botorch_structured.kernels.mondrian import LaplaceKernel
-from botorch_structured.linalg.block_low_rank import positions
-from botorch_structured.linalg.correlations import computes_as
-from botorch_structured.models.parameters import UnknownFormError
-from botorch_structured.models.tree.conditional_kernel import ConditionalKernel
-from botorch_structured.models.tree.leaf_inference import COVARIANCE, LeafKernel
-from botorch_structured.models.tree.tree_structured_kernel import (
+from botorch_structured.kernels.tree_structured_kernel import (
     TreeStructuredKernel,
     check_declared,
 )
+from botorch_structured.linalg.blocks import positions
+from botorch_structured.linalg.correlations import computes_as
+from botorch_structured.linalg.parameters import RawParameters, UnknownFormError
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
-#: A module and the name of its raw parameter to the places of its logarithms in u.
-Reader = Callable[[Module, str], Indices]
 
 # A map of at most this many entries is a dense matrix.
 _MAX_DENSE = 2**16
-
-
-class PresentValues:
-    """Logarithms of the parameters that a form asks for, with their present values."""
-
-    def __init__(self) -> None:
-        self._values: list[Tensor] = []
-        self._places: dict[int, Indices] = {}
-
-    def __call__(
-        self,
-        module: Module,
-        name: str,
-    ) -> Indices:
-        """See ``Reader``."""
-        raw = getattr(module, name)
-        if id(raw) not in self._places:
-            constraint = module.constraint_for_parameter_name(name)
-            value = raw if constraint is None else constraint.transform(raw)
-            start = sum(v.numel() for v in self._values)
-            self._places[id(raw)] = np.arange(start, start + value.numel())
-            self._values.append(value.detach().double().log().flatten())
-        return self._places[id(raw)]
-
-    @property
-    def u(self) -> Array:
-        """The logarithms of all parameters that were asked for."""
-        return torch.cat(self._values).numpy()
-
-
-class _Quantities:
-    """The map q = exp(A u + c) while its rows are collected."""
-
-    def __init__(self) -> None:
-        self.size = 0
-        self._entries: list[tuple[Any, Any, float]] = []
-        self._constants: list[Array] = []
-
-    def add(
-        self,
-        count: int,
-        constant: Any = 0.0,
-    ) -> Indices:
-        """Places of ``count`` new quantities."""
-        self._constants.append(np.full(count, constant, dtype=np.float64))
-        self.size += count
-        return np.arange(self.size - count, self.size)
-
-    def depend(
-        self,
-        rows: Any,
-        columns: Any,
-        factor: float,
-    ) -> None:
-        """Add ``factor`` times logarithms; ``rows`` and ``columns`` broadcast."""
-        self._entries.append((rows, columns, factor))
-
-    def matrices(self, width: int) -> tuple[Any, Array]:
-        """A and c.
-
-        Args:
-            width: Length of u.
-        """
-        constants = np.concatenate(self._constants)
-        if self.size * width <= _MAX_DENSE:
-            A = np.zeros((self.size, width))
-            for rows, columns, factor in self._entries:  # no pair is given twice
-                A[rows, columns] = factor
-            return A, constants
-        broadcast = (np.broadcast_arrays(*entry) for entry in self._entries)
-        rows, columns, factors = map(np.concatenate, zip(*broadcast, strict=True))
-        pairs = (rows, columns)
-        return sparse.csr_array((factors, pairs), (self.size, width)), constants
 
 
 @dataclass
@@ -166,15 +92,17 @@ class Factor:
         return places, np.take_along_axis(self.lengths[which], places, 1)
 
 
-class Form(_Quantities):
+class Form:
     """The quantities of a kernel on some paths.
 
     Args:
         kernel: The kernel.
         places: What ``kernel.locate`` says of a row of each path.
-        read: Where logarithms of parameters are in u.
+        parameters: Those whose logarithms are u; by default those that the kernel has,
+            with their present values.
 
     Attributes:
+        size: Number of quantities.
         variance: The quantities v, ``m``.
         factors: Of the covariance.
         known: Categorical columns of K_p with the values that are told apart.
@@ -196,12 +124,17 @@ class Form(_Quantities):
         self,
         kernel: Kernel,
         places: Any,
-        read: Reader,
+        parameters: RawParameters | None = None,
     ) -> None:
-        super().__init__()
         self.kernel = kernel
         self.places = places
-        self._read = read
+        self._parameters = parameters
+        self._places: dict[int, Indices] = {}
+        self._sources: list[tuple[Module, str, Indices]] = []
+        self._width = 0 if parameters is None else len(parameters.values)
+        self.size = 0
+        self._entries: list[tuple[Any, Any, float]] = []
+        self._constants: list[Array] = []
         count = len(places.key)
         self.variance = self.add(count)
         self.factors: list[Factor] = []
@@ -221,20 +154,79 @@ class Form(_Quantities):
             self.read_correlation()
         elif plain and isinstance(kernel, ConditionalKernel):
             self.deviations, self.terms = self.add(2)[:, None]
-            self._read_conditional(kernel)
+            columns = np.arange(kernel.tree.dim)
+            self._read_base(kernel.base_kernel, columns, places.active)
         else:
             raise UnknownFormError
 
-    def map(self, u: Array) -> Array:
-        """All quantities."""
+    # -- the map q = exp(A u + c) ---------------------------------------------------
+
+    def add(
+        self,
+        count: int,
+        constant: Any = 0.0,
+    ) -> Indices:
+        """Places of ``count`` new quantities."""
+        self._constants.append(np.full(count, constant, dtype=np.float64))
+        self.size += count
+        return np.arange(self.size - count, self.size)
+
+    def depend(
+        self,
+        rows: Any,
+        columns: Any,
+        factor: float,
+    ) -> None:
+        """Add ``factor`` times logarithms; ``rows`` and ``columns`` broadcast."""
+        self._entries.append((rows, columns, factor))
+
+    def _read(
+        self,
+        module: Module,
+        name: str,
+    ) -> Indices:
+        """Places in u of the logarithms of a module's parameter, given its raw one."""
+        raw = getattr(module, name)
+        places = self._places.get(id(raw))
+        if places is None:
+            if self._parameters is not None:
+                places = self._parameters.logarithm(raw)
+            else:
+                places = np.arange(self._width, self._width + raw.numel())
+                self._width += raw.numel()
+            self._places[id(raw)] = places
+            self._sources.append((module, name, places))
+        return places
+
+    def matrices(self, width: int) -> tuple[Any, Array]:
+        """A and c.
+
+        Args:
+            width: Length of u.
+        """
+        constants = np.concatenate(self._constants)
+        if self.size * width <= _MAX_DENSE:
+            A = np.zeros((self.size, width))
+            for rows, columns, factor in self._entries:  # no pair is given twice
+                A[rows, columns] = factor
+            return A, constants
+        broadcast = (np.broadcast_arrays(*entry) for entry in self._entries)
+        rows, columns, factors = map(np.concatenate, zip(*broadcast, strict=True))
+        pairs = (rows, columns)
+        return sparse.csr_array((factors, pairs), (self.size, width)), constants
+
+    def present(self) -> Array:
+        """All quantities, at the present values of the kernel's parameters."""
+        u = np.zeros(self._width)
+        for module, name, places in self._sources:
+            raw = getattr(module, name)
+            constraint = module.constraint_for_parameter_name(name)
+            value = raw if constraint is None else constraint.transform(raw)
+            u[places] = value.detach().double().log().flatten().numpy()
         A, c = self.matrices(len(u))
         return np.exp(A @ u + c)
 
-    def exponentials(self, places: Indices) -> Indices:
-        """More quantities: the exponentials of some logarithms."""
-        row = self.add(len(places))
-        self.depend(row, places, 1.0)
-        return row
+    # -- paths ----------------------------------------------------------------------
 
     def weights(self, which: Any) -> tuple[Indices, Indices, Indices]:
         """Weights of some paths.
@@ -244,8 +236,8 @@ class Form(_Quantities):
             padded with their count; and all weights, ``B x D``, V where unused, waves
             last.
         """
-        masks = self.still[which], self.smooth[which]
-        still, smooth = (positions(mask).numpy() for mask in masks)
+        still = positions(self.still[which]).numpy()
+        smooth = positions(self.smooth[which]).numpy()
         count = self.still.shape[-1]
         width = 2 * len(self.frequencies)
         waves = count + width * smooth[:, :, None] + np.arange(width)
@@ -270,9 +262,8 @@ class Form(_Quantities):
         places = self.places
         hyper = kernel.leaf_hyperparameters
         width = hyper.num_columns
-        self.listed_codes = {
-            c: getattr(hyper, f"known_{c}").double().numpy() for c in kernel.categorical
-        }
+        for c in kernel.categorical:
+            self.listed_codes[c] = getattr(hyper, f"known_{c}").double().numpy()
         columns = np.append(kernel.columns, kernel.tree.dim).astype(np.int64)
         seen = places.seen[:, :width]
         lengths = self._tree_lengths(kernel)
@@ -348,38 +339,27 @@ class Form(_Quantities):
         self.num_weights = weights.num_weights
         self.deviations = self.add(self.num_weights + 1)
         length = np.zeros(0, dtype=np.int64)
-        start = 0
-        for kind, counts in weights.counts.items():
-            if not counts:
-                continue
-            deviations = self.deviations[start : start + sum(counts)]
-            start += sum(counts)
-            raw = read(getattr(weights, f"{kind}_variance"), "raw_value")
-            tied = len(raw) == 1
-            self.depend(
-                deviations,
-                raw if tied else np.repeat(raw, counts),
-                0.5,
-            )
+        raw: list[Indices] = []
+        for kind in weights.kinds:
+            raw.append(read(getattr(weights, f"{kind}_variance"), "raw_value"))
             if kind == "offset":
-                self.offsets = self.add(len(raw))
-                self.depend(self.offsets, raw, 1.0)
+                self.offsets = self.add(len(raw[-1]))
+                self.depend(self.offsets, raw[-1], 1.0)
             if kind == "smooth":
                 length = read(weights.smooth_lengthscale, "raw_value")
+        if raw:
+            of_weights = np.concatenate(raw)[weights.prior_index.numpy()]
+            self.depend(self.deviations[:-1], of_weights, 0.5)
         self.terms = self.add(len(length) + 1)
         self.depend(self.terms[:-1], length, -1.0)
-        active = weights.active_weights(places.active, places.nodes)
+        active = kernel.active_weights(places)
         self.smooth = places.active[:, weights.smooth_index]
         self.smooth_columns = np.append(weights.smooth_columns, kernel.tree.dim)
         self.smooth_columns = self.smooth_columns.astype(np.int64)
         waves = 2 * weights.num_frequencies * self.smooth.shape[-1]
         self.still = active[:, : self.num_weights - waves]
 
-    # -- the conditional kernel ---------------------------------------------------
-
-    def _read_conditional(self, kernel: ConditionalKernel) -> None:
-        columns = np.arange(kernel.tree.dim)
-        self._read_base(kernel.base_kernel, columns, self.places.active)
+    # -- kernels of GPyTorch -------------------------------------------------------
 
     def _read_base(
         self,
@@ -395,7 +375,9 @@ class Form(_Quantities):
             active: Which of these a path has, ``m x C``.
         """
         read = self._read
-        inputs = _selected(base, np.arange(len(columns)))
+        inputs = np.arange(len(columns))
+        if base.active_dims is not None:
+            inputs = base.active_dims.numpy()
         if computes_as(base, ScaleKernel):
             self.depend(
                 self.variance,
@@ -405,7 +387,9 @@ class Form(_Quantities):
             base = base.base_kernel
         bases = list(base.kernels) if computes_as(base, ProductKernel) else [base]
         for one in bases:
-            places = inputs if one is base else _selected(one, inputs)
+            places = inputs
+            if one is not base and one.active_dims is not None:
+                places = inputs[one.active_dims.numpy()]
             name, exponent, unordered = correlation_of(one)
             if one.ard_num_dims not in (None, len(places)):
                 raise UnknownFormError
@@ -423,11 +407,6 @@ class Form(_Quantities):
                     np.full(len(lengths), unordered),
                 )
             )
-
-
-def _selected(kernel: Kernel, columns: Indices) -> Indices:
-    dims = kernel.active_dims
-    return columns if dims is None else columns[dims.numpy()]
 
 
 def correlation_of(kernel: Kernel) -> tuple[str, float, bool]:

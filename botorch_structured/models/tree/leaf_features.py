@@ -26,13 +26,12 @@ from botorch.utils.sampling import draw_sobol_normal_samples
 from torch import Tensor
 from torch.quasirandom import SobolEngine
 
+from botorch_structured.kernels.leaf_kernels import MAX_LISTED_PATHS, ConditionalKernel
+from botorch_structured.kernels.tree_structured_kernel import TreeStructuredKernel
 from botorch_structured.linalg.correlations import stationary_form
-from botorch_structured.models.tree.conditional_kernel import ConditionalKernel
-from botorch_structured.models.tree.leaf_inference import MAX_LISTED_PATHS
 from botorch_structured.models.tree.leaf_model import LeafModel
-from botorch_structured.models.tree.tree_structured_kernel import TreeStructuredKernel
 from botorch_structured.spaces import ParameterTree
-from botorch_structured.spaces.lookup import mix
+from botorch_structured.spaces.parameter_tree import mix
 
 # The time and memory of a draw are proportional to this number: about 1 s and, for
 # 2,000 paths, 130 MB.

@@ -15,40 +15,52 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import torch
 from botorch.exceptions.errors import ModelFittingError
-from botorch.models.transforms.input import InputTransform
+from botorch.models.transforms.input import (
+    ChainedInputTransform,
+    InputTransform,
+    Log10,
+    Normalize,
+)
 from botorch.models.utils import check_min_max_scaling
 from botorch.posteriors import GPyTorchPosterior
-from botorch.settings import validate_input_scaling
+from botorch.settings import propagate_grads, validate_input_scaling
 from botorch.utils.datasets import SupervisedDataset
+from gpytorch import settings
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
+from gpytorch.means import ConstantMean
 from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
+from linear_operator.operators import DenseLinearOperator
 from torch import Tensor
 
+from botorch_structured._botorch_names import functorch_is_active
+from botorch_structured.kernels.leaf_kernels import (
+    ConditionalKernel,
+    LeafKernel,
+    Structure,
+)
+from botorch_structured.kernels.tree_structured_kernel import PathMean
+from botorch_structured.linalg.parameters import FIT_START, START
 from botorch_structured.models.checks import (
     ShapeError,
     check_modules,
     check_training_data,
+    dataset_task,
 )
 from botorch_structured.models.fast_inference import FastSingleTaskGP, noise_is_known
-from botorch_structured.models.input_transforms import dataset_task
-from botorch_structured.models.tree.conditional_kernel import ConditionalKernel
-from botorch_structured.models.tree.leaf_inference import (
-    LeafKernel,
-    Structure,
-    log_evidence,
+from botorch_structured.models.outcome_scale import ScaledNormal, linear_outcome
+from botorch_structured.models.tree.form import Form
+from botorch_structured.models.tree.leaf_inference import log_evidence
+from botorch_structured.models.tree.moments import (
+    Array,
+    ColumnScales,
+    MomentsOnPaths,
 )
-from botorch_structured.models.tree.moments import LeafMoments
-from botorch_structured.models.tree.noise import FIT_START, START
 from botorch_structured.models.tree.objective import LeafObjective, device_units
-from botorch_structured.models.tree.point_moments import (
-    ModelMoments,
-    moments_on,
-    point_posterior,
-)
 from botorch_structured.models.tree.solver import (
     LeafSolver,
     SolverBatch,
+    differentiable_moments,
     fantasy_shapes,
     make_solver,
 )
@@ -130,9 +142,10 @@ def read_arguments(
     if space is not None and input_transform is None:
         input_transform = space.input_transform()
     if space is not None and categorical is None and covar_module is None:
-        named = space.categorical_features.items()
-        decisions = tree.decision_columns
-        categorical = {c: codes for c, codes in named if c not in decisions} or None
+        codes = dict(space.categorical_features)
+        for c in tree.decision_columns:
+            codes.pop(c, None)
+        categorical = codes or None
     return tree, input_transform, categorical
 
 
@@ -143,7 +156,49 @@ def output_dimensions(model: FastSingleTaskGP) -> dict[str, int]:
         model: A model whose parameters have the batch shape in front.
     """
     batch = len(model._aug_batch_shape)
-    return {name: batch - 1 - p.ndim for name, p in model.named_parameters()}
+    dimensions = {}
+    for name, parameter in model.named_parameters():
+        dimensions[name] = batch - 1 - parameter.ndim
+    return dimensions
+
+
+def is_mean_of_paths(mean: Any) -> bool:
+    """Whether a prior mean is known to be constant on a path."""
+    return type(mean) in (ConstantMean, PathMean)
+
+
+def column_scales(transform: InputTransform | None, width: int) -> ColumnScales | None:
+    """A transform in evaluation mode as one of single columns; None for other kinds.
+
+    Args:
+        transform: ``Normalize``, ``Log10``, a chain of both, or None.
+        width: The number of columns.
+    """
+    parts: list[Any] = [] if transform is None else [transform]
+    if isinstance(transform, ChainedInputTransform):
+        parts = [*transform.values()]
+    log = np.zeros(width + 1, dtype=bool)
+    factor = np.ones(width + 1)
+    shift = np.zeros(width + 1)
+    for part in parts:
+        if type(part) not in (Normalize, Log10) or part.reverse:
+            return None
+        if not part.transform_on_eval:
+            continue
+        indices = getattr(part, "indices", None)
+        at = np.arange(width) if indices is None else indices.numpy()
+        if isinstance(part, Log10):
+            if log[at].any() or (factor[at] != 1.0).any() or shift[at].any():
+                return None
+            log[at] = True
+            continue
+        coefficient = part.coefficient
+        if coefficient.numel() != coefficient.shape[-1]:
+            return None
+        rate = 1.0 / coefficient.flatten().numpy()
+        factor[at] *= rate
+        shift[at] = (shift[at] - part.offset.flatten().numpy()) * rate
+    return ColumnScales(log, factor, shift)
 
 
 def begin_fit(likelihood: GaussianLikelihood) -> None:
@@ -177,12 +232,38 @@ class _Fit(NamedTuple):
     values: list[Any]
 
 
+class _Parameters:
+    """The state of a fit without a closed form, with methods of ``LeafObjective``."""
+
+    def __init__(self, mll: MarginalLogLikelihood) -> None:
+        self._mll: Any = mll
+
+    def read(self) -> list[Tensor]:
+        return [p.detach().clone() for p in self._mll.parameters()]
+
+    def write(self, values: list[Tensor]) -> None:
+        for p, value in zip(self._mll.parameters(), values, strict=True):
+            p.data.copy_(value)
+
+    def read_correlation(self) -> None:
+        """The model reads it itself."""
+
+    def loss(self) -> float:
+        """Minus the objective per data point, summed over the batch."""
+        self._mll.train()
+        with torch.no_grad():
+            return float(self._mll.model.compute_custom_loss(self._mll).sum())
+
+
 class LeafModel(FastSingleTaskGP):
     """A ``SingleTaskGP`` over a tree, fast where its kernel is a ``LeafKernel``."""
 
     tree: ParameterTree
 
     _data_caches = ("_structure_cache",)
+    _fit_caches = ("_solver_cache", "_form_cache")
+    # that of the last fit
+    _form_cache: Form | None = None
     # state of a fit, not a hyperparameter: copied and pickled, not in ``state_dict``
     _fit_record: _FitRecord | None = None
     #: Whether fits begin at another noise than training loops, see ``noise``.
@@ -276,8 +357,7 @@ class LeafModel(FastSingleTaskGP):
         """See ``FastInference``."""
         if not self._is_by_leaf():
             return None
-        tensors = (*self.train_inputs, self.train_targets)
-        if any(tensor.requires_grad for tensor in tensors):
+        if self.train_targets.requires_grad or self.train_inputs[0].requires_grad:
             return None
         kernel = self.kernel_by_leaf()
         if kernel.num_weights > max(self.train_inputs[0].shape[-2], _MANY_WEIGHTS):
@@ -341,22 +421,54 @@ class LeafModel(FastSingleTaskGP):
         new.__dict__["_solver_cache"] = (conditioned,)
         return new
 
-    def _moments(self) -> LeafMoments | None:
-        """Moments of points one by one, where they have a closed form."""
-        solver = self.solver
-        return None if solver is None else solver.moments
-
     def _point_posterior(self, X: Tensor) -> GPyTorchPosterior | None:
-        """See ``FastSingleTaskGP._point_posterior``."""
-        if "__call__" in self.redefined or self.train_targets.ndim > 1:
+        """See ``FastSingleTaskGP._point_posterior``.
+
+        BoTorch's general steps around the moments take as long as the moments of one
+        point.
+        """
+        plain = X.numel() and propagate_grads.off() and self.train_targets.ndim == 1
+        if not plain or "__call__" in self.redefined or functorch_is_active():
             return None
-        return point_posterior(self, X)
+        outcome = linear_outcome(self, X)
+        solver = self.solver
+        if outcome is None or solver is None or solver.moments is None:
+            return None
+        scale, shift = outcome
+        transformed = self.transform_inputs(X)
+        if transformed.shape[-2] != 1:
+            return None
+        shape = transformed.shape[:-1]
+        flat = transformed.reshape(-1, transformed.shape[-1])
+        mean, variance = differentiable_moments(flat, solver.moments)
+        mean = (mean + self.mean_module(flat)) * scale + shift
+        square = scale**2
+        covariance = DenseLinearOperator((variance * square).view(*shape, 1))
+        normal = ScaledNormal(mean.view(shape), covariance)
+        normal.least = settings.min_variance.value(X.dtype) * square
+        return GPyTorchPosterior(normal)
+
+    def point_means(self, X: Tensor) -> Tensor | None:
+        """Posterior means of points, without variances; None for ``posterior``'s.
+
+        Args:
+            X: ``n x d``, not transformed.
+        """
+        outcome = linear_outcome(self, X)
+        solver = self.solver
+        if outcome is None or solver is None or solver.moments is None:
+            return None
+        scale, shift = outcome
+        x = self.transform_inputs(X)
+        leaves = solver.moments.solver
+        mean = leaves.means(leaves.kernel.rows(x)) + self.mean_module(x)
+        return mean * scale + shift
 
     def moments_on(
         self,
         rows: Tensor,
         path: bool = False,
-    ) -> ModelMoments | None:
+    ) -> MomentsOnPaths | None:
         """Moments of ``posterior`` without autograd; None where they are not at hand.
 
         For optimisers: they evaluate points on few paths again and again.
@@ -365,14 +477,48 @@ class LeafModel(FastSingleTaskGP):
             rows: ``m x d`` points, of which only the decisions matter.
             path: Whether moments of ``path_posterior`` are wanted.
         """
-        return moments_on(self, rows, path) if self._has_own_posterior(path) else None
-
-    def _has_own_posterior(self, path: bool) -> bool:
-        """Whether no subclass has another posterior, or posterior of paths."""
         names = {"posterior", "__call__", "_fast_posterior"}
         if path:
             names.add("path_posterior")
-        return self.redefined.isdisjoint(names)
+        transform = getattr(self, "input_transform", None)
+        scales = column_scales(transform, rows.shape[-1])
+        outcome = linear_outcome(self, rows)
+        if self.redefined & names or scales is None or outcome is None:
+            return None
+        solver = self.solver
+        if solver is None or solver.moments is None:
+            return None
+        rows = rows.detach()
+        prior: Any = self._prior_mean
+        if type(self.mean_module) is ConstantMean:
+            constant = self.mean_module.constant.item()
+            prior = np.full(len(rows), constant, rows.numpy().dtype)
+        elif is_mean_of_paths(self.mean_module):
+            with torch.no_grad():
+                prior = self.mean_module(rows).expand(len(rows)).numpy()
+        return MomentsOnPaths(
+            solver.moments,
+            rows,
+            path,
+            scales,
+            outcome,
+            settings.min_variance.value(rows.dtype),
+            prior,
+        )
+
+    def _prior_mean(
+        self,
+        X: Array,
+        gradient: bool,
+    ) -> tuple[Array, Any]:
+        """Prior means that are not constant on a path, and their gradients."""
+        points = torch.from_numpy(X).requires_grad_(gradient)
+        with torch.set_grad_enabled(gradient):
+            prior = self.mean_module(self.transform_inputs(points))
+            if not prior.requires_grad:
+                return prior.numpy(), 0.0
+            (slope,) = torch.autograd.grad(prior.sum(), points, allow_unused=True)
+        return prior.detach().numpy(), 0.0 if slope is None else slope.numpy()
 
     # -- as BoTorch calls it ------------------------------------------------------
 
@@ -386,7 +532,9 @@ class LeafModel(FastSingleTaskGP):
             Whether there is one, and the parameters are those of its fit.
         """
         tensors = (*self.train_inputs, self.train_targets, *mll.parameters())
-        kinds = {(t.device.type, t.dtype) for t in tensors}
+        kinds = set()
+        for tensor in tensors:
+            kinds.add((tensor.device.type, tensor.dtype))
         rows = self.train_targets.shape[-1]
         if (
             kinds == {("cpu", torch.float64)}
@@ -450,23 +598,21 @@ class LeafModel(FastSingleTaskGP):
             kwargs["max_attempts"] = num_restarts
             kwargs["pick_best_of_all_attempts"] = True
         objectives = self._fit_objectives(mll, kwargs)
-        parameters = [] if objectives else [*mll.parameters()]
+        states: list[Any] = [*objectives] or [_Parameters(mll)]
         failure: ModelFittingError | None = None
 
-        def read() -> list[Any]:
-            if objectives:
-                return [objective.read() for objective in objectives]
-            return [p.detach().clone() for p in parameters]
-
         def restore(values: list[Any], kernel: str | None) -> None:
-            for objective, theta in zip(objectives, values, strict=False):
-                objective.write(theta)
-            for p, value in zip(parameters, values, strict=False):
-                p.data.copy_(value)
             if kernel is not None:
                 self.covar_module.set_correlation(kernel)
-            for objective in objectives:
-                objective.read_correlation()
+            for state, value in zip(states, values, strict=True):
+                state.write(value)
+                state.read_correlation()
+
+        def read() -> list[Any]:
+            values = []
+            for state in states:
+                values.append(state.read())
+            return values
 
         cold = read()
         best = _Fit(math.inf, self._kernels(chosen=True)[0], cold)
@@ -478,7 +624,9 @@ class LeafModel(FastSingleTaskGP):
             except ModelFittingError as error:
                 failure = error
                 return
-            loss = self._loss(mll, objectives)
+            loss = 0.0
+            for state in states:
+                loss += state.loss()
             if loss < best.loss:
                 best = _Fit(loss, kernel, read())
 
@@ -505,6 +653,8 @@ class LeafModel(FastSingleTaskGP):
             restore(best.values, best.kernel)
             mll.eval()
         self._fit_record = record or _FitRecord(0, best.loss)
+        if len(objectives) == 1:
+            self.__dict__["_form_cache"] = objectives[0].form
         return mll
 
     def _kernels(self, chosen: bool = False) -> list[str | None]:
@@ -514,18 +664,6 @@ class LeafModel(FastSingleTaskGP):
             chosen: Only the one in use.
         """
         return [None]
-
-    def _loss(
-        self,
-        mll: MarginalLogLikelihood,
-        objectives: list[LeafObjective],
-    ) -> float:
-        """Minus the objective per data point, summed over the batch."""
-        if objectives:
-            return sum(objective.loss() for objective in objectives)
-        mll.train()
-        with torch.no_grad():
-            return float(self.compute_custom_loss(mll).sum())
 
     def _fit(
         self,

@@ -27,7 +27,7 @@ number of their path; ``PathMoments`` has the formulas.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -37,21 +37,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
-from botorch_structured.linalg.block_low_rank import positions
+from botorch_structured.kernels.leaf_kernels import ConditionalKernel, LeafKernel
+from botorch_structured.kernels.tree_structured_kernel import TreeStructuredKernel
+from botorch_structured.linalg.blocks import WeightedBlock, positions
 from botorch_structured.linalg.correlations import ARRAY_SLOPES, ARRAY_VALUES
-from botorch_structured.models.fast_inference import with_gradient
-from botorch_structured.models.tree.conditional_kernel import ConditionalKernel
-from botorch_structured.models.tree.form import Form, PresentValues, UnknownFormError
-from botorch_structured.models.tree.leaf_inference import LeafKernel
-from botorch_structured.models.tree.tree_structured_kernel import (
-    TreeStructuredKernel,
-)
+from botorch_structured.linalg.parameters import UnknownFormError
+from botorch_structured.models.tree.form import Form
 
 Array = NDArray[Any]
 #: Correlations of squared distances whose slope is finite at zero.
 SMOOTH = {"matern32", "matern52", "rbf"}
 # Most numbers in the tables of paths that are evaluated together (32 MiB).
 _MAX_NUMBERS = 1 << 22
+# Numbers that are read sooner than left out.
+_FEW_NUMBERS = 1 << 14
 # Up to so many columns of a path are read by a product with a matrix.
 _FEW_COLUMNS = 64
 
@@ -71,43 +70,223 @@ class PointMoments(NamedTuple):
     pull: Any = None
 
 
-class ColumnScales:
+# -- tables -----------------------------------------------------------------------
+
+
+class ColumnScales(NamedTuple):
     """Transforms of single columns: x or log10 x, times a factor, plus a shift.
 
-    Args:
+    The last place is that of all columns behind, such as codes of categories.
+
+    Attributes:
         log: Whether the logarithm is taken, a boolean for each column.
         factor: The factors.
         shift: The shifts.
     """
 
+    log: Array
+    factor: Array
+    shift: Array
+
+
+class PathTables:
+    """The covariance on some paths, with the present hyperparameters.
+
+    Args:
+        kernel: Any kernel of leaves.
+        form: Its form, of a row of each path.
+        X: Transformed training inputs, ``n x d``, in which values of categorical
+            columns are known.
+
+    Attributes:
+        names: The correlations k_f, of ``ARRAY_SLOPES``.
+        codes: Categorical columns and their known values.
+        width: Number of columns of extended inputs.
+
+    Raises:
+        UnknownFormError: Where the covariance is another one.
+    """
+
     def __init__(
         self,
-        log: Array,
-        factor: Array,
-        shift: Array,
+        kernel: LeafKernel,
+        form: Form,
+        X: Tensor,
     ) -> None:
-        self.log = log
-        self.factor = factor
-        self.shift = shift
-        self._any_log = bool(log.any())
+        self._form = form
+        self._quantities = form.present()
+        self.names: list[str] = []
+        self.codes: dict[int, Tensor] = {}
+        # weights without a wave: constants, then linear ones, then those of categories
+        constants = form.still.shape[-1]
+        columns: list[int] = []
+        onehot: list[int] = []
+        if isinstance(kernel, TreeStructuredKernel):
+            weights = kernel.weights
+            constants = weights.num_inner + weights.num_offsets
+            columns += weights.linear_columns
+            onehot += weights.onehot_columns
+            for c in onehot:
+                self.codes[c] = getattr(weights, f"known_{c}")
+        for factor in form.factors:
+            self.names.append(factor.name)
+            unordered = factor.unordered[:-1]
+            if factor.name not in SMOOTH and not unordered.all():
+                raise UnknownFormError
+            for c in factor.columns[:-1][unordered].tolist():
+                if c in form.listed_codes:
+                    self.codes[c] = torch.from_numpy(form.listed_codes[c])
+                else:
+                    active = kernel.tree.active_mask(X)[:, c]
+                    self.codes[c] = X[active, c].unique()
+        self._behind: dict[int, range] = {}
+        self.width = kernel.tree.dim
+        for c, values_of in self.codes.items():
+            start = self.width
+            self.width += len(values_of) + 1
+            self._behind[c] = range(start, self.width)
+        for c in onehot:
+            columns += self._behind[c]
+        self._read_weights(constants, columns)
 
-    def take(self, columns: Array) -> ColumnScales:
-        """The transforms of these columns; those behind the last stay as they are."""
-        index = np.minimum(columns, len(self.log) - 1)
-        return ColumnScales(
-            self.log[index],
-            self.factor[index],
-            self.shift[index],
-        )
+    def _read_weights(self, constants: int, columns: list[int]) -> None:
+        """j, a, b, u, w and t of all weights and of none, ``V + 1``.
 
-    def __call__(self, x: Array) -> tuple[Array, Array]:
-        """Transformed values and their derivatives, of values in these columns."""
-        if not self._any_log:
-            return x * self.factor + self.shift, self.factor
-        positive = np.where(self.log, x, 1.0)
-        x = np.where(self.log, np.log10(positive), x)
-        slope = self.factor / np.where(self.log, positive * np.log(10.0), 1.0)
-        return x * self.factor + self.shift, slope
+        Args:
+            constants: The number of those that are constant.
+            columns: The columns of others without a wave.
+        """
+        form = self._form
+        q = self._quantities
+        still = form.still.shape[-1]
+        waves = len(form.frequencies)
+        terms = form.smooth_columns[:-1]
+        scale = np.append(q[form.deviations[:-1]], 0.0)
+        level, slope, wave, speed, phase = np.zeros((5, len(scale)))
+        level[:constants] = scale[:constants]
+        slope[constants:still] = scale[constants:still]
+        if len(terms):
+            wave[still:-1] = scale[still:-1] / math.sqrt(waves)
+            rate = q[form.terms[:-1]][:, None, None] * form.frequencies
+            speed[still:-1] = np.repeat(rate, 2, axis=1).ravel()
+            # the cosines of a column come before its sines
+            phase[still:-1].reshape(-1, 2, waves)[:, 0] = 0.5 * math.pi
+        self._columns = np.zeros(len(scale), dtype=np.int64)
+        self._columns[constants:still] = columns
+        self._columns[still:-1] = np.repeat(terms, 2 * waves)
+        self._weights = {
+            "level": level,
+            "slope": slope,
+            "wave": wave,
+            "frequency": speed,
+            "phase": phase,
+        }
+
+    def extend(self, x: Array) -> Array:
+        """``n x d`` with more columns, the one-hot codes of categorical ones.
+
+        The last place of each code is that of unknown values.
+        """
+        parts = [x]
+        for c, values_of in self.codes.items():
+            code = x[:, c, None] == np.append(values_of.numpy(), math.nan)
+            code[:, -1] = ~code.any(-1)
+            parts.append(code.astype(x.dtype))
+        return np.concatenate(parts, axis=1)
+
+    def read(
+        self,
+        which: Any,
+        data: Array,
+        weights: Array | None = None,
+    ) -> dict[str, Array]:
+        """Tables of some of the paths, with rows on them.
+
+        Args:
+            which: Index of these paths.
+            data: Rows of each, extended, ``m x N x d``. Tables have its precision.
+            weights: The weights of each path in the order wanted, ``m x D``.
+
+        Returns:
+            Arrays, ``m x 1 x E``; unused places have zero factors. "columns" are those
+            that the path depends on, ``m x E``, -1 where unused, and "values" the rows
+            in these, ``m x N x E``. "scales0" is the diagonal of S_0 and "data0" is
+            -2 S_0 x for each row x, and so on; "variance" is v, "constant" c. "weights"
+            are those of the path, ``m x D`` (V where unused), "places" the places of
+            their j in "columns", "level" a, "slope" b, "wave" u, "frequency" w, "phase"
+            t.
+        """
+        form = self._form
+        q = self._quantities
+        variance = q[form.variance[which]][:, None, None]
+        m = len(variance)
+        constant = np.zeros_like(variance)
+        if form.undeclared is not None:
+            constant += (form.undeclared[which] * q[form.offsets].mean())[:, None, None]
+        weights = form.weights(which)[-1] if weights is None else weights
+        t = {"variance": variance, "constant": constant}
+        for name, table in self._weights.items():
+            t[name] = table[weights][:, None]
+        scales = np.zeros((len(self.names), m, self.width + 1))
+        for factor, of_factor in zip(form.factors, scales, strict=True):
+            columns = factor.columns[:-1]
+            S = np.sqrt(q[factor.lengths[which]])[:, :-1] * factor.seen.numpy()[which]
+            of_factor[:, columns] = S
+            for c in columns[factor.unordered[:-1]].tolist():
+                at = self._behind[c]
+                of_factor[:, at.start : at.stop] += of_factor[:, c, None] / 2.0**0.5
+                of_factor[:, c] = 0.0
+        used = np.logical_or.reduce(scales)
+        path, place = (t["slope"] + t["wave"])[:, 0].nonzero()
+        of_weights = self._columns[weights]
+        used[path, of_weights[path, place]] = True
+        columns = positions(torch.from_numpy(used[:, :-1])).numpy()
+        columns[columns == self.width] = -1
+        t["values"] = np.take_along_axis(data, columns[:, None], -1)
+        for i, of_factor in enumerate(scales):
+            if of_factor.any():
+                S = np.take_along_axis(of_factor, columns, -1)[:, None]
+                t[f"scales{i}"] = S
+                t[f"data{i}"] = t["values"] * (-2.0 * S)
+        for name, table in t.items():
+            t[name] = table.astype(data.dtype, copy=False)
+        rank = used.cumsum(-1) - 1
+        t["places"] = np.take_along_axis(rank, of_weights, -1)
+        t["columns"] = columns
+        t["weights"] = weights
+        return t
+
+    def covariance(self, tables: dict[str, Array]) -> tuple[Array, Array]:
+        """K_p and the features of the weights, ``m x N x N`` and ``m x N x D``.
+
+        Args:
+            tables: Of ``read``.
+        """
+        values = tables["values"]
+        N = values.shape[1]
+        k = np.repeat(np.repeat(tables["variance"], N, axis=1), N, axis=2)
+        for i, name in enumerate(self.names):
+            if f"data{i}" not in tables:
+                continue
+            x = -0.5 * tables[f"data{i}"]
+            squares = np.add.reduce(np.square(x), -1, keepdims=True)
+            distance: Array = x @ (-2.0 * x.swapaxes(1, 2))
+            distance += squares
+            distance += squares.swapaxes(1, 2)
+            np.maximum(distance, 0.0, out=distance)
+            distance.reshape(len(x), -1)[:, :: N + 1] = 0.0  # in spite of rounding
+            k *= ARRAY_VALUES[name](distance, distance)
+        k += tables["constant"]
+        features = np.repeat(tables["level"], N, axis=1)
+        if tables["slope"].any() or tables["wave"].any():
+            at = np.take_along_axis(values, tables["places"][:, None], -1)
+            features += tables["slope"] * at
+            angle = at * tables["frequency"] + tables["phase"]
+            features += tables["wave"] * np.sin(angle)
+        return k, features
+
+
+# -- moments ----------------------------------------------------------------------
 
 
 class PathMoments:
@@ -118,6 +297,13 @@ class PathMoments:
         tables: Those of ``U`` paths, with their rows, see ``PathTables``.
         inverse_chol: L^-1, zero where padded, ``U x N x N``.
         half: [e, H], ``U x N x (1 + D)``.
+        weight_mean: mu, and zero for the weight of an unused place.
+        covariance: M^-1, or S of M^-1 = I - S'S, likewise.
+        is_explained: Whether it is S.
+        scales: Transforms of the columns.
+
+    Attributes:
+        columns: The columns, ``U x 1 x k``, each once; -1 for none.
     """
 
     def __init__(
@@ -126,93 +312,58 @@ class PathMoments:
         tables: dict[str, Array],
         inverse_chol: Array,
         half: Array,
-    ) -> None:
-        parts = [tables[f"inputs{i}"] for i in range(len(names))]
-        used = np.concatenate([*parts, tables["columns"]], axis=-1)[:, 0]
-        order = used.argsort(-1)
-        ascending = np.take_along_axis(used, order, -1)
-        rank = (np.diff(ascending, prepend=-1) > 0).cumsum(-1) - 1
-        #: The columns, ``U x k``, each once; -1 for none.
-        self.columns = np.full((len(used), rank.max(initial=-1) + 1), -1)
-        np.put_along_axis(self.columns, rank, ascending, -1)
-        places = np.empty_like(rank)
-        np.put_along_axis(places, order, rank, -1)
-
-        t = {name: tables[name] for name in ("variance", "level", "weights")}
-        t["inverse_chol"] = inverse_chol
-        t["half"] = half
-        t["alpha"] = half[..., :1].swapaxes(1, 2) @ inverse_chol
-        t["total"] = (t["variance"] + tables["constant"])[..., 0]
-        self._offset = bool(tables["constant"].any())
-        if self._offset:
-            t["constant"] = tables["constant"]
-        self._factors: list[tuple[str, str]] = []
-        start = 0
-        for i, name in enumerate(names):
-            inverse = tables[f"inverse{i}"]
-            path, _, place = inverse.nonzero()
-            if len(path):
-                self._factors.append((name, str(i)))
-                data = tables[f"data{i}"]
-                column = places[path, start + place]
-                t[f"squares{i}"] = np.add.reduce(np.square(data), -1)[:, None]
-                for key, table in (("scales", inverse), ("data", -2.0 * data)):
-                    shape = *table.shape[:2], self.columns.shape[1]
-                    t[f"{key}{i}"] = by_column = np.zeros(shape, half.dtype)
-                    by_column[path, :, column] = table[path, :, place]
-            start += inverse.shape[-1]
-        # Weights of nodes come first, and are constant on a path.
-        is_moving = (tables["slope"] != 0.0) | (tables["wave"] != 0.0)
-        moving = is_moving.any((0, 1)).nonzero()[0]
-        self._moving = len(moving) > 0
-        self._first = int(moving[0]) if self._moving else half.shape[-1] - 1
-        if self._moving:
-            for name in ("slope", "wave", "frequency", "phase"):
-                t[name] = tables[name][..., self._first :]
-            t["rate"] = t["wave"] * t["frequency"]
-            t["places"] = places[:, start + self._first :]
-        self._tables = t
-
-    def take(
-        self,
-        rows: Any,
         weight_mean: Array,
         covariance: Array,
         is_explained: bool,
-    ) -> PathMoments:
-        """Some of the paths, with the posterior of their weights.
-
-        Args:
-            rows: Which of the paths.
-            weight_mean: mu, and zero for the weight of an unused place.
-            covariance: M^-1, or S of M^-1 = I - S'S, likewise.
-            is_explained: Whether it is S.
-        """
-        new = PathMoments.__new__(PathMoments)
-        new.__dict__.update(self.__dict__)
-        new.columns = self.columns[rows]
-        t = {name: table[rows] for name, table in self._tables.items()}
-        weights = t.pop("weights")[:, 0]
+        scales: ColumnScales | None,
+    ) -> None:
+        self.columns = tables["columns"][:, None]
+        self._scales = scales
+        if scales is not None:
+            index = np.minimum(self.columns, len(scales.log) - 1)
+            self._scales = ColumnScales(
+                scales.log[index],
+                scales.factor[index],
+                scales.shift[index],
+            )
+            self._any_log = self._scales.log.any()
+        self._tables = t = tables
+        t["inverse_chol"] = inverse_chol
+        t["half"] = half
+        t["alpha"] = half[..., :1].swapaxes(1, 2) @ inverse_chol
+        t["total"] = (t["variance"] + t["constant"])[..., 0]
+        self._offset = bool(t["constant"].any())
+        self._factors: list[tuple[str, str]] = []
+        for i, name in enumerate(names):
+            if f"data{i}" in t:
+                self._factors.append((name, str(i)))
+                squares = np.add.reduce(np.square(t[f"data{i}"]), -1)
+                t[f"squares{i}"] = 0.25 * squares[:, None]
+        weights = t["weights"]
         mu = weight_mean[weights][:, :, None]
         t["still"] = t["level"] @ mu
-        t["mu"] = mu[:, self._first :]
+        # Weights of nodes come first, and are constant on a path.
+        moving = np.any(t["slope"] + t["wave"], (0, 1)).nonzero()[0]
+        self._moving = len(moving) > 0
+        self._first = first = int(moving[0]) if self._moving else weights.shape[-1]
+        t["mu"] = mu[:, first:]
+        for name in ("slope", "wave", "frequency", "phase", "places"):
+            t[name] = t[name][..., first:]
+        t["rate"] = t["wave"] * t["frequency"]
         if not is_explained:
             t["covariance"] = covariance[weights[:, :, None], weights[:, None]]
-        else:
-            explained = covariance.T[weights]
-            t["explained"] = explained
-            width, count = explained.shape[1:]
-            if width <= 2 * count:
-                eye = np.eye(width, dtype=explained.dtype)
-                t["covariance"] = eye - explained @ explained.swapaxes(1, 2)
-        new._tables = t
-        return new
+            return
+        t["explained"] = explained = covariance.T[weights]
+        width, count = explained.shape[1:]
+        if width <= 2 * count:
+            eye = np.eye(width, dtype=explained.dtype)
+            t["covariance"] = eye - explained @ explained.swapaxes(1, 2)
 
     @cached_property
     def _readers(self) -> Array:
         """Matrices that read the columns of moving weights, ``U x k x D'``."""
         places = self._tables["places"][:, None]
-        table = places == np.arange(self.columns.shape[1])[:, None]
+        table = places == np.arange(self.columns.shape[-1])[:, None]
         return table.astype(self._tables["rate"].dtype)
 
     def __call__(
@@ -223,11 +374,21 @@ class PathMoments:
         """Moments, ``U x w``.
 
         Args:
-            x: Transformed values of the columns, ``U x w x k``.
+            x: Values of the columns, ``U x w x k``.
             gradient: Whether gradients are wanted, ``U x w x k``.
         """
         t = self._tables
         first = self._first
+        dtype = x.dtype
+        x_rate: Any = 1.0
+        if self._scales is not None:
+            log, x_rate, shift = self._scales
+            if self._any_log:
+                positive = np.where(log, x, 1.0)
+                x = np.where(log, np.log10(positive), x)
+                x_rate = x_rate / np.where(log, positive * math.log(10.0), 1.0)
+            x = x * self._scales.factor + shift
+            x = x.astype(dtype, copy=False)
         k = t["variance"]
         points: list[Array] = []
         slopes: list[Array] = []
@@ -257,11 +418,10 @@ class PathMoments:
         mean = both[..., :1] + t["still"]
         h = t["level"] - both[..., 1:]
         if self._moving:
-            if len(self.columns[0]) <= _FEW_COLUMNS:
+            if x.shape[-1] <= _FEW_COLUMNS:
                 at = x @ self._readers
             else:
-                each = zip(x, t["places"], strict=True)
-                at = np.stack([some[:, places] for some, places in each])
+                at = np.take_along_axis(x, t["places"][:, None], -1)
             angle = at * t["frequency"]
             angle += t["phase"]
             z = np.sin(angle)
@@ -304,219 +464,9 @@ class PathMoments:
                 g += of_mean * t["mu"].swapaxes(1, 2)
                 g *= rate
                 out += g @ self._readers.swapaxes(1, 2)
-            return out
+            return out * x_rate
 
         return PointMoments(mean[..., 0], variance, pull)
-
-
-class PathTables:
-    """The covariance on some paths, with the present hyperparameters.
-
-    Args:
-        kernel: Any kernel of leaves.
-        places: What its ``locate`` says of a row of each path.
-        X: Transformed training inputs, ``n x d``, in which values of categorical
-            columns are known.
-
-    Attributes:
-        names: The correlations k_f, of ``ARRAY_SLOPES``.
-        codes: Categorical columns and their known values.
-
-    Raises:
-        UnknownFormError: Where the covariance is another one.
-    """
-
-    def __init__(
-        self,
-        kernel: LeafKernel,
-        places: Any,
-        X: Tensor,
-    ) -> None:
-        values = PresentValues()
-        self._form = form = Form(kernel, places, values)
-        self._quantities = form.map(values.u)
-        self.names = [factor.name for factor in form.factors]
-        self.codes: dict[int, Tensor] = {}
-        # weights without a wave: constants, then linear ones, then those of categories
-        self._constants = form.still.shape[-1]
-        self._linear: list[int] = []
-        self._onehot: list[int] = []
-        if isinstance(kernel, TreeStructuredKernel):
-            weights = kernel.weights
-            self._constants = weights.num_inner + weights.num_offsets
-            self._linear = weights.linear_columns
-            self._onehot = list(weights.onehot_columns)
-            self.codes = {c: getattr(weights, f"known_{c}") for c in self._onehot}
-        for factor in form.factors:
-            unordered = factor.unordered[:-1]
-            if factor.name not in SMOOTH and not unordered.all():
-                raise UnknownFormError
-            for c in factor.columns[:-1][unordered].tolist():
-                if c in form.listed_codes:
-                    self.codes[c] = torch.from_numpy(form.listed_codes[c])
-                else:
-                    self.codes[c] = X[:, c].unique()
-        self._behind: dict[int, range] = {}
-        start = kernel.tree.dim
-        for c, values_of in self.codes.items():
-            self._behind[c] = range(start, start + len(values_of) + 1)
-            start += len(values_of) + 1
-
-    def __call__(
-        self,
-        which: Any,
-        weights: Array | None = None,
-    ) -> dict[str, Array]:
-        """Tables of some of the paths.
-
-        Args:
-            which: Index of these paths.
-            weights: The weights of each path in the order wanted, ``m x D``.
-
-        Returns:
-            Arrays, ``m x 1 x E``; unused places have zero factors. "inputs0" are the
-            columns that k_0 sees, "inverse0" the diagonal of S_0, and so on; "variance"
-            is v, "constant" c. "weights" are those of the path (V where unused),
-            "columns" their j, "level" a, "slope" b, "wave" u, "frequency" w, "phase" t.
-        """
-        form = self._form
-        q = self._quantities
-        variance = q[form.variance[which]]
-        constant = np.zeros_like(variance)
-        if form.undeclared is not None:
-            constant = form.undeclared[which] * q[form.offsets].mean()
-        weights = form.weights(which)[-1] if weights is None else weights
-        tables = {
-            "variance": variance[:, None],
-            "constant": constant[:, None],
-            "weights": weights,
-            **{name: table[weights] for name, table in self._features().items()},
-        }
-        for i, factor in enumerate(form.factors):
-            # a column without an order has a place for each of its values
-            start = factor.columns[:-1].copy()
-            sizes = np.ones_like(start)
-            for j in factor.unordered[:-1].nonzero()[0]:
-                places = self._behind[start[j]]
-                start[j] = places.start
-                sizes[j] = len(places)
-            owner = np.arange(len(start)).repeat(sizes)
-            start -= sizes.cumsum() - sizes
-            columns = start[owner] + np.arange(len(owner))
-            share = np.where(factor.unordered[owner], 0.5, 1.0)
-            seen = factor.seen.numpy()[which][:, owner]
-            used = positions(torch.from_numpy(seen)).numpy()
-            W = np.take_along_axis(
-                q[factor.lengths[which]], np.append(owner, -1)[used], 1
-            )
-            tables[f"inputs{i}"] = np.append(columns, 0)[used]
-            tables[f"inverse{i}"] = np.sqrt(W * np.append(share, 0.0)[used])
-        return {name: table[:, None] for name, table in tables.items()}
-
-    def with_rows(
-        self,
-        which: Any,
-        data: Array,
-        weights: Array | None = None,
-    ) -> dict[str, Array]:
-        """Tables of some of the paths with rows on them, scaled: "data0", ...
-
-        Args:
-            which: Index of these paths.
-            data: Rows of each, extended, ``m x N x d``. Tables have its precision.
-            weights: The weights of each path in the order wanted, ``m x D``.
-        """
-        tables = self(which, weights)
-        for name, table in tables.items():
-            if table.dtype == np.float64:
-                tables[name] = table.astype(data.dtype, copy=False)
-        for i in range(len(self.names)):
-            scaled = np.take_along_axis(data, tables[f"inputs{i}"], -1)
-            tables[f"data{i}"] = scaled * tables[f"inverse{i}"]
-        return tables
-
-    def covariance(
-        self,
-        tables: dict[str, Array],
-        data: Array,
-    ) -> tuple[Array, Array]:
-        """K_p and the features of the weights, ``m x N x N`` and ``m x N x D``.
-
-        Args:
-            tables: Of ``with_rows``.
-            data: The rows.
-        """
-        N = data.shape[1]
-        k = np.repeat(np.repeat(tables["variance"], N, axis=1), N, axis=2)
-        for i, name in enumerate(self.names):
-            x = tables[f"data{i}"]
-            squares = np.add.reduce(np.square(x), -1, keepdims=True)
-            distance: Array = x @ (-2.0 * x.swapaxes(1, 2))
-            distance += squares
-            distance += squares.swapaxes(1, 2)
-            np.maximum(distance, 0.0, out=distance)
-            distance.reshape(len(x), -1)[:, :: N + 1] = 0.0  # in spite of rounding
-            k *= ARRAY_VALUES[name](distance, distance)
-        k += tables["constant"]
-        features = np.repeat(tables["level"], N, axis=1)
-        if tables["slope"].any() or tables["wave"].any():
-            at = np.take_along_axis(data, tables["columns"], -1)
-            features += tables["slope"] * at
-            angle = at * tables["frequency"] + tables["phase"]
-            features += tables["wave"] * np.sin(angle)
-        return k, features
-
-    @cached_property
-    def _places(self) -> tuple[Array, Array, Array]:
-        """Column and value (NaN: unknown) of the places of codes, where each begins."""
-        codes = [[*values.tolist(), math.nan] for values in self.codes.values()]
-        sizes = [len(code) for code in codes]
-        return (
-            np.repeat([*self.codes], sizes),
-            np.array([v for code in codes for v in code]),
-            np.cumsum([0, *sizes])[:-1],
-        )
-
-    def extend(self, x: Array) -> Array:
-        """``n x d`` with more columns, the one-hot codes of categorical ones.
-
-        The last place of each code is that of unknown values.
-        """
-        if not self.codes:
-            return x
-        columns, values, start = self._places
-        code = x[:, columns] == values  # nothing equals NaN
-        last = np.append(start[1:], len(columns)) - 1
-        code[:, last] = ~np.logical_or.reduceat(code, start, axis=1)
-        return np.concatenate([x, code.astype(x.dtype)], axis=1)
-
-    def _features(self) -> dict[str, Array]:
-        """j, a, b, u, w and t of all weights and of none, ``V + 1``."""
-        form = self._form
-        q = self._quantities
-        still = form.still.shape[-1]
-        waves = len(form.frequencies)
-        columns = [0] * self._constants + self._linear
-        columns += [place for c in self._onehot for place in self._behind[c]]
-        terms = form.smooth_columns[:-1]
-        scale = np.append(q[form.deviations[:-1]], 0.0)
-        level, slope, wave, speed, phase = np.zeros((5, len(scale)))
-        level[: self._constants] = scale[: self._constants]
-        slope[self._constants : still] = scale[self._constants : still]
-        if len(terms):
-            wave[still:-1] = scale[still:-1] / math.sqrt(waves)
-            rate = q[form.terms[:-1]][:, None, None] * form.frequencies
-            speed[still:-1] = np.repeat(rate, 2, axis=1).ravel()
-            # the cosines of a column come before its sines
-            phase[still:-1].reshape(-1, 2, waves)[:, 0] = 0.5 * math.pi
-        return {
-            "columns": np.array([*columns, *np.repeat(terms, 2 * waves), 0]),
-            "level": level,
-            "slope": slope,
-            "wave": wave,
-            "frequency": speed,
-            "phase": phase,
-        }
 
 
 class LeafMoments:
@@ -526,24 +476,60 @@ class LeafMoments:
     threads may call it.
 
     Args:
-        solver: The ``LeafSolver`` of the data, which has ``PathTables``.
+        solver: The ``LeafSolver`` of the data.
+
+    Raises:
+        UnknownFormError: Where the covariance has no tables.
     """
 
     def __init__(self, solver: Any) -> None:
         self.solver = solver
-        self.kernel: LeafKernel = solver.kernel
-        self.paths: PathTables = solver.paths
+        self.kernel: LeafKernel = solver.source
+        structure = solver.structure
+        form = solver.form or Form(self.kernel, structure.leaf_places)
+        self.paths = PathTables(self.kernel, form, solver.X)
+        extended = self.paths.extend(solver.X.numpy())
         # bucket, and place in it, of each leaf; one more of points on other paths
-        layout = solver.structure.layout
+        layout = structure.layout
         self.bucket_of_leaf = np.full(layout.num_leaves + 1, -1)
         self.place_of_leaf = np.zeros_like(self.bucket_of_leaf)
-        for i, bucket in enumerate(layout.buckets):
+        self._tables: list[dict[str, Array]] = []
+        widest = 0
+        squares = []
+        for bucket, weights in zip(layout.buckets, structure.weights, strict=True):
             leaves = bucket.leaves.numpy()
-            self.bucket_of_leaf[leaves] = i
+            self.bucket_of_leaf[leaves] = len(self._tables)
             self.place_of_leaf[leaves] = np.arange(len(leaves))
-        self._of_bucket: dict[int, PathMoments] = {}
+            data = extended[bucket.rows.numpy()]
+            self._tables.append(self.paths.read(leaves, data, weights.numpy()))
+            widest = max(widest, weights.shape[-1])
+            squares.append(data.shape[1] ** 2)
+        # how many numbers the tables of a path have: in a bucket, or without data
+        widest *= min(widest, len(solver.X))
+        self.sizes = self.paths.width + widest + np.array([*squares, 0])
         # decisions of the rows of the last call, and the moments on their paths
         self._last: tuple[tuple[int, bytes] | None, Any] = None, None
+
+    def blocks(self) -> list[WeightedBlock]:
+        """A_p and F_p of each bucket."""
+        noises = np.append(self.solver.noise.numpy(), 1.0)
+        weighted = []
+        for bucket, weights, tables in zip(
+            self.solver.structure.layout.buckets,
+            self.solver.structure.weights,
+            self._tables,
+            strict=True,
+        ):
+            k, features = self.paths.covariance(tables)
+            if bucket.real is not None:
+                real = bucket.real.numpy()[:, :, None]
+                k *= real & real.swapaxes(1, 2)
+                features *= real
+            diagonal = k.reshape(len(k), -1)[:, :: k.shape[-1] + 1]
+            diagonal += noises[bucket.index.numpy()]
+            arrays = torch.from_numpy(k), torch.from_numpy(features)
+            weighted.append(WeightedBlock(bucket, *arrays, weights))
+        return weighted
 
     def __call__(
         self,
@@ -567,31 +553,10 @@ class LeafMoments:
 
     def graph(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """Moments of ``t x d`` inputs by operations that autograd knows."""
-        rows = self.kernel.rows(X)
+        rows = self.solver.kernel.rows(X)
         mean, explained, weight = self.solver.predict(rows)
         reduction = weight.square().sum(-1) - explained.square().sum(-1)
         return mean, rows.prior.expand(len(X)) + reduction
-
-    def side_by_side(
-        self,
-        bucket: int,
-        place: Array,
-        rows: Tensor,
-        path: bool,
-    ) -> PathMoments:
-        """Moments on paths of one bucket.
-
-        Args:
-            bucket: Its number; -1 for paths without data.
-            place: The places of the paths in the bucket.
-            rows: A row of each path.
-            path: Whether the part of the weights alone is wanted.
-        """
-        if bucket < 0:
-            return self._without_data(rows, path).take(slice(None), *self._weights)
-        if bucket not in self._of_bucket:
-            self._of_bucket[bucket] = self._with_data(bucket)
-        return self._of_bucket[bucket].take(place, *self._weights)
 
     @cached_property
     def _weights(self) -> tuple[Array, Array, bool]:
@@ -606,62 +571,59 @@ class LeafMoments:
             return mean, pad(covariance.explained, (0, 1)).numpy(), True
         return mean, pad(covariance.dense(), (0, 1, 0, 1)).numpy(), False
 
-    def _with_data(self, number: int) -> PathMoments:
-        """All leaves of a bucket."""
-        bucket = self.solver.structure.layout.buckets[number]
-        inverse, half = self.solver.factors.blocks[number]
-        if bucket.real is not None:
-            # it is the identity where padded, of which nothing is to be explained
-            inverse = inverse * bucket.real.unsqueeze(-1)
-        tables = self.solver.tables[number]
-        return PathMoments(self.paths.names, tables, inverse.numpy(), half.numpy())
-
-    def _without_data(
+    def side_by_side(
         self,
+        number: int,
+        place: Array,
         rows: Tensor,
         path: bool,
+        scales: ColumnScales | None,
     ) -> PathMoments:
-        """The paths of some rows: prior covariances, of weights alone if wanted."""
-        X = self.solver.X
-        paths = PathTables(self.kernel, self.kernel.locate(rows), X)
-        m = len(rows)
-        width = paths.extend(X[:1].numpy()).shape[1]
-        data = np.zeros((m, 0, width), X.numpy().dtype)
-        tables = paths.with_rows(slice(None), data)
-        if path:
-            tables["variance"] = np.zeros_like(tables["variance"])
-            tables["constant"] = np.zeros_like(tables["constant"])
-        inverse = np.zeros((m, 0, 0), data.dtype)
-        half = np.zeros((m, 0, 1 + tables["weights"].shape[-1]), data.dtype)
-        return PathMoments(paths.names, tables, inverse, half)
+        """Moments on paths of one bucket.
+
+        Args:
+            number: That of the bucket; -1 for paths without data, with prior moments.
+            place: The places of the paths in the bucket.
+            rows: A row of each path.
+            path: Whether the part of the weights alone is wanted.
+            scales: Transforms of columns.
+        """
+        paths = self.paths
+        if number >= 0:
+            tables = {}
+            for name, table in self._tables[number].items():
+                tables[name] = table[place]
+            bucket = self.solver.structure.layout.buckets[number]
+            factors = self.solver.factors.blocks[number]
+            inverse = factors.inverse_chol.numpy()[place]
+            half = factors.half.numpy()[place]
+            if bucket.real is not None:
+                # it is the identity where padded, of which nothing is to be explained
+                inverse *= bucket.real.numpy()[place][:, :, None]
+        else:
+            X = self.solver.X
+            form = Form(self.kernel, self.kernel.locate(rows))
+            paths = PathTables(self.kernel, form, X)
+            m = len(rows)
+            data = np.zeros((m, 0, paths.width), X.numpy().dtype)
+            tables = paths.read(slice(None), data)
+            if path:
+                tables["variance"] = np.zeros_like(tables["variance"])
+                tables["constant"] = np.zeros_like(tables["constant"])
+            inverse = np.zeros((m, 0, 0), data.dtype)
+            half = np.zeros((m, 0, 1 + tables["weights"].shape[-1]), data.dtype)
+        return PathMoments(
+            paths.names,
+            tables,
+            inverse,
+            half,
+            *self._weights,
+            scales,
+        )
 
 
-class _Tables(NamedTuple):
-    """Paths that are evaluated side by side.
-
-    Attributes:
-        moments: Moments on the paths.
-        columns: The columns of each path, ``U x 1 x k``.
-        scales: The transforms of these columns.
-    """
-
-    moments: PathMoments
-    columns: Array
-    scales: ColumnScales | None
-
-
-class _Group(NamedTuple):
-    """Points on paths that are evaluated side by side.
-
-    Attributes:
-        paths: The numbers of the paths, ``U``.
-        points: The points on each path, ``U x w``; ``n`` where padded.
-        tables: What is known of the paths.
-    """
-
-    paths: Array
-    points: Array
-    tables: _Tables
+#: Prior means of points ``n x d`` and their gradients (or zero), if wanted.
+PriorMean = Callable[[Array, bool], tuple[Array, Any]]
 
 
 class MomentsOnPaths:
@@ -673,6 +635,10 @@ class MomentsOnPaths:
         path: Whether the part of the weights alone is wanted.
         scales: The input transform, which leaves decisions alone. For the columns that
             a path sees it takes less time than for all.
+        outcome: Scale and shift of the outcomes.
+        least: The smallest variance, before it is scaled.
+        prior: The prior means of the rows, ``m``, or a function if they differ on a
+            path.
     """
 
     def __init__(
@@ -681,13 +647,20 @@ class MomentsOnPaths:
         rows: Tensor,
         path: bool = False,
         scales: ColumnScales | None = None,
+        outcome: tuple[float, float] = (1.0, 0.0),
+        least: float = -math.inf,
+        prior: Array | PriorMean | None = None,
     ) -> None:
         self._moments = moments
         self._path = path
         self._scales = scales
-        solver = moments.solver
+        self._outcome = outcome
+        self._least = least
+        if prior is None:
+            prior = np.zeros(len(rows), rows.numpy().dtype)
+        self._prior = prior
         keys = moments.kernel.tree.locate(rows)[2]
-        leaf = solver.structure.layout.find(keys).numpy()
+        leaf = moments.solver.structure.layout.find(keys).numpy()
         bucket = moments.bucket_of_leaf[leaf]
         if path:  # no data are looked at
             bucket = np.full_like(bucket, -1)
@@ -704,14 +677,10 @@ class MomentsOnPaths:
         self._rows = rows[torch.from_numpy(first)]
         self._bucket = bucket[first]
         self._place = moments.place_of_leaf[leaf][first]
-        # How many numbers the tables of each path have.
-        widest = max(weights.shape[-1] for weights in solver.structure.weights)
-        buckets = solver.structure.layout.buckets
-        sizes = [bucket.index.shape[-1] for bucket in buckets]
-        widest *= min(widest, len(solver.factors.weight_covariance.inverse_chol))
-        self._sizes = 1 + widest + np.square([*sizes, 0])[self._bucket]
-        self._last: tuple[bytes | None, list[_Group]] = None, []
-        self._tables: dict[bytes, _Tables] = {}
+        self._sizes = moments.sizes[self._bucket]
+        # paths that are looked at together; rows of the last call and their groups
+        self._chosen: list[tuple[Array, PathMoments]] = []
+        self._last: tuple[bytes, list[tuple[Array, PathMoments]]] = b"", []
 
     def __call__(
         self,
@@ -727,145 +696,101 @@ class MomentsOnPaths:
             gradient: Whether gradients are wanted, by ``X``.
         """
         n, d = X.shape
-        name = row.tobytes()
         before, groups = self._last
-        if name != before:
-            path = self._path_of_row[row]
-            if not (gradient or self._path) and self._graph_is_smaller(path):
-                return self._by_graph(X)
-            groups = list(self._groups(path))
-            self._last = name, groups
-            # Points come and go, the paths stay for a while.
-            self._tables = {}
-            for group in groups:
-                self._tables[group.paths.tobytes()] = group.tables
-        extended = self._moments.paths.extend(X)
-        dtype = extended.dtype
+        if row.tobytes() != before:
+            groups = self._groups(row)
+        prior_slope: Any = 0.0
+        if callable(self._prior):
+            prior, prior_slope = self._prior(X, gradient)
+        else:
+            prior = self._prior[row]
+        paths = self._moments.paths
+        extended = paths.extend(X) if paths.codes else X
         # one more row and column, for padding
-        mean = np.empty(n + 1, dtype)
-        variance = np.empty(n + 1, dtype)
-        pulls = []
-        for _, index, (moments, columns, scales) in groups:
-            point = np.minimum(index, n - 1)
-            x = extended[point[:, :, None], columns]
-            rate: Any = 1.0
-            if scales is not None:
-                x, rate = scales(x)
-            mean[index], variance[index], back = moments(
-                x.astype(dtype, copy=False), gradient
-            )
-            pulls.append((index, point, columns, rate, back))
+        mean = np.empty(n + 1, X.dtype)
+        variance = np.empty(n + 1, X.dtype)
+        parts = []
+        for points, moments in groups:
+            point = np.minimum(points, n - 1)
+            x = extended[point[:, :, None], moments.columns]
+            mean[points], variance[points], back = moments(x, gradient)
+            parts.append((points, point, moments.columns, back))
+        scale, shift = self._outcome
+        mean = (mean[:n] + prior) * scale + shift
+        variance = variance[:n]
+        limited = np.maximum(variance, self._least) * scale**2
         if not gradient:
-            return PointMoments(mean[:n], variance[:n])
+            return PointMoments(mean, limited)
 
         def pull(of_mean: Array, of_variance: Array) -> Array:
-            out = np.zeros((n + 1, extended.shape[1] + 1), dtype)
-            for index, point, columns, rate, back in pulls:
-                slope = back(of_mean[point], of_variance[point])
-                out[index[:, :, None], columns] = slope * rate
-            return out[:n, :d]
+            of_mean = of_mean * scale
+            of_variance = of_variance * (variance > self._least) * scale**2
+            out = np.zeros((n + 1, paths.width + 1), X.dtype)
+            for points, point, columns, back in parts:
+                at_points = back(of_mean[point], of_variance[point])
+                out[points[:, :, None], columns] = at_points
+            slope: Array = out[:n, :d] + of_mean[:, None] * prior_slope
+            return slope
 
-        return PointMoments(mean[:n], variance[:n], pull)
+        return PointMoments(mean, limited, pull)
 
-    def _graph_is_smaller(self, path: Array) -> bool:
-        """Whether tables would be larger than the features of all points."""
-        numbers = int(self._sizes[np.unique(path)].sum())
-        return numbers > max(1 << 17, len(path) * self._moments.kernel.num_weights)
-
-    @torch.no_grad()
-    def _by_graph(self, X: Array) -> PointMoments:
-        if self._scales is not None:
-            transformed, _ = self._scales.take(np.arange(X.shape[-1]))(X)
-            X = transformed.astype(X.dtype)
-        mean, variance = self._moments.graph(torch.from_numpy(X))
-        return PointMoments(mean.numpy(), variance.numpy())
-
-    def _groups(self, path: Array) -> Iterator[_Group]:
-        """Paths that are looked at together, with little padding.
+    def _groups(self, row: Array) -> list[tuple[Array, PathMoments]]:
+        """Points on paths that are looked at together, with little padding.
 
         Args:
-            path: The number of the path of each point, ``n``.
+            row: The number of the row of each point, ``n``.
+
+        Returns:
+            The points on each path, ``U x w`` (``n`` where padded), and moments there.
         """
-        n = len(path)
-        count = np.bincount(path)
-        paths = count.nonzero()[0]
-        count = count[paths]
+        n = len(row)
+        path = self._path_of_row[row]
+        count = np.bincount(path, minlength=len(self._rows))
+        # Points come and go: paths are chosen anew if they lack one, or have too many.
+        chosen = self._chosen
+        present = 0
+        padded = 0
+        for paths, _ in chosen:
+            widths = count[paths]
+            present += widths.sum()
+            padded += len(paths) * widths.max() * self._sizes[paths[0]]
+        if present < n or padded > 4 * count @ self._sizes + _FEW_NUMBERS:
+            self._chosen = chosen = self._choose(count)
         order = path.argsort(kind="stable")
         start = count.cumsum() - count
+        groups = []
+        for paths, moments in chosen:
+            size = count[paths, None]
+            step = np.arange(size.max())
+            points = order[np.minimum(start[paths, None] + step, n - 1)]
+            groups.append((np.where(step < size, points, n), moments))
+        self._last = row.tobytes(), groups
+        return groups
+
+    def _choose(self, count: Array) -> list[tuple[Array, PathMoments]]:
+        """The numbers of paths that are looked at together, and moments there.
+
+        Args:
+            count: How many points are on each path.
+        """
+        paths = count.nonzero()[0]
+        count = count[paths]
         kind = self._bucket[paths]
-        if len(paths) * count.max() > 3 * n + 64:
-            # paths with at most twice as many points as another one: less padding
+        if len(paths) * count.max() > 3 * count.sum() + 64:
+            # paths with at most twice as many points as another one
             kind = kind * 64 + np.log2(count).astype(int)
-        for some in sorted({*kind.tolist()}):
-            alike = (kind == some).nonzero()[0]
-            most = max(1, _MAX_NUMBERS // int(self._sizes[paths[alike[0]]]))
+        chosen = []
+        for one in np.unique(kind):
+            alike = paths[kind == one]
+            most = max(1, _MAX_NUMBERS // int(self._sizes[alike[0]]))
             for i in range(0, len(alike), most):
                 chunk = alike[i : i + most]
-                size = count[chunk, None]
-                step = np.arange(size.max())
-                index = order[np.minimum(start[chunk, None] + step, n - 1)]
-                index = np.where(step < size, index, n)
-                tables = self._tables.get(paths[chunk].tobytes())
-                tables = tables or self._read(paths[chunk])
-                yield _Group(paths[chunk], index, tables)
-
-    def _read(self, paths: Array) -> _Tables:
-        """The tables of some paths of one bucket."""
-        moments = self._moments.side_by_side(
-            int(self._bucket[paths[0]]),
-            self._place[paths],
-            self._rows[torch.from_numpy(paths)],
-            self._path,
-        )
-        columns = moments.columns[:, None]
-        scales = None if self._scales is None else self._scales.take(columns)
-        return _Tables(moments, columns, scales)
-
-
-# -- with a graph -----------------------------------------------------------------
-
-
-class _OfPoints(torch.autograd.Function):
-    """Moments whose first derivatives in the points are known."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        X: Tensor,
-        moments: LeafMoments,
-    ) -> tuple[Tensor, Tensor]:
-        at_points = moments(X, gradient=ctx.needs_input_grad[0])
-        ctx.save_for_backward(X)
-        ctx.at_points = at_points
-        ctx.moments = moments
-        return at_points.mean, at_points.variance
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():  # derivatives of the gradient are wanted, too
-            (X,) = ctx.saved_tensors
-            # on paths without data they are constant
-            values = [with_gradient(v, X) for v in ctx.moments.graph(X)]
-            (grad_X,) = torch.autograd.grad(
-                values,
-                X,
-                grad_outputs,
-                create_graph=True,
-            )
-            return grad_X, None
-        slope = ctx.at_points.pull(*(g.numpy() for g in grad_outputs))
-        return torch.from_numpy(slope), None
-
-
-def differentiable_moments(X: Tensor, moments: LeafMoments) -> tuple[Tensor, Tensor]:
-    """Means and variances of points one by one, differentiable in ``X``, also twice.
-
-    Args:
-        X: Transformed inputs, ``t x d``, not empty.
-        moments: Computes them and their first derivatives, and the graph where others
-            are wanted, of the state that the model has now.
-    """
-    if not torch.is_grad_enabled():
-        return moments(X)[:2]
-    mean, variance = _OfPoints.apply(X, moments)
-    return mean, variance
+                moments = self._moments.side_by_side(
+                    int(self._bucket[chunk[0]]),
+                    self._place[chunk],
+                    self._rows[torch.from_numpy(chunk)],
+                    self._path,
+                    self._scales,
+                )
+                chosen.append((chunk, moments))
+        return chosen

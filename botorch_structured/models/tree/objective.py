@@ -9,14 +9,13 @@ The covariance is made of quantities q = exp(A u + c) of the logarithms u of
 hyperparameters (``form``). With the distances D_j of column j, which are constants, the
 covariance of a leaf is v k(sum_j W_j D_j), plus a constant on an undeclared path. The
 derivative by log W_j is -W_j <D_j, G * v * slope>, where G is that of the evidence by
-the covariance (``linalg.block_evidence``). Log-normal priors are quadratic in u.
+the covariance (``linalg.blocks``). Log-normal priors are quadratic in u.
 """
 
 from __future__ import annotations
 
 import math
 from copy import deepcopy
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -27,24 +26,24 @@ from numpy.typing import NDArray
 from scipy import sparse
 from torch import Tensor
 
-from botorch_structured.linalg.block_evidence import (
+from botorch_structured.kernels.leaf_kernels import LeafKernel
+from botorch_structured.kernels.tree_structured_kernel import PathMean
+from botorch_structured.linalg.blocks import (
     Block,
     BlockDerivatives,
+    Bucket,
     log_evidence,
     weight_pairs,
 )
-from botorch_structured.linalg.block_low_rank import Bucket
 from botorch_structured.linalg.correlations import ARRAY_SLOPES
-from botorch_structured.models.fast_inference import noise_is_known
-from botorch_structured.models.parameters import (
+from botorch_structured.linalg.parameters import (
     LogPriors,
     RawParameters,
     UnknownFormError,
 )
+from botorch_structured.models.fast_inference import noise_is_known
 from botorch_structured.models.tree.form import Factor, Form
-from botorch_structured.models.tree.leaf_inference import LeafKernel, Structure
 from botorch_structured.models.tree.moments import SMOOTH
-from botorch_structured.models.tree.tree_structured_kernel import PathMean
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -105,69 +104,28 @@ class PointDistances:
         return totals
 
 
-# -- data ---------------------------------------------------------------------------
-
-
-class _Data:
-    """The rows of a data set, with one more for padding.
-
-    Args:
-        form: Of its leaves.
-        structure: The leaves.
-        X: Transformed inputs, ``n x d``.
-        noise: Variances that are known, ``n``; zeros for others.
-    """
-
-    def __init__(
-        self,
-        form: Form,
-        structure: Structure,
-        X: Tensor,
-        noise: Array,
-    ) -> None:
-        n = len(X)
-        self.points = np.zeros((n + 1, X.shape[-1] + 1))  # padding is zeros
-        self.points[:n, :-1] = X.detach().numpy()
-        self.noise = np.append(noise, 1.0)  # padding is the identity
-        # features without waves and deviations, then zeros
-        width = form.still.shape[-1]
-        self.still = np.zeros((n + 1, width + 1))
-        if width:
-            places = structure.places
-            features = form.kernel.weights.still(X, places.active, places.nodes)
-            self.still[:-1, :-1] = features.detach().numpy()
-        # all unknown values are the same one
-        for c, values in form.listed_codes.items():
-            matches = self.points[:n, c, None] == values
-            self.points[:n, c] = (matches * np.arange(1, len(values) + 1)).sum(-1)
+# -- leaves -------------------------------------------------------------------------
 
 
 class _Leaves:
-    """Constants of a bucket of leaves.
+    """A bucket of leaves: constants, and the covariance at some hyperparameters.
 
     Args:
         form: Of the leaves of the data set.
-        data: The data set.
         bucket: The bucket.
+        points: Transformed inputs, and a row and a column of zeros for padding,
+            ``(n + 1) x (d + 1)``.
+        noise: Noise variances that are known, and 1 for padding, ``n + 1``.
+        still: Features without waves over their standard deviations, and a row and a
+            column of zeros.
 
     Attributes:
         rows: ``B x N``; ``n`` where padded.
         real: 1.0 for rows and 0.0 for padding, ``B x N``.
         pair: The same of pairs of rows, ``B x N x N``.
-        variance: The quantities v, ``B``.
-        distances: D of each factor.
-        lengths: The quantities W of each factor, ``B x E``.
-        fixed_noise: Noise variances that are known, and 1 for padding, ``B x N``.
         undeclared: Number of undeclared values on the path, ``B``; None if zero.
-        still: Features over standard deviations, if these are constants,
-            ``B x N x K``.
-        inputs: Inputs of smooth terms, ``B x N x T x 1``.
-        present: 1 / sqrt(F) where the term is active, else 0.0, ``B x N x T x 1``.
-        terms: The quantities 1 / l of these terms, ``B x T``.
         weights: Weights of the still features, then of waves, ``B x (K + 2 F T)``.
-        deviations: The quantities s of these.
-        weight_pairs: See ``Block``.
-        index: Quantities whose derivatives ``LeafObjective._pull_back`` returns.
+        index: Quantities whose derivatives ``pull_back`` returns.
 
     Raises:
         UnknownFormError: If its distances are too many to be kept.
@@ -176,36 +134,119 @@ class _Leaves:
     def __init__(
         self,
         form: Form,
-        data: _Data,
         bucket: Bucket,
+        points: Array,
+        noise: Array,
+        still: Array,
     ) -> None:
         which = bucket.leaves.numpy()
+        self._form = form
         self.rows = rows = bucket.index.numpy()
-        self.real = (rows < len(data.points) - 1).astype(np.float64)
+        self.real = (rows < len(points) - 1).astype(np.float64)
         self.pair = self.real[:, :, None] * self.real[:, None, :]
-        self.variance = form.variance[which]
-        self.distances: list[PairDistances | PointDistances] = []
-        self.lengths: list[Indices] = []
+        self._variance = form.variance[which]
+        self._lengths: list[Indices] = []
+        self._distances: list[PairDistances | PointDistances] = []
         for factor in form.factors:
             places, quantities = factor.part(which)
-            self.distances.append(_distances(data.points, factor, places, rows))
-            self.lengths.append(quantities)
-        self.fixed_noise = data.noise[rows]
+            self._lengths.append(quantities)
+            self._distances.append(_distances(points, factor, places, rows))
+        self._fixed_noise = noise[rows]
         self.undeclared = None
         if form.undeclared is not None:
             self.undeclared = form.undeclared[which]
-        still, smooth, self.weights = form.weights(which)
-        self.still = data.still[rows[:, :, None], still[:, None, :]]
+        features, smooth, self.weights = form.weights(which)
+        row_places = rows[:, :, None]
+        self._still = still[row_places, features[:, None, :]]
+        # inputs of smooth terms, and 1 / sqrt(F) where a term is active, else 0.0
         columns = form.smooth_columns[smooth]
-        self.inputs = data.points[rows[:, :, None], columns[:, None, :]][..., None]
+        self._inputs = points[row_places, columns[:, None, :]][..., None]
         on = smooth < len(form.smooth_columns) - 1
         present = (self.real[:, :, None] * on[:, None, :])[..., None]
-        self.present = present / math.sqrt(max(len(form.frequencies), 1))
-        self.terms = form.terms[smooth]
-        self.deviations = form.deviations[self.weights]
-        self.weight_pairs = weight_pairs(self.weights, form.num_weights)
-        index = [*self.lengths, self.variance, self.deviations, self.terms]
-        self.index = np.concatenate([part.ravel() for part in index])
+        self._present = present / math.sqrt(max(len(form.frequencies), 1))
+        self._terms = form.terms[smooth]
+        self._deviations = form.deviations[self.weights]
+        self._weight_pairs = weight_pairs(self.weights, form.num_weights)
+        index = [*self._lengths, self._variance, self._deviations, self._terms]
+        self.index = np.concatenate([*map(np.ravel, index)])
+
+    def evaluate(
+        self,
+        q: Array,
+        noise: Array,
+    ) -> Block:
+        """Covariances, noise included, and features.
+
+        Args:
+            q: All quantities.
+            noise: The noise variance that is a parameter, ``1``.
+        """
+        form = self._form
+        batch, size = self.rows.shape
+        # v k, and v times minus the derivatives of k by the distance of each factor
+        within = q[self._variance][:, None, None] * self.pair
+        self._slopes: list[Array] = []
+        for i, factor in enumerate(form.factors):
+            distance = self._distances[i].total(q[self._lengths[i]])
+            k, minus = ARRAY_SLOPES[factor.name](distance.reshape(batch, size, size))
+            for other in self._slopes:
+                other *= k
+            minus *= within
+            self._slopes.append(minus)
+            within = within * k
+        self._within = within
+        noisy = within.copy()
+        if self.undeclared is not None:
+            shift = self.undeclared * q[form.offsets].mean()
+            noisy += shift[:, None, None] * self.pair
+        diagonal = noisy.reshape(batch, -1)[:, :: size + 1]
+        diagonal += self._fixed_noise + noise * self.real
+        features = self._still
+        if self._terms.size:
+            rate = q[self._terms][:, None, :, None] * form.frequencies
+            self._phase = self._inputs * rate
+            waves = np.concatenate([np.cos(self._phase), np.sin(self._phase)], axis=-1)
+            waves = (waves * self._present).reshape(batch, size, -1)
+            features = np.concatenate([features, waves], axis=-1)
+        self._features = features * q[self._deviations][:, None, :]
+        return Block(
+            noisy,
+            self._features,
+            self.rows,
+            self.weights,
+            self._weight_pairs,
+        )
+
+    def pull_back(
+        self,
+        d: BlockDerivatives,
+        q: Array,
+    ) -> list[Array]:
+        """Derivatives by the logarithms of the quantities of ``index``.
+
+        Args:
+            d: Those by the last ``Block``.
+            q: All quantities.
+        """
+        g = d.covariance
+        features = self._features
+        parts: list[Array] = []
+        for i, slope in enumerate(self._slopes):
+            slope *= g
+            totals = self._distances[i].totals(slope)
+            parts.append((totals * -q[self._lengths[i]]).ravel())
+        parts.append(np.einsum("bij,bij->b", g, self._within))
+        parts.append(np.add.reduce(d.features * features, 1).ravel())
+        if self._terms.size:
+            phase = self._phase
+            shape = (*phase.shape[:-1], 2, phase.shape[-1])
+            start = self._still.shape[-1]
+            value = features[..., start:].reshape(shape)
+            slope = d.features[..., start:].reshape(shape)
+            turned = slope[..., 1, :] * value[..., 0, :]
+            turned -= slope[..., 0, :] * value[..., 1, :]
+            parts.append((turned * phase).sum((1, 3)).ravel())
+        return parts
 
 
 def _distances(
@@ -275,29 +316,12 @@ def device_units(mll: MarginalLogLikelihood) -> Array | None:
     twin = deepcopy(mll, {id(part): None for part in data}).to("cpu", torch.float64)
     try:
         parameters = RawParameters(twin)
-        return _units(twin, parameters, LogPriors(twin.model, parameters, True))
+        return _units(twin, parameters, LogPriors(parameters, by_torch=True))
     except UnknownFormError:
         return None
 
 
 # -- the objective ----------------------------------------------------------------
-
-
-@dataclass
-class _Covariance:
-    """The covariance of a bucket at some hyperparameters.
-
-    Attributes:
-        block: Noise and constants included.
-        within: v k, ``B x N x N``.
-        slopes: v times minus the derivative of k by each factor's distance.
-        phase: Of the waves, ``B x N x T x F``.
-    """
-
-    block: Block
-    within: Array
-    slopes: list[Array]
-    phase: Array
 
 
 class LeafObjective:
@@ -311,6 +335,8 @@ class LeafObjective:
             value, gradient = objective(objective.read())
 
     Attributes:
+        read: The present raw parameters of the model, ``k``.
+        write: Sets these.
         bounds: Bounds of the parameters, ``k x 2``.
         units: A quarter of a standard deviation of each parameter's prior, ``k``. In
             these units a fit takes half as many evaluations as without. A whole
@@ -330,39 +356,53 @@ class LeafObjective:
         if not isinstance(kernel, LeafKernel):
             raise UnknownFormError
         self._parameters = parameters = RawParameters(mll, index)
-        self._priors = LogPriors(model, parameters, by_torch=True)
+        self._priors = LogPriors(parameters, by_torch=True)
         with torch.no_grad():
             X = model.transform_inputs(model.train_inputs[0])[index]
         structure = kernel.structure(X) if index else model.structure(kernel)
-        self.form = form = Form(
-            kernel,
-            structure.leaf_places,
-            lambda module, name: parameters.logarithm(getattr(module, name)),
-        )
+        self.form = form = Form(kernel, structure.leaf_places, parameters)
         n = len(X)
         self._num_data = n
         self._targets = model.train_targets[index].detach().numpy().copy()
-        self._noise = np.zeros(0, dtype=np.int64)
-        fixed_noise = np.zeros(n)
+        noise = np.append(np.zeros(n), 1.0)
         if isinstance(likelihood, GaussianLikelihood):
-            noise = parameters.logarithm(likelihood.noise_covar.raw_noise)
-            self._noise = form.exponentials(noise)
+            self._noise = form.add(1)
+            place = parameters.logarithm(likelihood.noise_covar.raw_noise)
+            form.depend(self._noise, place, 1.0)
         else:
-            fixed_noise[:] = likelihood.noise[index].detach().numpy()
+            self._noise = form.add(1, -math.inf)
+            noise[:n] = likelihood.noise[index].detach().numpy()
+        points = np.zeros((n + 1, X.shape[-1] + 1))
+        points[:n, :-1] = X.detach().numpy()
+        for c, values in form.listed_codes.items():
+            # all unknown values are the same one
+            matches = points[:n, c, None] == values
+            points[:n, c] = (matches * np.arange(1, len(values) + 1)).sum(-1)
+        width = form.still.shape[-1]
+        still = np.zeros((n + 1, width + 1))
+        if width:
+            at = structure.places
+            features = kernel.weights.still(X, at.active, at.nodes)
+            still[:n, :width] = features.detach().numpy()
         self._level = self._levels(model.mean_module, X)
-        data = _Data(form, structure, X, fixed_noise)
-        buckets = structure.layout.buckets
-        self._leaves = [_Leaves(form, data, bucket) for bucket in buckets]
+        # padded rows have a level of their own, behind all parameters
+        levels = np.append(self._level, len(parameters.values))
+        self._leaves: list[_Leaves] = []
+        index_parts: list[Indices] = []
+        level_parts: list[Indices] = []
+        for bucket in structure.layout.buckets:
+            leaves = _Leaves(form, bucket, points, noise, still)
+            self._leaves.append(leaves)
+            index_parts.append(leaves.index)
+            level_parts.append(levels[leaves.rows].ravel())
+        self._index = np.concatenate([*index_parts, self._noise, form.offsets])
+        self._padded_level = np.concatenate(level_parts)
         self._map, self._constants = form.matrices(len(parameters.values))
         self._back = self._map.T
         if sparse.issparse(self._map):
             self._back = self._back.tocsr()
-        parts = [leaves.index for leaves in self._leaves]
-        self._index = np.concatenate([*parts, self._noise, form.offsets])
-        # padded rows have a level of their own, behind all parameters
-        levels = np.append(self._level, len(parameters.values))
-        parts = [levels[leaves.rows].ravel() for leaves in self._leaves]
-        self._padded_level = np.concatenate(parts)
+        self.read = parameters.read
+        self.write = parameters.write
         self.bounds = parameters.bounds
         self.units = _units(mll, parameters, self._priors)
         self._last_theta = np.zeros(0)
@@ -413,21 +453,13 @@ class LeafObjective:
             or not noise_is_known(mll.likelihood)
             or getattr(mll.likelihood, "second_noise_covar", None) is not None
             or not model.redefined.isdisjoint(methods)
-            or (transform is not None and any(True for _ in transform.parameters()))
+            or (transform is not None and [*transform.parameters()])
         ):
             return None
         try:
             return cls(mll, index)
         except UnknownFormError:
             return None
-
-    def read(self) -> Array:
-        """The present raw parameters of the model, ``k``."""
-        return self._parameters.read()
-
-    def write(self, theta: Array) -> None:
-        """Set the raw parameters of the model to ``k`` values."""
-        self._parameters.write(theta)
 
     def read_correlation(self) -> None:
         """Use the correlation that a tree kernel has now."""
@@ -453,12 +485,14 @@ class LeafObjective:
         u, slope = self._parameters.logarithms(theta)
         q = np.exp(self._map @ u + self._constants)
         form = self.form
-        noise = float(q[self._noise].sum())
-        covariances = [self._covariance(leaves, q, noise) for leaves in self._leaves]
+        noise = q[self._noise]
+        blocks: list[Block] = []
+        for leaves in self._leaves:
+            blocks.append(leaves.evaluate(q, noise))
         self._last_theta = theta.copy()
         self._last_value = math.nan
         value, derivatives = log_evidence(
-            [covariance.block for covariance in covariances],
+            blocks,
             self._targets - u[self._level],
             form.num_weights,
         )
@@ -468,20 +502,15 @@ class LeafObjective:
         by_row: list[Array] = []
         d_noise = 0.0
         d_offset = 0.0
-        for leaves, covariance, d in zip(
-            self._leaves,
-            covariances,
-            derivatives,
-            strict=True,
-        ):
+        for leaves, d in zip(self._leaves, derivatives, strict=True):
             g = d.covariance
-            slopes += self._pull_back(leaves, covariance, d, q)
+            slopes += leaves.pull_back(d, q)
             by_row.append(d.residual.ravel())
             diagonal = g.reshape(len(g), -1)[:, :: g.shape[-1] + 1]
             d_noise += float(np.vdot(diagonal, leaves.real))
             if leaves.undeclared is not None:
                 d_offset += float(leaves.undeclared @ (g * leaves.pair).sum((1, 2)))
-        slopes.append(d_noise * q[self._noise])
+        slopes.append(d_noise * noise)
         if form.offsets.size:
             slopes.append(d_offset / form.offsets.size * q[form.offsets])
         d_q = np.bincount(self._index, np.concatenate(slopes), len(q))
@@ -491,87 +520,11 @@ class LeafObjective:
         gradient -= np.bincount(self._padded_level, by_level, len(u) + 1)[:-1]
         if slope is not None:
             gradient *= slope
-        other, slopes_of_others = self._priors.of_others(theta)
-        gradient = gradient[self._parameters.free] + slopes_of_others
+        gradient = gradient[self._parameters.free]
+        if self._priors.others:
+            other, slopes_of_others = self._priors.of_others(theta)
+            prior += other
+            gradient += slopes_of_others
         scale = -1.0 / self._num_data
-        self._last_value = scale * (value + prior + other)
+        self._last_value = scale * (value + prior)
         return self._last_value, scale * gradient
-
-    def _covariance(
-        self,
-        leaves: _Leaves,
-        q: Array,
-        noise: float,
-    ) -> _Covariance:
-        """Covariances and features of some leaves."""
-        batch, size = leaves.rows.shape
-        within = q[leaves.variance][:, None, None] * leaves.pair
-        slopes: list[Array] = []
-        for factor, distances, lengths in zip(
-            self.form.factors,
-            leaves.distances,
-            leaves.lengths,
-            strict=True,
-        ):
-            distance = distances.total(q[lengths])
-            k, minus = ARRAY_SLOPES[factor.name](distance.reshape(batch, size, size))
-            for other in slopes:
-                other *= k
-            minus *= within
-            slopes.append(minus)
-            within = within * k
-        noisy = within.copy()
-        if leaves.undeclared is not None:
-            shift = leaves.undeclared * q[self.form.offsets].mean()
-            noisy += shift[:, None, None] * leaves.pair
-        diagonal = noisy.reshape(batch, -1)[:, :: size + 1]
-        diagonal += leaves.fixed_noise + noise * leaves.real
-        features = leaves.still
-        phase = leaves.inputs
-        if leaves.terms.size:
-            rate = q[leaves.terms][:, None, :, None] * self.form.frequencies
-            phase = leaves.inputs * rate
-            waves = np.concatenate([np.cos(phase), np.sin(phase)], axis=-1)
-            waves = (waves * leaves.present).reshape(batch, size, -1)
-            features = np.concatenate([features, waves], axis=-1)
-        features = features * q[leaves.deviations][:, None, :]
-        block = Block(
-            noisy,
-            features,
-            leaves.rows,
-            leaves.weights,
-            leaves.weight_pairs,
-        )
-        return _Covariance(block, within, slopes, phase)
-
-    def _pull_back(
-        self,
-        leaves: _Leaves,
-        covariance: _Covariance,
-        d: BlockDerivatives,
-        q: Array,
-    ) -> list[Array]:
-        """Derivatives by the logarithms of the quantities of ``leaves.index``."""
-        g = d.covariance
-        parts: list[Array] = []
-        for slope, distances, lengths in zip(
-            covariance.slopes,
-            leaves.distances,
-            leaves.lengths,
-            strict=True,
-        ):
-            slope *= g
-            parts.append((distances.totals(slope) * -q[lengths]).ravel())
-        parts.append(np.einsum("bij,bij->b", g, covariance.within))
-        features = covariance.block.features
-        parts.append(np.add.reduce(d.features * features, 1).ravel())
-        if leaves.terms.size:
-            phase = covariance.phase
-            shape = (*phase.shape[:-1], 2, phase.shape[-1])
-            start = leaves.still.shape[-1]
-            value = features[..., start:].reshape(shape)
-            slope = d.features[..., start:].reshape(shape)
-            turned = slope[..., 1, :] * value[..., 0, :]
-            turned -= slope[..., 0, :] * value[..., 1, :]
-            parts.append((turned * phase).sum((1, 3)).ravel())
-        return parts

@@ -15,7 +15,7 @@ The usual alpha = A^-1 (r - F mu) and A^-1 F grow like one over the noise varian
 and H do not, and give three more correct digits at the smallest noise variance.
 
 Rows that are appended, as fantasies are, condition the posterior of the rows before
-once more (``linalg.factor.given_last``): no factorisation is repeated. They may have
+once more (``linalg.blocks.given_last``): no factorisation is repeated. They may have
 batch dimensions of their own, and the posterior is differentiable in them.
 """
 
@@ -36,27 +36,13 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from botorch_structured._botorch_names import functorch_is_active
-from botorch_structured.linalg.block_low_rank import (
-    Factorisation,
-    WeightedBlock,
-    factorise,
-)
-from botorch_structured.linalg.factor import given_last
+from botorch_structured.kernels.leaf_kernels import LeafKernel, LeafRows, Structure
+from botorch_structured.linalg.blocks import Factorisation, factorise, given_last
+from botorch_structured.linalg.parameters import UnknownFormError
 from botorch_structured.models.fast_inference import with_gradient, with_variance_floor
-from botorch_structured.models.parameters import UnknownFormError
-from botorch_structured.models.tree.leaf_inference import (
-    LeafBlock,
-    LeafKernel,
-    LeafRows,
-    Structure,
-    leaf_blocks,
-)
-from botorch_structured.models.tree.moments import (
-    Array,
-    LeafMoments,
-    PathTables,
-    differentiable_moments,
-)
+from botorch_structured.models.tree.form import Form
+from botorch_structured.models.tree.leaf_inference import LeafBlock, leaf_blocks
+from botorch_structured.models.tree.moments import LeafMoments
 
 
 class LeafSolver:
@@ -68,10 +54,7 @@ class LeafSolver:
         structure: Their leaves.
         noise: Noise variances, ``n``.
         residual: Outcomes less prior means, ``n``.
-
-    Attributes:
-        paths: The covariance by tables, from when there are ``moments``.
-        tables: Those of the leaves of each bucket, likewise.
+        form: That of the kernel on a row of each leaf, if there is one.
     """
 
     @torch.no_grad()
@@ -82,16 +65,22 @@ class LeafSolver:
         structure: Structure,
         noise: Tensor,
         residual: Tensor,
+        form: Form | None = None,
     ) -> None:
-        # a graph may be built after another correlation was chosen for the model's
-        self.kernel = copy(kernel)
-        self.kernel.fixed_values = kernel.values()
+        self.source = kernel
+        self.form = form
         self.X = X
         self.structure = structure
         self.noise = noise
         self.residual = residual
-        self.paths: PathTables | None = None
-        self.tables: list[dict[str, Any]] = []
+
+    @cached_property
+    def kernel(self) -> LeafKernel:
+        """The kernel with its values of now, of which graphs may be built later."""
+        with torch.no_grad():
+            kernel = copy(self.source)
+            kernel.fixed_values = kernel.values()
+        return kernel
 
     @cached_property
     def blocks(self) -> list[LeafBlock]:
@@ -103,45 +92,16 @@ class LeafSolver:
     def factors(self) -> Factorisation:
         """L^-1 and [e, H] of each bucket, J and mu.
 
-        Of the covariance by what is there already: ``paths`` take a third of the time
+        Of the covariance by what is there already: ``moments`` take a third of the time
         of ``blocks``, without which points are not predicted jointly.
         """
         with torch.no_grad():
-            if self.paths is None:
+            moments = self.__dict__.get("moments")
+            if moments is None:
                 weighted = [b.noisy(self.kernel, self.noise) for b in self.blocks]
             else:
-                weighted = self._by_tables(self.paths)
-            return factorise(weighted, self.residual, self.kernel.num_weights)
-
-    def _data(self, paths: PathTables) -> list[Array]:
-        """The rows of each bucket, extended."""
-        extended = paths.extend(self.X.numpy())
-        return [extended[b.rows.numpy()] for b in self.structure.layout.buckets]
-
-    def _by_tables(self, paths: PathTables) -> list[WeightedBlock]:
-        """The blocks of the covariance."""
-        noises = np.append(self.noise.numpy(), 1.0)
-        weighted = []
-        for bucket, weights, tables, data in zip(
-            self.structure.layout.buckets,
-            self.structure.weights,
-            self.tables,
-            self._data(paths),
-            strict=True,
-        ):
-            k, features = paths.covariance(tables, data)
-            if bucket.real is not None:
-                real = bucket.real.numpy()[:, :, None]
-                k *= real & real.swapaxes(1, 2)
-                features *= real
-            diagonal = k.reshape(len(k), -1)[:, :: k.shape[-1] + 1]
-            diagonal += noises[bucket.index.numpy()]
-            covariance = torch.from_numpy(k)
-            block = WeightedBlock(
-                bucket, covariance, torch.from_numpy(features), weights
-            )
-            weighted.append(block)
-        return weighted
+                weighted = moments.blocks()
+            return factorise(weighted, self.residual, self.source.num_weights)
 
     @cached_property
     def moments(self) -> LeafMoments | None:
@@ -151,22 +111,37 @@ class LeafSolver:
         """
         if self.X.device.type != "cpu" or functorch_is_active():
             return None
-        places = self.structure.leaf_places
         try:
-            paths = PathTables(self.kernel, places, self.X)
+            return LeafMoments(self)
         except UnknownFormError:
             return None
-        self.tables = [
-            paths.with_rows(bucket.leaves.numpy(), data, weights.numpy())
-            for bucket, weights, data in zip(
-                self.structure.layout.buckets,
-                self.structure.weights,
-                self._data(paths),
-                strict=True,
-            )
-        ]
-        self.paths = paths
-        return LeafMoments(self)
+
+    @cached_property
+    def _weight_root(self) -> tuple[Tensor, Tensor | None]:
+        return self.factors.weight_covariance.root()
+
+    def leave_one_out(self) -> tuple[Tensor, Tensor]:
+        """K^-1 r and the diagonal of K^-1, each ``n``, K with the noise."""
+        _ = self.moments  # with them there are factors in a third of the time
+        factors = self.factors
+        covariance = pad(factors.weight_covariance.dense(), (0, 1, 0, 1))
+        structure = self.structure
+        solved = self.residual.new_empty(len(self.residual) + 1)  # the last: padding
+        diagonal = torch.empty_like(solved)
+        for bucket, weights, block in zip(
+            structure.layout.buckets,
+            structure.weights,
+            factors.blocks,
+            strict=True,
+        ):
+            inverse, half = block
+            both = inverse.mT @ half
+            right = both[..., 1:]
+            pairs = weights.unsqueeze(-1), weights.unsqueeze(-2)
+            explained = (right @ covariance[pairs] * right).sum(-1)
+            solved[bucket.index] = both[..., 0]
+            diagonal[bucket.index] = inverse.square().sum(-2) - explained
+        return solved[:-1], diagonal[:-1]
 
     def joint(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """Moments of points jointly, on the scale of transformed outcomes.
@@ -225,7 +200,11 @@ class LeafSolver:
                 -both[..., 1:],
                 accumulate=True,
             )
-        weight = self.factors.weight_covariance.rooted(reduced[:, :-1])
+        rest = reduced[:, :-1]
+        root, explained_weights = self._weight_root
+        weight = rest @ root
+        if explained_weights is not None:
+            weight = rest - weight @ explained_weights
         return mean, explained, weight
 
     def means(self, rows: LeafRows) -> Tensor:
@@ -368,6 +347,57 @@ def _joined(
     batch = torch.broadcast_shapes(*shapes)
     both = [t.expand(*batch, *t.shape[t.ndim - event :]) for t in (first, second)]
     return torch.cat(both, dim=-event)
+
+
+# -- with a graph -----------------------------------------------------------------
+
+
+class _OfPoints(torch.autograd.Function):
+    """Moments whose first derivatives in the points are known."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        X: Tensor,
+        moments: LeafMoments,
+    ) -> tuple[Tensor, Tensor]:
+        at_points = moments(X, gradient=ctx.needs_input_grad[0])
+        if ctx.needs_input_grad[0]:  # a graph is of the hyperparameters of now
+            ctx.kernel = moments.solver.kernel
+        ctx.save_for_backward(X)
+        ctx.at_points = at_points
+        ctx.moments = moments
+        return at_points.mean, at_points.variance
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():  # derivatives of the gradient are wanted, too
+            (X,) = ctx.saved_tensors
+            # on paths without data they are constant
+            values = [with_gradient(v, X) for v in ctx.moments.graph(X)]
+            (grad_X,) = torch.autograd.grad(
+                values,
+                X,
+                grad_outputs,
+                create_graph=True,
+            )
+            return grad_X, None
+        slope = ctx.at_points.pull(*(g.numpy() for g in grad_outputs))
+        return torch.from_numpy(slope), None
+
+
+def differentiable_moments(X: Tensor, moments: LeafMoments) -> tuple[Tensor, Tensor]:
+    """Means and variances of points one by one, differentiable in ``X``, also twice.
+
+    Args:
+        X: Transformed inputs, ``t x d``, not empty.
+        moments: Computes them and their first derivatives, and the graph where others
+            are wanted, of the state that the model has now.
+    """
+    if not torch.is_grad_enabled():
+        return moments(X)[:2]
+    mean, variance = _OfPoints.apply(X, moments)
+    return mean, variance
 
 
 # -- batches ------------------------------------------------------------------------
@@ -534,7 +564,7 @@ def make_solver(model: Any, kernel: LeafKernel) -> SolverBatch:
         indices = np.ndindex(batch_shape)
         kernels = [full[index].requires_grad_(False) for index in indices]
     solvers: list[LeafSolver] = []
-    for part, rows, *data in zip(
+    for part, rows, variances, residual in zip(
         kernels,
         elements(X.detach(), batch_shape, 2),
         elements(noise, batch_shape, 1),
@@ -549,7 +579,8 @@ def make_solver(model: Any, kernel: LeafKernel) -> SolverBatch:
             structure = part.structure(rows)
         else:
             structure = model.structure(kernel)
-        solvers.append(LeafSolver(part, rows, structure, *data))
+        form = None if batch_shape else model._form_cache
+        solvers.append(LeafSolver(part, rows, structure, variances, residual, form))
     return SolverBatch(
         solvers,
         batch_shape,

@@ -51,11 +51,10 @@ from torch import Tensor
 
 from botorch_structured._botorch_names import DefaultType
 from botorch_structured.models.checks import check_training_data
-from botorch_structured.models.fast_inference import FastSingleTaskGP
-from botorch_structured.models.paths import refuse_paths
+from botorch_structured.models.fast_inference import FastSingleTaskGP, refuse_paths
+from botorch_structured.models.outcome_scale import linear_outcome
 from botorch_structured.models.tree.moments import Array, PointMoments
 from botorch_structured.models.tree.old_studies import OldStudiesMean
-from botorch_structured.models.tree.point_moments import outcome_scale
 
 # Prior variance of the level c: uninformative.
 _LEVEL_VARIANCE = 25.0
@@ -145,22 +144,21 @@ def _noisy_scale(
 
 
 class _Weights(NamedTuple):
-    """Moments by weights of the kernels at old and new points B, ``m`` in all.
+    """Tables that moments are computed from.
 
     Attributes:
-        points: B as the kernel reads them, ``m x d``.
-        mean: ``m``.
-        roots: The variance is a constant plus ``|k(x, B) first|^2`` less that with the
-            second, ``m x J`` and ``m x n``.
-        shift: The part of the level in the second product, ``n``.
-        level: The part of the level in the mean, and the constant.
+        points: Old and new points as the kernel reads them, ``(M + n) x d``.
+        basis: Weights of the kernels at the old ones in a h and a d_j, ``M x (1 + J)``.
+        deviations: a d_j at the new points, ``n x J``.
+        alpha: K^-1 (y - m), ``n``.
+        inverse: L^-1 of K = LL', ``n x n``.
     """
 
     points: Tensor
-    mean: Tensor
-    roots: tuple[Tensor, Tensor]
-    shift: Tensor
-    level: tuple[Tensor, Tensor]
+    basis: Tensor
+    deviations: Tensor
+    alpha: Tensor
+    inverse: Tensor
 
 
 class TransferGP(FastSingleTaskGP):
@@ -292,7 +290,7 @@ class TransferGP(FastSingleTaskGP):
         path: bool = False,
     ) -> Any:
         """Moments of points one by one, see ``LeafModel.moments_on``."""
-        outcome = outcome_scale(self, rows)
+        outcome = linear_outcome(self, rows)
         if path or outcome is None or not self._is_plain(rows):
             return None
         scale, shift = outcome
@@ -341,59 +339,39 @@ class TransferGP(FastSingleTaskGP):
         """Means and variances at transformed inputs, ``n``."""
         old = self.mean_module
         w = self._weights()
+        a = self.covar_module.scale
+        level = _LEVEL_VARIANCE * a.square()
+        rest = old.rest * a.square()
         read = old.columns.read(x)
-        k = old.columns.covariance(
-            read,
-            w.points,
-            old.inverse_lengthscale,
-        )
-        (first, second) = w.roots
-        (level, constant) = w.level
-        explained = (k @ first).square().sum(-1)
-        reduction = (k @ second + w.shift).square().sum(-1)
-        least = 1e-10 * self.covar_module.scale.square()
-        variance = (constant + explained - reduction).clamp_min(least)
-        return k @ w.mean + level, variance
+        k = old.columns.covariance(read, w.points, old.inverse_lengthscale)
+        count = len(w.basis)
+        both = k[:, :count] @ w.basis
+        deviations = both[:, 1:]
+        to_data = level + deviations @ w.deviations.mT + rest * k[:, count:]
+        mean = both[:, 0] + to_data @ w.alpha
+        variance = level + rest + deviations.square().sum(-1)
+        variance = variance - (to_data @ w.inverse.mT).square().sum(-1)
+        return mean, variance.clamp_min(1e-10 * a.square())
 
     def _weights(self) -> _Weights:
-        if self._weights_cache is not None:
-            return self._weights_cache
-        old = self.mean_module
-        a = self.covar_module.scale
-        # transformed, in eval mode
-        (x,) = self.train_inputs
-        y = self.train_targets
-        n = len(x)
-        K = self.covar_module.forward(x, x)
-        root = torch.linalg.cholesky(K + self.likelihood.noise * torch.eye(n).to(y))
-        alpha = torch.cholesky_solve((y - old(x)).unsqueeze(-1), root).squeeze(-1)
-        inverse = torch.linalg.solve_triangular(
-            root,
-            torch.eye(n).to(y),
-            upper=False,
-        )
-        read = old.columns.read(x)
-        V = old.deviations
-        E = (
-            old.columns.covariance(
-                read,
-                old.points,
-                old.inverse_lengthscale,
+        if self._weights_cache is None:
+            old = self.mean_module
+            # transformed, in eval mode
+            (x,) = self.train_inputs
+            y = self.train_targets
+            eye = torch.eye(len(x)).to(y)
+            K = self.covar_module.forward(x, x) + self.likelihood.noise * eye
+            root = torch.linalg.cholesky(K)
+            inverse = torch.linalg.solve_triangular(root, eye, upper=False)
+            read = old.columns.read(x)
+            k = old.columns.covariance(read, old.points, old.inverse_lengthscale)
+            basis = torch.column_stack([old.weights, old.deviations])
+            basis = self.covar_module.scale * basis
+            self._weights_cache = _Weights(
+                torch.cat([old.points, read]),
+                basis,
+                k @ basis[:, 1:],
+                inverse.mT @ (inverse @ (y - old(x))),
+                inverse,
             )
-            @ V
-        )
-        # of covariances with the data by kernels at Z and at the data, ``(M + n) x n``
-        rest = old.rest * torch.eye(n).to(y)
-        to_data = a.square() * torch.cat([V @ E.mT, rest])
-        weights = a * old.weights
-        mean = to_data @ alpha
-        mean[: len(weights)] += weights
-        level = _LEVEL_VARIANCE * a.square()
-        self._weights_cache = _Weights(
-            torch.cat([old.points, read]),
-            mean,
-            (a * torch.cat([V, V.new_zeros(n, V.shape[-1])]), to_data @ inverse.mT),
-            level * inverse.sum(-1),
-            (level * alpha.sum(), level + a.square() * old.rest),
-        )
         return self._weights_cache

@@ -17,11 +17,13 @@ from __future__ import annotations
 
 import io
 import pickle
+import warnings
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, ClassVar, Literal, Self
 
 import torch
+from botorch.exceptions import BotorchWarning
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.posteriors import GPyTorchPosterior
@@ -36,27 +38,32 @@ from torch import Tensor, nn
 
 import botorch_structured.models.tree.leaf_features  # noqa: F401 (registers itself)
 from botorch_structured._botorch_names import DefaultType
-from botorch_structured.linalg.correlations import CORRELATIONS
-from botorch_structured.models.fast_inference import with_gradient, with_variance_floor
-from botorch_structured.models.input_transforms import protect_decisions
-from botorch_structured.models.outcome_scale import least_variance, with_least_variance
-from botorch_structured.models.tree.leaf_inference import COVARIANCE, LeafKernel
-from botorch_structured.models.tree.leaf_model import (
-    Dependencies,
-    LeafModel,
-    output_dimensions,
-    read_arguments,
-)
-from botorch_structured.models.tree.noise import default_likelihood, set_noise_prior
-from botorch_structured.models.tree.point_moments import column_scales, is_mean_of_paths
-from botorch_structured.models.tree.solver import LeafSolver
-from botorch_structured.models.tree.tree_structured_kernel import (
+from botorch_structured.kernels.leaf_kernels import COVARIANCE, LeafKernel
+from botorch_structured.kernels.tree_structured_kernel import (
     KernelOrFactory,
     PathMean,
     TreeStructuredKernel,
     check_choices,
     make_kernel,
 )
+from botorch_structured.linalg.correlations import CORRELATIONS, MATERN52, RBF
+from botorch_structured.linalg.parameters import default_likelihood, set_noise_floor
+from botorch_structured.models.checks import protect_decisions
+from botorch_structured.models.fast_inference import (
+    noise_is_known,
+    with_gradient,
+    with_variance_floor,
+)
+from botorch_structured.models.outcome_scale import least_variance, with_least_variance
+from botorch_structured.models.tree.leaf_model import (
+    Dependencies,
+    LeafModel,
+    column_scales,
+    is_mean_of_paths,
+    output_dimensions,
+    read_arguments,
+)
+from botorch_structured.models.tree.solver import LeafSolver
 from botorch_structured.spaces import ParameterTree
 from botorch_structured.spaces.arguments import check_columns
 
@@ -133,7 +140,8 @@ class TreeStructuredGP(LeafModel):
             column without an order stands in ``columns`` once for each value and once
             for others, 0 or 1/sqrt(2) each. Smooth terms and K_context are Matern-5/2.
             Fits are as fast as with "matern" where all leaves share products of
-            Matern, RBF and Laplace kernels; others are by autograd.
+            Matern, RBF and Laplace kernels; others are by autograd. kappa has to be a
+            covariance of the columns of a leaf; a ``CosineKernel`` is one of a column.
         context_features: Columns that describe the evaluation and not the candidate,
             such as the share of the training set (section 5). They have to be numeric
             and active on every path. Every K_p is multiplied by a kernel K_context over
@@ -146,7 +154,8 @@ class TreeStructuredGP(LeafModel):
         ValueError: An unknown option, columns out of range, an undeclared value in a
             strictly declared decision, a transform that changes a decision column,
             options together with ``covar_module``, one that depends on inactive
-            columns, or a ``leaf_kernel`` that does not fit its columns.
+            columns, or a ``leaf_kernel`` that does not fit its columns or is no
+            covariance of them.
 
     Example:
         >>> # x0 chooses between x1 and x2
@@ -261,7 +270,7 @@ class TreeStructuredGP(LeafModel):
                 )
             arguments = (
                 tree,
-                tuple((c, tuple(values)) for c, values in known_values.items()),
+                tuple(known_values.items()),
                 context_features,
                 aug_batch_shape,
                 train_X.dtype,
@@ -295,6 +304,14 @@ class TreeStructuredGP(LeafModel):
             columns = list(range(tree.dim))
             covar_module = make_kernel(leaf_kernel, columns, aug_batch_shape)
         self._choose_kernel = structured and leaf_kernel == "evidence"
+        gaussian = likelihood is None or noise_is_known(likelihood)
+        if self._choose_kernel and not gaussian:
+            warnings.warn(
+                f"likelihood: a fit with {type(likelihood).__name__} is by autograd, "
+                'once for each of two kernels. leaf_kernel="matern" fits one.',
+                BotorchWarning,
+                stacklevel=2,
+            )
         super().__init__(
             train_X=train_X,
             train_Y=train_Y,
@@ -310,7 +327,7 @@ class TreeStructuredGP(LeafModel):
             self._check_kernel()
         self._begins_fits = begins_fits
         if begins_fits:
-            set_noise_prior(self.likelihood, self.train_targets)
+            set_noise_floor(self.likelihood, self.train_targets)
         if structured:
             self._subset_batch_dict = output_dimensions(self)
 
@@ -393,7 +410,7 @@ class TreeStructuredGP(LeafModel):
             return [None]
         if chosen:
             return [self.covar_module.correlation.name]
-        return [correlation.name for correlation in CORRELATIONS]
+        return [MATERN52.name, RBF.name]
 
     def path_posterior(self, X: Tensor) -> GPyTorchPosterior:
         r"""Posterior of b_p + z_p(x)'c: the outcome without the leaf's own g_p.
@@ -481,8 +498,10 @@ class TreeStructuredGP(LeafModel):
         if isinstance(single, LeafSolver):
             factors = single.factors
             mean = factors.weight_mean
-            eye = torch.eye(len(mean)).to(mean)
-            return mean, factors.weight_covariance.rooted(eye).mT
+            root, explained = factors.weight_covariance.root()
+            if explained is not None:
+                root = torch.eye(len(mean)).to(mean) - root @ explained
+            return mean, root.mT
         X = self.train_inputs[0]
         with torch.no_grad():
             prior = self.forward(X)
@@ -529,12 +548,12 @@ class _Template:
         Args:
             shared: Equal to those that the original holds.
         """
-        tensors = [
-            nn.Parameter(t.detach().clone(), t.requires_grad)
-            if isinstance(t, nn.Parameter)
-            else t.clone()
-            for t in self._tensors
-        ]
+        tensors = []
+        for tensor in self._tensors:
+            new = tensor.detach().clone()
+            if isinstance(tensor, nn.Parameter):
+                new = nn.Parameter(new, tensor.requires_grad)
+            tensors.append(new)
         unpickler: Any = pickle.Unpickler(io.BytesIO(self._bytes))
         unpickler.persistent_load = [*shared, *tensors].__getitem__
         return unpickler.load()
@@ -574,7 +593,7 @@ def _modules(
     kernel = TreeStructuredKernel(
         tree,
         leaf_offset=leaf_offset,
-        categorical_features={c: list(values) for c, values in categorical},
+        categorical_features=dict(categorical),
         batch_shape=batch_shape,
         context_features=context_features,
         **options,
@@ -600,22 +619,24 @@ def _known_values(
     features: Sequence[int] | Mapping[int, Sequence[float]] | None,
     tree: ParameterTree,
     train_X: Tensor,
-) -> dict[int, list[float]]:
+) -> dict[int, tuple[float, ...]]:
     """Values of the categorical columns; if not given, those of active entries."""
     if features is None:
         return {}
     check_columns("categorical_features", features, tree.dim)
     active = tree.active_mask(train_X)
-    seen = {c: torch.unique(train_X[..., c][active[..., c]]).tolist() for c in features}
-    if not isinstance(features, Mapping):
-        return seen
-    declared = {c: [float(v) for v in values] for c, values in features.items()}
-    for c, values in declared.items():
+    known_values = {}
+    for c in features:
+        seen = torch.unique(train_X[..., c][active[..., c]]).tolist()
+        values = seen
+        if isinstance(features, Mapping):
+            values = [*map(float, features[c])]
         # undeclared values would all be the same value; the tree has those of decisions
-        odd = [] if c in tree.decision_columns else sorted({*seen[c]} - {*values})
-        if odd:
+        odd = sorted({*seen} - {*values})
+        if odd and c not in tree.decision_columns:
             raise ValueError(
                 f"categorical_features: expected all values of column {c} of train_X, "
                 f"got {values}, and train_X has {odd[:10]}."
             )
-    return declared
+        known_values[c] = tuple(values)
+    return known_values

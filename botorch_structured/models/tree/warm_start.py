@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from botorch_structured.models.tree.tree_structured_kernel import TreeStructuredKernel
+from botorch_structured.kernels.tree_structured_kernel import TreeStructuredKernel
 
 
 def take_values(model: Any, earlier: Any) -> None:

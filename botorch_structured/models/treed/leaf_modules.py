@@ -27,19 +27,19 @@ from linear_operator.operators import DiagLinearOperator, LinearOperator
 from torch import Tensor
 
 from botorch_structured._botorch_names import GaussianLikelihoodBase
-from botorch_structured.linalg.batch_kernel import BatchKernel, take_batch
+from botorch_structured.kernels.leaf_kernels import BatchKernel, take_batch
 from botorch_structured.linalg.correlations import (
     CORRELATIONS,
     Correlation,
     mean_lengthscale,
     squared_distance,
 )
-from botorch_structured.linalg.hyperparameter import (
+from botorch_structured.linalg.parameters import (
     Hyperparameter,
     LogInterval,
     log_gaussian_prior,
 )
-from botorch_structured.models.paths import refuse_paths
+from botorch_structured.models.fast_inference import refuse_paths
 from botorch_structured.models.treed.tree_partition import TreePartition
 
 # The prior of noise variances: its mode and deviation, and the largest.

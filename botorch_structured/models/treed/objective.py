@@ -49,9 +49,10 @@ from scipy.linalg import blas, lapack
 from scipy.spatial.distance import cdist
 from torch import Tensor
 
+from botorch_structured.linalg.blocks import cholesky, failed
 from botorch_structured.linalg.correlations import Correlation
-from botorch_structured.linalg.factor import cholesky, failed
-from botorch_structured.models.parameters import ArrayPosterior, UnknownFormError
+from botorch_structured.linalg.parameters import UnknownFormError
+from botorch_structured.models.map_fit import ArrayPosterior
 from botorch_structured.models.treed.cart import Array, Rows, TreeNode
 
 # A fit has as many rows of a node above the leaves as have this sum of cubes over the

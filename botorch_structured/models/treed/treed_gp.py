@@ -40,14 +40,12 @@ from linear_operator import to_linear_operator
 from torch import Tensor
 
 from botorch_structured._botorch_names import DefaultType
+from botorch_structured.linalg.blocks import few_threads, given_last
 from botorch_structured.linalg.correlations import RBF
-from botorch_structured.linalg.factor import given_last
-from botorch_structured.linalg.hyperparameter import Hyperparameter
-from botorch_structured.models import fast_inference, input_transforms
+from botorch_structured.linalg.parameters import Hyperparameter, UnknownFormError
+from botorch_structured.models import checks, fast_inference
 from botorch_structured.models.checks import check_modules, check_training_data
-from botorch_structured.models.contexts import few_threads
 from botorch_structured.models.map_fit import FIT_OPTIONS, fit_map
-from botorch_structured.models.parameters import UnknownFormError
 from botorch_structured.models.treed.cart import Array
 from botorch_structured.models.treed.growth import NOISE_FLOOR, GrownTrees, grow_trees
 from botorch_structured.models.treed.leaf_modules import (
@@ -252,7 +250,7 @@ class TreedGP(fast_inference.FastSingleTaskGP):
             )
         with torch.no_grad():
             X = self.transform_inputs(train_X, input_transform=input_transform)
-        if X.shape[-1] != train_X.shape[-1] and not input_transforms.leaves_alone(
+        if X.shape[-1] != train_X.shape[-1] and not checks.leaves_alone(
             categorical, train_X, X
         ):
             raise ValueError(
@@ -382,11 +380,9 @@ class TreedGP(fast_inference.FastSingleTaskGP):
         Raises:
             ValueError: If a column depends on another.
         """
-        input_transforms.refuse_dependencies(
-            cls, training_data, hierarchical_dependencies
-        )
+        checks.refuse_dependencies(cls, training_data, hierarchical_dependencies)
         categorical = list(categorical_features or [])
-        task = input_transforms.dataset_task(training_data, task_feature)
+        task = checks.dataset_task(training_data, task_feature)
         if task is not None:
             categorical.append(task)
         inputs = super().construct_inputs(training_data=training_data)

@@ -22,7 +22,7 @@ from botorch_structured.models import (
     TreeStructuredGP,
 )
 from botorch_structured.spaces import Between, ParameterTree
-from botorch_structured.spaces.lookup import Decision, cut_intervals
+from botorch_structured.spaces.conditions import Decision, cut_intervals
 
 
 class _StandIn:

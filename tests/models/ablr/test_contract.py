@@ -19,7 +19,6 @@ from botorch_structured.models.ablr.feature_maps import TanhNetwork
 class TestContract(StructuredModelTestCase):
     dim = 2
     free_columns = [0, 1]
-    path_fixed_features = [{0: 0.3}, {0: 0.7}]
     model_kwargs: dict[str, Any] = {"task_feature": None}
 
     def make_data(self, n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -47,7 +46,6 @@ class TestContractTasks(TestContract):
 
     dim = 3
     free_columns = [0, 2]
-    path_fixed_features = [{1: 0.0}, {1: 3.0}]
     model_kwargs = {"task_feature": 1, "output_tasks": [3]}
 
     def make_data(self, n: int, seed: int = 0) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from botorch.acquisition import qLogNoisyExpectedImprovement
 from botorch.cross_validation import loo_cv
 from botorch.exceptions.warnings import OptimizationWarning
 from botorch.fit import fit_gpytorch_mll
@@ -38,15 +37,13 @@ from model_test_case import StructuredModelTestCase, close, sampler
 from torch import Tensor
 
 from botorch_structured.models import MonotoneGP
-from botorch_structured.models.leave_one_out import leave_one_out_log_density
 from botorch_structured.models.monotone import monotone_gp as monotone_inference
 from botorch_structured.models.monotone.expectation_propagation import (
+    EPConvergenceWarning,
     expectation_propagation,
 )
-from botorch_structured.models.monotone.monotone_gp import (
-    EPConvergenceWarning,
-    transformed_box,
-)
+from botorch_structured.models.monotone.monotone_gp import transformed_box
+from botorch_structured.suggest import leave_one_out_log_density
 
 GRID = torch.cartesian_prod(*[torch.linspace(0.0, 1.0, 4, dtype=torch.float64)] * 2)
 
@@ -71,7 +68,7 @@ def fitted(model: Any, **options: Any) -> Any:
 class TestContract(StructuredModelTestCase):
     dim = 2
     free_columns = [0, 1]
-    path_fixed_features = [{1: 0.0}, {1: 1.0}]
+    likely = -8.0
     model_kwargs: dict[str, Any] = {"monotone": {0: 1}, "virtual_X": GRID}
 
     def make_data(self, n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -108,28 +105,6 @@ class TestContract(StructuredModelTestCase):
                 expected.mean.squeeze(), expected.variance.squeeze().sqrt()
             )
             close(density[i], normal.log_prob(Y[i, 0]), 1e-5, 1e-6)
-
-    def test_noisy_expected_improvement(self) -> None:
-        """With many samples: those of a noisy baseline are not the same ones."""
-        model = self.fitted()
-        X, points = self.make_data(24)[0], self.points(8, 2)
-        values = []
-        for cache_root in (True, False):
-            acquisition = qLogNoisyExpectedImprovement(
-                model,
-                X_baseline=X,
-                sampler=sampler(4096),
-                prune_baseline=True,
-                cache_root=cache_root,
-            )
-            values.append(acquisition(points))
-            acquisition.set_X_pending(self.points(2))
-            assert torch.isfinite(acquisition(points)).all()
-        likely = values[0] > -8.0
-        assert likely.any()
-        torch.testing.assert_close(
-            values[0][likely], values[1][likely], rtol=0.0, atol=0.1
-        )
 
 
 @pytest.mark.parametrize(

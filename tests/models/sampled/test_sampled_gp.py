@@ -29,7 +29,7 @@ from botorch.acquisition.objective import (
     ScalarizedPosteriorTransform,
 )
 from botorch.cross_validation import loo_cv
-from botorch.exceptions import UnsupportedError
+from botorch.exceptions import BotorchWarning, UnsupportedError
 from botorch.models import ModelListGP, SingleTaskGP
 from botorch.models.model import ModelList
 from botorch.models.transforms import Log, Normalize
@@ -75,6 +75,19 @@ def test_shapes_and_moments_of_the_mixture() -> None:
     torch.testing.assert_close(posterior.mixture_variance, spread)
     # more than any sample's own average where the samples disagree
     assert (posterior.mixture_variance > variance.mean(-3)).all()
+
+
+def test_many_joint_points_have_a_word_about_their_price() -> None:
+    model = sampled()
+    X = points(1000)
+    with pytest.warns(BotorchWarning, match="1000 joint points have .* matrices"):
+        joint = model.posterior(X)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        few = model.posterior(X[:9])
+        model.posterior(X.unsqueeze(-2))
+    torch.testing.assert_close(joint.mean[:, :9], few.mean)
+    torch.testing.assert_close(joint.variance[:, :9], few.variance)
 
 
 def test_noise_and_posterior_transforms() -> None:

@@ -7,18 +7,24 @@ from typing import Any
 import pytest
 import torch
 from botorch.exceptions.errors import UnsupportedError
+from botorch.fit import fit_gpytorch_mll
 from botorch.models.kernels import CategoricalKernel
 from botorch.sampling.pathwise import draw_matheron_paths
 from gpytorch.kernels import (
+    CosineKernel,
     Kernel,
     LinearKernel,
     MaternKernel,
     PeriodicKernel,
+    PiecewisePolynomialKernel,
+    PolynomialKernel,
     RBFKernel,
     RBFKernelGrad,
     RQKernel,
     ScaleKernel,
+    SpectralMixtureKernel,
 )
+from gpytorch.mlls import ExactMarginalLogLikelihood
 from hypothesis import assume, given, settings
 from leaf_models import check_objective
 from strategies import random_points, random_tree, seeds
@@ -29,6 +35,7 @@ from botorch_structured.kernels import (
     LaplaceKernel,
     TreeStructuredKernel,
 )
+from botorch_structured.linalg.correlations import MATERN52, RBF
 from botorch_structured.models import (
     OldStudiesMean,
     TransferGP,
@@ -233,6 +240,39 @@ def test_a_kernel_that_does_not_fit_is_refused(kernel: Any, message: str) -> Non
         TreeStructuredGP(*data(), TREE, leaf_kernel=kernel)
 
 
+def test_what_is_no_covariance_is_refused() -> None:
+    """The cosine of a distance is one of a single column, as here on each leaf."""
+    X, Y = data()
+    TreeStructuredGP(X, Y, TREE, leaf_kernel=CosineKernel())
+    for tree, options in ((TREE, {"leaf_inputs": "active"}), ({}, {})):
+        with pytest.raises(ValueError, match="leaf_kernel: .*negative eigenvalues"):
+            TreeStructuredGP(X, Y, tree, leaf_kernel=CosineKernel(), **options)
+
+
+FITTED: list[Any] = [
+    CosineKernel(),
+    PeriodicKernel() * RBFKernel(),
+    LinearKernel() + ScaleKernel(RQKernel()),
+    PolynomialKernel(2),
+    PiecewisePolynomialKernel(q=1),
+    lambda columns: SpectralMixtureKernel(2, ard_num_dims=len(columns)),
+]
+
+
+@pytest.mark.parametrize("published", [False, True])
+@pytest.mark.parametrize("kernel", FITTED)
+def test_kernels_of_gpytorch_are_fitted(kernel: Any, published: bool) -> None:
+    make = TreeStructuredGP.as_published if published else TreeStructuredGP
+    X, Y = data()
+    model = make(X, Y, TREE, leaf_kernel=kernel)
+    mll = ExactMarginalLogLikelihood(model.likelihood, model)
+    before = mll(model(X), model.train_targets)
+    fit_gpytorch_mll(mll, optimizer_kwargs={"options": {"maxiter": 10}})
+    mll.train()
+    assert mll(model(X), model.train_targets) > before
+    assert (model.posterior(X).variance > 0.0).all()
+
+
 @pytest.mark.parametrize(
     "kernel", [RQKernel(ard_num_dims=4), RBFKernel(), LinearKernel()]
 )
@@ -315,3 +355,75 @@ def test_lengthscales_of_regions_and_old_studies() -> None:
     transfer: Any = TransferGP(X[:5], X[:5, :1], old)
     expected = 1 / old.inverse_lengthscale.unsqueeze(0)
     torch.testing.assert_close(transfer.covar_module.lengthscale, expected)
+
+
+# -- context columns: the product of K_p and K_context ---------------------------------
+
+# columns 3 and 4 are shared
+CONTEXT_TREE = ParameterTree(5, {0: {0.0: [1], 1.0: [2]}})
+
+
+def context_points(n: int) -> Tensor:
+    return random_points(CONTEXT_TREE, n, torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("name", ["matern", "rbf"])
+@pytest.mark.parametrize("sharing", ["hierarchical", "independent", "tied"])
+def test_is_the_product_of_the_paper(name: str, sharing: Any) -> None:
+    """K~_p((x, b), (x', b')) = K_p(x, x') K_context(b, b'), section 5, by hand."""
+    kernel = TreeStructuredKernel(
+        CONTEXT_TREE,
+        shared_features="none",
+        leaf_hyperparameters=sharing,
+        leaf_offset=False,
+        node_weights=False,
+        correlation=name,
+        context_features=[4],
+    )
+    randomised(kernel, 1)
+    correlation = {"matern": MATERN52, "rbf": RBF}[name]
+    leaf = kernel.leaf_hyperparameters
+    inverse = leaf.inverse_lengthscale().expand(2, -1)
+    lengths = inverse[0, 0], inverse[1, 1]
+    context = leaf.context_lengthscale.value.item()
+    X = context_points(12)
+    covariance = kernel(X).to_dense()
+    for i, j in [(0, 1), (2, 7), (5, 5), (3, 8), (4, 11), (9, 10)]:
+        a, b = X[i], X[j]
+        p = int(a[0])
+        expected = torch.tensor(0.0)
+        if a[0] == b[0]:
+            distance = ((a[1 + p] - b[1 + p]) * lengths[p]).square()
+            of_context = ((a[4] - b[4]) / context).square()
+            variance = kernel.rows(X[i : i + 1]).variance[0]
+            expected = correlation.value(distance) * correlation.value(of_context)
+            expected = variance * expected
+        torch.testing.assert_close(covariance[i, j], expected)
+
+
+def test_undeclared_value_keeps_its_offset() -> None:
+    """The offset of an undeclared path is not multiplied by K_context."""
+    X = context_points(12)
+    Y = X.sum(-1, keepdim=True).sin()
+    X[:4, 0] = 7.0
+    model = randomised(TreeStructuredGP(X, Y, CONTEXT_TREE, context_features=[4]), 3)
+    model.eval()
+    fast = model.posterior(X + 0.01 * (torch.arange(5) > 0))
+    model._solver_cache = (None,)
+    slow = model.posterior(X + 0.01 * (torch.arange(5) > 0))
+    torch.testing.assert_close(fast.mean, slow.mean)
+    found = (p.distribution.covariance_matrix for p in (fast, slow))
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("column", [0, 1, 3])
+def test_refuses_columns_that_are_no_context(column: int) -> None:
+    X = context_points(8)
+    with pytest.raises(ValueError, match="context_features: expected numeric columns"):
+        TreeStructuredGP(
+            X,
+            X[:, 3:4],
+            CONTEXT_TREE,
+            categorical_features=[3],
+            context_features=[column],
+        )

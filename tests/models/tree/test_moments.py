@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from botorch.fit import fit_gpytorch_mll
 from botorch.models.kernels import CategoricalKernel
 from botorch.models.transforms import Normalize
 from botorch.models.transforms.input import (
@@ -16,6 +17,7 @@ from botorch.models.transforms.input import (
     Warp,
 )
 from gpytorch.kernels import MaternKernel, PeriodicKernel, RBFKernel, ScaleKernel
+from gpytorch.mlls import ExactMarginalLogLikelihood
 from hypothesis import assume, given, settings
 from leaf_models import as_tensors, point_moments, random_model, some_points
 from strategies import random_points, seeds
@@ -28,8 +30,8 @@ from botorch_structured.kernels import (
 )
 from botorch_structured.models import ConditionalGP, TreeStructuredGP
 from botorch_structured.models.tree import moments as module
-from botorch_structured.models.tree.moments import differentiable_moments
-from botorch_structured.models.tree.point_moments import column_scales
+from botorch_structured.models.tree.leaf_model import column_scales
+from botorch_structured.models.tree.solver import differentiable_moments
 from botorch_structured.spaces import ParameterTree
 
 pytestmark = pytest.mark.usefixtures("double")
@@ -71,7 +73,7 @@ def test_moments_and_their_gradients(numbers: int | None, seed: int) -> None:
     with pytest.MonkeyPatch.context() as patched:
         if numbers is not None:
             patched.setattr(module, "_MAX_NUMBERS", numbers)
-        moments = model._moments()
+        moments = model.solver.moments
         for n in (9, 1, 40):
             X = some_points(model, n, seed + n).requires_grad_()
             expected = with_gradients(moments.graph(X), X)
@@ -87,7 +89,7 @@ def test_derivatives_of_a_posterior(seed: int) -> None:
     """In the points, and again in the points."""
     model = random_model(seed, n=12)
     # GPyTorch's Matern kernel, a factor of theirs, has no second derivative
-    assume(type(model) is not ConditionalGP or not model._moments().paths.codes)
+    assume(type(model) is not ConditionalGP or not model.solver.moments.paths.codes)
     X = some_points(model, 6, seed).requires_grad_()
 
     def derivatives(mean: Tensor, variance: Tensor) -> list[Tensor]:
@@ -99,8 +101,8 @@ def test_derivatives_of_a_posterior(seed: int) -> None:
             (second,) = torch.autograd.grad(first.square().sum(), X, allow_unused=True)
         return [first.detach(), torch.zeros_like(X) if second is None else second]
 
-    found = differentiable_moments(X, model._moments())
-    all_close(derivatives(*found), derivatives(*model._moments().graph(X)), 1e-7)
+    found = differentiable_moments(X, model.solver.moments)
+    all_close(derivatives(*found), derivatives(*model.solver.moments.graph(X)), 1e-7)
 
 
 LATER: dict[str, Any] = {
@@ -173,11 +175,11 @@ def test_many_paths_without_data(dtype: torch.dtype, kind: Any) -> None:
     model = kind(X, Y, tree).eval()
     for _ in range(3):
         test = random_points(tree, 30, g).to(dtype)
-        found, expected = model._moments()(test), model._moments().graph(test)
+        found, expected = model.solver.moments(test), model.solver.moments.graph(test)
         all_close(found[:2], expected, 1e-4 if dtype == torch.float32 else 1e-9)
     # of the last call alone
-    tables = model._moments()._last[1]._tables.values()
-    assert sum(len(table.columns) for table in tables) <= 20
+    chosen = model.solver.moments._last[1]._chosen
+    assert sum(len(paths) for paths, _ in chosen) <= 20
 
 
 def test_threads_share_a_model() -> None:
@@ -216,6 +218,21 @@ def test_copies_of_a_model_with_moments(seed: int) -> None:
     copies = deepcopy(model), pickle.loads(pickle.dumps(model)), copy(model)
     for other in copies:
         close(other.posterior(X).mean, expected)
+
+
+@pytest.mark.parametrize("kind", [TreeStructuredGP, ConditionalGP])
+def test_predictions_after_a_fit_are_of_the_present_values(kind: Any) -> None:
+    """Also where a parameter has got other memory: what a fit has read is not kept."""
+    X = torch.rand(12, 3, generator=torch.Generator().manual_seed(0))
+    X[:, 0] = X[:, 0].round()
+    model = kind(X, X.sin().sum(-1, keepdim=True), {0: {0.0: [1], 1.0: [2]}})
+    fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+    for p in model.covar_module.parameters():
+        p.data = p.data + 0.3
+    expected = deepcopy(model).posterior(X)
+    found = model.posterior(X.unsqueeze(1))
+    close(found.mean.squeeze(1), expected.mean)
+    close(found.variance.squeeze(1), expected.variance)
 
 
 # -- of other kernels ---------------------------------------------------------------

@@ -9,18 +9,17 @@ from botorch.fit import fit_gpytorch_mll
 from botorch.models import SingleTaskGP
 from botorch.models.transforms import Normalize, Warp
 from botorch.models.transforms.input import InputStandardize
+from botorch.optim.utils import sample_all_priors
 from gpytorch.kernels import RBFKernel, RQKernel, ScaleKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from hypothesis import assume, given
+from leaf_models import check_objective
 from model_test_case import StructuredModelTestCase
 from strategies import random_points, random_tree, seeds
 from torch import Tensor
 
 from botorch_structured.kernels import ConditionalKernel, TreeStructuredKernel
-from botorch_structured.linalg.correlations import CORRELATIONS
 from botorch_structured.models import ConditionalGP, TreeStructuredGP, map_fit
-from botorch_structured.models.tree import tree_structured_gp
-from botorch_structured.models.tree.noise import has_steps
 from botorch_structured.spaces import ParameterTree, SearchSpace
 
 # Six leaf columns on three paths, two shared ones, the decision last.
@@ -31,7 +30,6 @@ TREE = ParameterTree(9, DEPENDENCIES)
 class TestContract(StructuredModelTestCase):
     dim = 9
     free_columns = list(range(8))
-    path_fixed_features = [{8: float(p)} for p in range(3)]
     model_kwargs = {"hierarchical_dependencies": DEPENDENCIES}
 
     def make_data(self, n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -147,6 +145,7 @@ def test_undeclared_values_are_paths_of_their_own() -> None:
     tree = ParameterTree(3, {0: {0.0: [1], 1.0: [2]}})
     X = torch.tensor([[0.0, 0.3, 0.5], [2.0, 0.5, 0.5], [3.0, 0.5, 0.5]])
     Y = torch.tensor([[0.0], [1.0], [-1.0]])
+    check_objective(TreeStructuredGP(X, Y, tree), seed=1)
     model = TreeStructuredGP(X, Y, tree, outcome_transform=None)
     model.likelihood.noise = 1e-6
     close(model.posterior(X).mean, Y, 1e-3)
@@ -214,55 +213,75 @@ def test_choice_by_evidence() -> None:
     assert losses["evidence"] == pytest.approx(losses["rbf"], abs=1e-9)
 
 
-def test_retries_sample_every_prior() -> None:
-    from botorch.optim.utils import sample_all_priors
-
+def test_a_retried_fit_samples_priors_wherever_that_leads() -> None:
     X = random_points(TREE, 8, torch.Generator().manual_seed(0))
-    model = TreeStructuredGP(X, X[:, :1], TREE)
+    model: Any = TreeStructuredGP(X, X[:, :1], TREE)
     before = [p.clone() for p in model.parameters()]
     sample_all_priors(model)
-    changed = [
-        not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True)
-    ]
+    pairs = zip(before, model.parameters(), strict=True)
+    changed = [not torch.equal(a, b) for a, b in pairs]
     assert sum(changed) == len(changed) - 1  # all but the mean, which has no prior
+    model = ConditionalGP(X, X[:, :1], TREE)
+    for name, module, _, _, setter in model.named_priors():
+        for value in (1e-9, 1e9):
+            if not name.endswith("lengthscale_prior"):
+                setter(module, torch.as_tensor(value))
+    assert all(torch.isfinite(p).all() for p in model.parameters())
+
+
+FLAGS = ParameterTree(20, {c: {0.0: [], 1.0: []} for c in range(20)})
+STRICT = ParameterTree(9, DEPENDENCIES, values={8: [0.0, 1.0, 2.0]})
+OTHER = ParameterTree(9, {})
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("kind", "options", "message"),
     [
-        ({"shared_features": "quadratic"}, "shared_features"),
-        ({"leaf_inputs": "all"}, "leaf_inputs"),
-        ({"leaf_hyperparameters": "shared"}, "leaf_hyperparameters"),
-        ({"leaf_offset": "none"}, "leaf_offset"),
-        ({"leaf_kernel": "cubic"}, "leaf_kernel"),
-        ({"weight_variances": "free"}, "weight_variances"),
-        ({"categorical_features": [12]}, "categorical_features"),
+        (TreeStructuredGP, {"shared_features": "quadratic"}, "shared_features"),
+        (TreeStructuredGP, {"leaf_inputs": "all"}, "leaf_inputs"),
+        (TreeStructuredGP, {"leaf_hyperparameters": "shared"}, "leaf_hyperparameters"),
+        (TreeStructuredGP, {"leaf_offset": "none"}, "leaf_offset"),
+        (TreeStructuredGP, {"leaf_kernel": "cubic"}, "leaf_kernel"),
+        (TreeStructuredGP, {"weight_variances": "free"}, "weight_variances"),
+        (TreeStructuredGP, {"categorical_features": [12]}, "categorical_features"),
+        (ConditionalGP, {"categorical_features": [9]}, "columns from 0 to 8"),
         (
-            {"covar_module": TreeStructuredKernel(TREE), "leaf_inputs": "active"},
-            "covar_module",
+            ConditionalGP,
+            {"categorical_features": [0], "covar_module": RBFKernel()},
+            "got both",
+        ),
+        (
+            ConditionalGP,
+            {"covar_module": ConditionalKernel(RBFKernel(), OTHER)},
+            "same tree",
         ),
     ],
 )
-def test_bad_options(options: dict[str, Any], message: str) -> None:
+def test_bad_options(kind: Any, options: dict[str, Any], message: str) -> None:
     X = random_points(TREE, 4, torch.Generator().manual_seed(0))
-    for tree in (TREE, {}):
+    for tree in (TREE, {}) if kind is TreeStructuredGP else (TREE,):
         with pytest.raises(ValueError, match=message):
-            TreeStructuredGP(X, X[:, :1], tree, **options)
+            kind(X, X[:, :1], tree, **options)
 
 
-def test_bad_data() -> None:
+@pytest.mark.parametrize("kind", [TreeStructuredGP, ConditionalGP])
+def test_bad_data(kind: Any) -> None:
     X = random_points(TREE, 4, torch.Generator().manual_seed(0))
-    with pytest.raises(ValueError):
-        TreeStructuredGP(X[:, :5], X[:, :1], TREE)
-    strict = ParameterTree(9, DEPENDENCIES, values={8: [0.0, 1.0, 2.0]})
+    with pytest.raises(ValueError, match="over 5 columns, got one over 9"):
+        kind(X[:, :5], X[:, :1], TREE)
     X[0, 8] = 5.0
-    with pytest.raises(ValueError, match="5"):
-        TreeStructuredGP(X, X[:, :1], strict)
-    flags = ParameterTree(20, {c: {0.0: [], 1.0: []} for c in range(20)})
-    X, Y = torch.zeros(2, 20), torch.zeros(2, 1)
+    with pytest.raises(ValueError, match="declared values.*5"):
+        kind(X, X[:, :1], STRICT)
+
+
+def test_bad_trees() -> None:
+    X = random_points(TREE, 4, torch.Generator().manual_seed(0))
+    kernel = TreeStructuredKernel(TREE)
+    with pytest.raises(ValueError, match="covar_module"):
+        TreeStructuredGP(X, X[:, :1], TREE, covar_module=kernel, leaf_inputs="active")
     for options in ({"leaf_offset": "fixed"}, {"leaf_hyperparameters": "independent"}):
         with pytest.raises(ValueError, match="4096"):
-            TreeStructuredGP(X, Y, flags, **options)
+            TreeStructuredGP(torch.zeros(2, 20), X[:2, :1], FLAGS, **options)
 
 
 def test_a_million_paths() -> None:
@@ -308,9 +327,7 @@ def test_one_kernel_that_fails_does_not_spoil_the_other(
     monkeypatch.setattr(map_fit, "fit_map", fail_for_rbf)
     fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
     assert model.covar_module.correlation.name == "matern" and not model.training
-    monkeypatch.setattr(map_fit, "fit_map", lambda *_, **__: fail_for_rbf(None))
-    model.covar_module.set_correlation("rbf")
-    monkeypatch.setattr(tree_structured_gp, "CORRELATIONS", CORRELATIONS[1:])
+    model = TreeStructuredGP(X, X[:, :1], TREE, leaf_kernel="rbf")
     with pytest.raises(ModelFittingError):
         fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
 
@@ -378,24 +395,6 @@ def test_an_unseen_path_has_the_prior() -> None:
     torch.testing.assert_close(posterior.variance, torch.ones_like(posterior.variance))
 
 
-def test_a_retried_fit_samples_priors_wherever_that_leads() -> None:
-    X = random_points(TREE, 10, torch.Generator().manual_seed(1))
-    model = ConditionalGP(X, X[:, :1], TREE)
-    for name, module, _, _, setter in model.named_priors():
-        for value in (1e-9, 1e9):
-            if not name.endswith("lengthscale_prior"):
-                setter(module, torch.as_tensor(value))
-    assert all(torch.isfinite(p).all() for p in model.parameters())
-
-
-def test_repeated_outcomes_raise_the_noise_floor() -> None:
-    X = random_points(TREE, 20, torch.Generator().manual_seed(1))
-    steps = (X[:, :1] * 3).round()
-    for Y, floor in ((X[:, :1], 1e-9), (steps, 1e-4)):
-        noise = ConditionalGP(X, Y, TREE).likelihood.noise_covar
-        assert noise.raw_noise_constraint.lower_bound.item() == pytest.approx(floor)
-
-
 @pytest.mark.parametrize("model_class", [ConditionalGP, TreeStructuredGP])
 @pytest.mark.parametrize("tree", [{}, {2: {0.0: [0, 1], 1.0: []}}])
 def test_names_are_no_numbers(model_class: Any, tree: Any) -> None:
@@ -421,35 +420,18 @@ def test_decisions_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments, message",
-    [
-        ({"categorical_features": [9]}, "columns from 0 to 8"),
-        ({"categorical_features": [0], "covar_module": RBFKernel()}, "got both"),
-        (
-            {"covar_module": ConditionalKernel(RBFKernel(), ParameterTree(9, {}))},
-            "same tree",
-        ),
-    ],
+    ("values", "floor"),
+    [([1, 2, 1, 3], 1e-4), ([0, 1, 2, 3], 1e-9), ([0, *range(7)], 1e-9), ([1], 1e-9)],
 )
-def test_bad_conditional_options(arguments: dict[str, Any], message: str) -> None:
-    X = random_points(TREE, 10, torch.Generator().manual_seed(1))
-    with pytest.raises(ValueError, match=message):
-        ConditionalGP(X, X[:, :1], DEPENDENCIES, **arguments)
-
-
-def test_an_undeclared_value_of_a_strict_decision_is_refused() -> None:
-    tree = ParameterTree(2, {0: {0.0: [1]}}, values={0: [0.0, 1.0]})
-    X = torch.tensor([[0.0, 0.5], [2.0, 0.5]], dtype=torch.float64)
-    with pytest.raises(ValueError, match="declared values"):
-        ConditionalGP(X, X[:, :1], tree)
-
-
-def test_has_steps() -> None:
-    y = torch.tensor([1.0, 2.0, 1.0, 3.0])
-    assert has_steps(y) and has_steps(torch.stack([y, torch.arange(4.0)]))
-    assert not has_steps(torch.arange(4.0))
-    assert not has_steps(torch.tensor([0.0, *range(7)]))  # a quarter
-    assert not has_steps(torch.ones(3)) and not has_steps(torch.ones(1))
+def test_repeated_outcomes_raise_the_noise_floor(
+    values: list[float], floor: float
+) -> None:
+    """Where more than a quarter of them are repeats."""
+    X = random_points(TREE, len(values), torch.Generator().manual_seed(1))
+    for kind in (ConditionalGP, TreeStructuredGP):
+        model = kind(X, torch.tensor(values).to(X).unsqueeze(-1), TREE)
+        noise = model.likelihood.noise_covar
+        assert noise.raw_noise_constraint.lower_bound.item() == pytest.approx(floor)
 
 
 @pytest.mark.parametrize("steps", [False, True])
@@ -462,11 +444,30 @@ def test_exact_for_smooth_outcomes_wary_of_steps(steps: bool) -> None:
         Y = (8.0 * Y).floor()
     model = TreeStructuredGP(X, Y, {0: {0.0: [], 1.0: []}})
     fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
-    if steps:
-        assert model.likelihood.noise >= 1e-4 * (1 - 1e-6)
-    else:
-        assert model.likelihood.noise < 1e-6
+    assert (model.likelihood.noise < 1e-6) is not steps
     # the prior is part of the state: what was fitted under it can be loaded anywhere
     other = TreeStructuredGP(X[:3], X[:3, 1:], {0: {0.0: [], 1.0: []}})
     other.load_state_dict(model.state_dict())
     assert torch.equal(other.likelihood.noise, model.likelihood.noise)
+
+
+def test_medians_of_the_default_priors() -> None:
+    X = random_points(TREE, 10, torch.Generator().manual_seed(1))
+    model = TreeStructuredGP(X, X[:, :1], TREE)
+    half = torch.tensor(0.5)
+    medians = {
+        name.split(".")[-2]: round(float(prior.icdf(half)), 4)
+        for name, _, prior, _, _ in model.named_priors()
+    }
+    assert medians == {
+        "noise_covar": 0.0081,
+        "node_variance": 1.3591,
+        "offset_variance": 1.3591,
+        "linear_variance": 2.7183,
+        "smooth_variance": 1.3591,
+        "smooth_lengthscale": 1.7551,
+        "common_lengthscale": 0.3852,
+        "common_outputscale": 2.7183,
+        "relative_lengthscale": 1.0942,
+        "relative_outputscale": 1.0942,
+    }

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from botorch_structured.kernels import ConditionalKernel
 from botorch_structured.models import ConditionalGP, TreeStructuredGP
-from botorch_structured.models.tree.leaf_model import MAX_SHORT_FITS, take_values
+from botorch_structured.models.tree.leaf_model import MAX_SHORT_FITS
 from botorch_structured.models.tree.objective import LeafObjective
+from botorch_structured.models.tree.warm_start import take_values
 from botorch_structured.spaces import ParameterTree, SearchSpace
 
 TREE = ParameterTree(6, {0: {0.0: [1, 2], 1.0: [3]}})

@@ -7,9 +7,9 @@ import torch
 from botorch.models.transforms import Standardize
 
 from botorch_structured.models import TreeStructuredGP
-from botorch_structured.models.tree import row_subsets
-from botorch_structured.models.tree.row_subsets import fit_to_some, some_rows
 from botorch_structured.spaces import SearchSpace
+from botorch_structured.suggest import surrogates
+from botorch_structured.suggest.surrogates import fit_to_some, some_rows
 
 SPACE = SearchSpace.from_dictionaries(
     [{"kind": ["a"], "x": (0.0, 1.0)}, {"kind": ["b"], "y": (0.0, 1.0)}]
@@ -32,8 +32,8 @@ def test_hyperparameters_are_near_those_of_all_rows(
     Y = 3.0 + (6.0 * X.sum(-1, keepdim=True)).sin() + noise
     models = []
     for most in (1_000, 50):
-        monkeypatch.setattr(row_subsets, "_ROWS_OF_PATH", most)
-        monkeypatch.setattr(row_subsets, "_ROWS", most)
+        monkeypatch.setattr(surrogates, "_ROWS_OF_PATH", most)
+        monkeypatch.setattr(surrogates, "_ROWS", most)
         variances = torch.full_like(Y, 0.01) if known_noise else None
         model = TreeStructuredGP(
             X, Y, SPACE, variances, outcome_transform=Standardize(m=1)

@@ -16,7 +16,7 @@ References:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -28,27 +28,30 @@ from gpytorch.means import Mean
 from linear_operator import to_dense
 from torch import Tensor
 from torch.nn.functional import one_hot, pad
+from torch.quasirandom import SobolEngine
 
 from botorch_structured._botorch_names import functorch_is_active
-from botorch_structured.linalg.batch_kernel import take_batch
+from botorch_structured.kernels.leaf_kernels import (
+    MAX_LISTED_PATHS,
+    LeafKernel,
+    LeafRows,
+    take_batch,
+)
 from botorch_structured.linalg.correlations import (
     CORRELATIONS,
     Correlation,
     column_lengthscales,
     squared_distance,
 )
-from botorch_structured.linalg.hyperparameter import Hyperparameter
-from botorch_structured.models.tree.leaf_inference import (
-    MAX_LISTED_PATHS,
-    LeafKernel,
-    LeafRows,
-)
+from botorch_structured.linalg.parameters import Hyperparameter
 from botorch_structured.spaces import ParameterTree
 from botorch_structured.spaces.arguments import check_columns
 
 _VARIANCES = (1e-4, 1e4)
 _LENGTHSCALES = (2e-2, 2e1)
 _RATIOS = (5e-2, 2e1)
+# At so many points a kernel of the caller's own is looked at.
+_POINTS = 16
 
 _integers = partial(torch.tensor, dtype=torch.long)
 
@@ -169,39 +172,41 @@ class WeightFeatures(Module):
         self.num_offsets = len(outer)
         self.num_inner = len(nodes) - len(outer)
 
-        # kind of weight: number of priors, and of weights with each of them
+        # kind of weight: weights with each of its priors
         waves = 2 * self.num_frequencies
-        self.counts = {
+        counts_by_kind = {
             "node": [1] * self.num_inner,
             "offset": [1] * len(outer),
             "linear": [1] * len(linear_columns),
             "onehot": [len(values) + 1 for values in onehot_columns.values()],
             "smooth": [waves] * len(smooth_columns),
         }
-        self.num_weights = sum(map(sum, self.counts.values()))
-        for kind, counts in self.counts.items():
+        self.kinds: list[str] = []
+        # the prior of each weight, among all of them
+        prior_index: list[int] = []
+        num_priors = 0
+        for kind, counts in counts_by_kind.items():
             if not counts:
                 continue
-            shape = (1, 1 if tied_variances else len(counts))
+            self.kinds.append(kind)
+            size = 1 if tied_variances else len(counts)
+            for i, count in enumerate(counts):
+                prior_index += [num_priors + min(i, size - 1)] * count
+            num_priors += size
+            shape = (1, size)
             mode = 1.0 if kind == "linear" else 0.5
-            variance = Hyperparameter(
+            variance = Hyperparameter(shape, mode, 1.0, _VARIANCES, batch_shape)
+            self.add_module(f"{kind}_variance", variance)
+        if smooth_columns:
+            shape = (1, len(smooth_columns))
+            self.smooth_lengthscale = Hyperparameter(
                 shape,
-                mode,
                 1.0,
-                _VARIANCES,
+                0.75,
+                _LENGTHSCALES,
                 batch_shape,
             )
-            self.add_module(f"{kind}_variance", variance)
-            if kind == "smooth":
-                shape = (1, len(counts))
-                length = Hyperparameter(
-                    shape,
-                    1.0,
-                    0.75,
-                    _LENGTHSCALES,
-                    batch_shape,
-                )
-                self.add_module(f"{kind}_lengthscale", length)
+        self.num_weights = len(prior_index)
 
         sizes = [len(tree.decision_values[c]) for c in tree.decision_columns]
         tables = {
@@ -211,9 +216,8 @@ class WeightFeatures(Module):
             # a list as an index would be copied to the device at each call
             "linear_index": _integers(linear_columns),
             "smooth_index": _integers(smooth_columns),
+            "prior_index": _integers(prior_index),
         }
-        for kind, counts in self.counts.items():
-            tables[f"{kind}_counts"] = _integers(counts)
         for column, values in onehot_columns.items():
             tables[f"known_{column}"] = torch.tensor(values, dtype=torch.float64)
         for correlation in CORRELATIONS:
@@ -268,11 +272,7 @@ class WeightFeatures(Module):
         if values.smooth_lengthscale is not None:
             frequency = getattr(self, f"{correlation.name}_frequencies")
             present = active.index_select(-1, self.smooth_index)
-            x = torch.where(
-                present,
-                X.index_select(-1, self.smooth_index),
-                0.0,
-            )
+            x = torch.where(active, X, 0.0).index_select(-1, self.smooth_index)
             phase = (x / values.smooth_lengthscale).unsqueeze(-1) * frequency
             waves = torch.cat([phase.cos(), phase.sin()], dim=-1)
             waves = (waves * present.unsqueeze(-1)).flatten(-2)
@@ -293,60 +293,23 @@ class WeightFeatures(Module):
             nodes: ``batch_shape x n x (1 + num_edges)``.
         """
         parts = [nodes[..., self.node_columns].to(X)]
-        present = active.index_select(-1, self.linear_index)
-        parts.append(
-            torch.where(
-                present,
-                X.index_select(-1, self.linear_index),
-                0.0,
-            )
-        )
+        parts.append(torch.where(active, X, 0.0).index_select(-1, self.linear_index))
         for column in self.onehot_columns:
             code = one_hot_code(X[..., column], getattr(self, f"known_{column}"))
             parts.append(code * active[..., column, None])
         return torch.cat(parts, dim=-1)
 
-    def active_weights(
-        self,
-        active: Tensor,
-        nodes: Tensor,
-    ) -> Tensor:
-        """Which weights can differ from zero for each row.
-
-        Args:
-            active: ``n x d``.
-            nodes: ``n x (1 + num_edges)``.
-
-        Returns:
-            Booleans, ``n x num_weights``, in the order of ``forward``.
-        """
-        repeat = 2 * self.num_frequencies
-        parts = [nodes[:, self.node_columns], active[:, self.linear_index]]
-        for column, values in self.onehot_columns.items():
-            parts.append(active[:, column, None].expand(-1, len(values) + 1))
-        parts.append(active[:, self.smooth_index].repeat_interleave(repeat, -1))
-        return torch.cat(parts, dim=-1)
-
     def prior_scale(self) -> Tensor:
         """Prior standard deviation of each weight, ``batch_shape x num_weights``."""
-        parts = [self.matern_frequencies.new_zeros(0)]
-        for kind, counts in self.counts.items():
-            if not counts:
-                continue
+        parts = []
+        for kind in self.kinds:
             variance = getattr(self, f"{kind}_variance").value.squeeze(-2)
             if kind == "smooth":
                 variance = variance / self.num_frequencies
-            if variance.shape[-1] == 1:  # tied
-                variance = variance.expand(*variance.shape[:-1], sum(counts))
-            else:
-                times = getattr(self, f"{kind}_counts")
-                variance = variance.repeat_interleave(
-                    times,
-                    dim=-1,
-                    output_size=sum(counts),
-                )
             parts.append(variance)
-        return torch.cat(parts[1:] or parts, dim=-1).sqrt()
+        if not parts:
+            return self.matern_frequencies.new_zeros(0)
+        return torch.cat(parts, dim=-1).sqrt().index_select(-1, self.prior_index)
 
 
 def _expanded(*parts: Tensor) -> list[Tensor]:
@@ -421,11 +384,10 @@ class LeafHyperparameters(Module):
         # ends, and with longer ones for four columns it does not evaluate all 16
         # corners.
         paths = columns_of_path or [list(range(len(columns)))]
-        pairs = _integers(
-            [(p, c) for p, positions in enumerate(paths) for c in positions]
-        )
-        seen = torch.zeros(len(paths), len(columns), dtype=torch.bool)
-        seen[tuple(pairs.view(-1, 2).mT)] = True
+        table = np.zeros((len(paths), len(columns)), dtype=bool)
+        for path, positions in enumerate(paths):
+            table[path, positions] = True
+        seen = torch.from_numpy(table)
         scale = (seen * seen.sum(-1, keepdim=True)).amax(0).clamp_min(1).double()
         self.register_buffer(
             "dimension_scale",
@@ -478,15 +440,6 @@ class LeafHyperparameters(Module):
             context = self.context_lengthscale.value.reciprocal()
             inverse = torch.cat(_expanded(inverse, context), dim=-1)
         return inverse
-
-    def outputscale_and_log_ratio(self) -> tuple[Tensor, Tensor | None]:
-        """See ``LeafValues``."""
-        if self.sharing == "independent":
-            return self.outputscale.value.squeeze(-2), None
-        ratio = None
-        if hasattr(self, "relative_outputscale"):
-            ratio = self.relative_outputscale.value.log()
-        return self.common_outputscale.value.squeeze(-2), ratio
 
 
 def _path_of_key(path_keys: Tensor, key: Tensor) -> Tensor:
@@ -640,7 +593,7 @@ class TreeStructuredKernel(LeafKernel):
         leaf_offset: bool = True,
         node_weights: bool = True,
         weight_variances: Literal["tied", "independent"] = "tied",
-        categorical_features: Mapping[int, list[float]] | None = None,
+        categorical_features: Mapping[int, Sequence[float]] | None = None,
         correlation: Literal["matern", "rbf"] = "matern",
         batch_shape: torch.Size = torch.Size(),  # noqa: B008 (immutable)
         context_features: Sequence[int] | None = None,
@@ -657,7 +610,7 @@ class TreeStructuredKernel(LeafKernel):
         self.tree = tree
         self.leaf_inputs = leaf_inputs
         categorical = {
-            column: sorted(float(v) for v in values)
+            column: sorted(map(float, values))
             for column, values in (categorical_features or {}).items()
             if column not in tree.decision_columns
         }
@@ -675,14 +628,14 @@ class TreeStructuredKernel(LeafKernel):
             tied_variances=weight_variances == "tied",
             batch_shape=batch_shape,
         )
+        self.num_weights = self.weights.num_weights
         own_columns = set(tree.own_columns)
-        free = sorted({*own_columns, *tree.shared_columns} - {*context})
-        only_own = tuple(sorted(own_columns)) if leaf_inputs == "own" else None
-        seen = _columns_of_paths(tree, tuple(free), only_own)
-        if leaf_inputs == "active" or seen is None:
-            columns = free
-        else:
-            columns = sorted({c for path in seen for c in path})
+        free = {*own_columns, *tree.shared_columns} - {*context}
+        alone = own_columns if leaf_inputs == "own" else set()
+        seen = _columns_of_paths(tree, free, alone)
+        columns = sorted(free)
+        if leaf_inputs == "own" and seen is not None:
+            columns = sorted(set().union(*seen))
         position = {column: j for j, column in enumerate(columns + context)}
         self.leaf_hyperparameters = LeafHyperparameters(
             tree,
@@ -703,9 +656,13 @@ class TreeStructuredKernel(LeafKernel):
         self.encoded_columns = [position[c] for c in encoded]
         self.leaf_kernels = None
         if leaf_kernel is not None:
-            groups = [columns[: self.leaf_hyperparameters.num_columns]]
+            width = self.leaf_hyperparameters.num_columns
+            groups: list[list[int]] = [columns[:width]]
+            widest = max(seen or groups, key=len)
+            hidden = {*groups[0]} - {*widest}
             if seen is not None and leaf_hyperparameters == "independent":
                 groups = seen
+                hidden = set()
             self.leaf_kernels = torch.nn.ModuleDict()
             self.leaf_places: dict[str, list[int]] = {}
             for path, group in enumerate(groups):
@@ -716,6 +673,7 @@ class TreeStructuredKernel(LeafKernel):
                         leaf_kernel,
                         [encoded[i] for i in places],
                         batch_shape,
+                        hidden,
                     )
         # GPyTorch assumes that every buffer of a kernel has the batch shape in front
         flags = partial(torch.tensor, dtype=torch.bool)
@@ -739,11 +697,6 @@ class TreeStructuredKernel(LeafKernel):
         # the kernel chosen by evidence is in the state, as a tensor without dimensions
         self.register_buffer("correlation_index", torch.tensor(0))
         self.set_correlation(correlation)
-
-    @property
-    def num_weights(self) -> int:
-        """V, the number of weights."""
-        return self.weights.num_weights
 
     def column_lengthscales(self) -> Tensor:
         """See ``LeafKernel``; of smooth terms in columns that K_p does not see."""
@@ -771,7 +724,7 @@ class TreeStructuredKernel(LeafKernel):
     def set_correlation(self, name: str) -> None:
         """Choose "matern" or "rbf"; hyperparameters are left as they are."""
         check_choices(correlation=name)
-        index = [c.name for c in CORRELATIONS].index(name)
+        index = _CHOICES["correlation"].index(name)
         self.correlation_index.fill_(index)
         self.correlation = CORRELATIONS[index]
 
@@ -816,9 +769,15 @@ class TreeStructuredKernel(LeafKernel):
             offset = weights.offset_variance.value.mean(-1)
         else:
             offset = leaf.dimension_scale.new_zeros(1)
+        by_path = leaf.sharing == "independent"
+        outputscale = leaf.outputscale if by_path else leaf.common_outputscale
+        ratio = None
+        if hasattr(leaf, "relative_outputscale"):
+            ratio = leaf.relative_outputscale.value.log()
         return LeafValues(
             leaf.inverse_lengthscale(),
-            *leaf.outputscale_and_log_ratio(),
+            outputscale.value.squeeze(-2),
+            ratio,
             weights.prior_scale(),
             smooth,
             offset,
@@ -915,8 +874,16 @@ class TreeStructuredKernel(LeafKernel):
         return value
 
     def active_weights(self, places: Places) -> Tensor:
-        """See ``LeafKernel.active_weights``."""
-        return self.weights.active_weights(places.active, places.nodes)
+        """See ``LeafKernel.active_weights``; in the order of the features."""
+        weights = self.weights
+        active = places.active
+        parts = [places.nodes[:, weights.node_columns]]
+        parts.append(active[:, weights.linear_index])
+        for column, values in weights.onehot_columns.items():
+            parts.append(active[:, column, None].expand(-1, len(values) + 1))
+        smooth = active[:, weights.smooth_index]
+        parts.append(smooth.repeat_interleave(2 * weights.num_frequencies, -1))
+        return torch.cat(parts, dim=-1)
 
     @property
     def is_product(self) -> bool:
@@ -931,6 +898,7 @@ def make_kernel(
     source: KernelOrFactory,
     columns: list[int],
     batch_shape: torch.Size,
+    hidden: Collection[int] = (),
 ) -> Kernel:
     """The kernel of some columns: a copy, or a new one.
 
@@ -938,9 +906,11 @@ def make_kernel(
         source: The argument ``leaf_kernel``.
         columns: Columns of the inputs.
         batch_shape: Batch shape of the copy's parameters.
+        hidden: Columns that are 0 on a path.
 
     Raises:
-        ValueError: For what is no kernel of so many columns.
+        ValueError: For what is no kernel of so many columns, or no covariance of those
+            that are not hidden.
     """
     kernel = source if isinstance(source, Kernel) else source(list(columns))
     if not isinstance(kernel, Kernel):
@@ -948,20 +918,28 @@ def make_kernel(
             "leaf_kernel: expected a GPyTorch kernel, or a function that makes one for "
             f"a list of columns, got {type(kernel).__name__}."
         )
-    x = torch.zeros(2, len(columns))
+    x = SobolEngine(len(columns)).draw(_POINTS).to(kernel.device, kernel.dtype)
+    x[:, [c in hidden for c in columns]] = 0.0
     try:
         with torch.no_grad():
-            shape = to_dense(kernel(x)).shape[-2:]
+            covariance = to_dense(kernel(x))
     except (IndexError, RuntimeError) as error:
         raise ValueError(
             f"leaf_kernel: expected a kernel of the {len(columns)} columns {columns}, "
             f"got {type(kernel).__name__}: {error} A function such as lambda columns: "
             "RQKernel(ard_num_dims=len(columns)) makes one for each leaf."
         ) from error
-    if shape != (2, 2):
+    if covariance.shape[-1] != _POINTS:
         raise ValueError(
             "leaf_kernel: expected one output per input, got the derivatives too "
             f"({type(kernel).__name__})."
+        )
+    least, most = torch.linalg.eigvalsh(covariance).aminmax()
+    if least < -1e-3 * most:
+        raise ValueError(
+            f"leaf_kernel: expected a covariance of columns {columns}, got "
+            f"{type(kernel).__name__} with negative eigenvalues. (CosineKernel is a "
+            "covariance of one column.)"
         )
     count = kernel.batch_shape.numel()
     elements = torch.arange(count).reshape(kernel.batch_shape)
@@ -987,22 +965,20 @@ def _check_context(
 
 def _columns_of_paths(
     tree: ParameterTree,
-    free: tuple[int, ...],
-    own_columns: tuple[int, ...] | None,
+    free: set[int],
+    alone: set[int],
 ) -> list[list[int]] | None:
     """Columns that K_p sees on each path; None if there are too many paths.
 
     Args:
         tree: The paths.
         free: The columns that it may see.
-        own_columns: If given, only these are seen, on paths that have any.
+        alone: Only these are seen, on paths that have any.
     """
     if tree.num_paths > MAX_LISTED_PATHS:
         return None
     out = []
-    columns = set(free)
-    alone = set(own_columns or ())
     for path in tree.paths:
-        active = [c for c in path.active_columns if c in columns]
+        active = [c for c in path.active_columns if c in free]
         out.append([c for c in active if c in alone] or active)
     return out

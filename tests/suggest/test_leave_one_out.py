@@ -4,7 +4,7 @@ from botorch.models import SingleTaskGP
 from torch.distributions import Normal
 
 from botorch_structured.models import ConditionalGP, TreeStructuredGP
-from botorch_structured.models.leave_one_out import (
+from botorch_structured.suggest import (
     leave_one_out_log_density,
     leave_one_out_weights,
 )

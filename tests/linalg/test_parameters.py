@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from botorch_structured.linalg.hyperparameter import (
+from botorch_structured.linalg.parameters import (
     Hyperparameter,
     LogInterval,
     log_gaussian_prior,
