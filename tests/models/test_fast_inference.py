@@ -139,6 +139,7 @@ MODELS: dict[str, Callable[[Likelihood], GPyTorchModel]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:likelihood. a fit with")
 @pytest.mark.parametrize("pair", PAIRS)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_likelihood_is_asked_for_its_noise(name: str, pair: str) -> None:
