@@ -17,7 +17,7 @@ import math
 import random
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -170,7 +170,7 @@ def report(path: Path) -> str:
     return markdown_table(heads, lines)
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Run what a file has not, or print its table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--evaluations", type=int, default=100)
@@ -178,21 +178,21 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=[*METHODS], choices=METHODS)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--report", type=Path)
-    arguments = parser.parse_args()
-    if arguments.report:
-        print(report(arguments.report))
+    chosen = parser.parse_args(arguments)
+    if chosen.report:
+        print(report(chosen.report))
         return
-    out = arguments.out
+    out = chosen.out
     text = out.read_text() if out.exists() else ""
     keys = ("problem", "method", "seed")
     done = {tuple(json.loads(line)[k] for k in keys) for line in text.splitlines()}
-    for seed in range(arguments.seeds):
+    for seed in range(chosen.seeds):
         for name, make in PROBLEMS.items():
-            for method in arguments.methods:
+            for method in chosen.methods:
                 if (name, method, seed) in done:
                     continue
                 start = time.process_time()
-                outcomes = METHODS[method](make(), arguments.evaluations, seed)
+                outcomes = METHODS[method](make(), chosen.evaluations, seed)
                 seconds = time.process_time() - start
                 line = {"problem": name, "method": method, "seed": seed}
                 line |= {"seconds": seconds, "outcomes": outcomes}

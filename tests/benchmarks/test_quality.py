@@ -18,7 +18,16 @@ from toy_benchmark import complete_runs
 from benchmarks import methods
 from benchmarks.packed import pack
 from benchmarks.problems.quadratics import QuadraticTask
-from benchmarks.quality import costs, earlier, forests, quadratics, signals, treed, wang
+from benchmarks.quality import (
+    costs,
+    earlier,
+    forests,
+    quadratics,
+    signals,
+    treed,
+    wang,
+    wide,
+)
 from benchmarks.quality.several_objectives import share_of_front
 from benchmarks.suite.problem import SuiteProblem
 from botorch_structured.spaces import ParameterTree, SearchSpace
@@ -52,6 +61,17 @@ def test_methods_are_functions_of_the_rows(name: str) -> None:
     assert torch.equal(points[0], points[1]) and torch.equal(points[0], points[2])
     assert problem.space.feasible(points[0].reshape(1, -1)).all()
     assert not (points[0] == X).all(-1).any()
+
+
+def test_wide_studies(tmp_path: Path, capsys: Capture, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(wide, "PROBLEMS", {"few": lambda: wide.binaries(20)})
+    out = str(tmp_path / "runs.jsonl")
+    some = ["--methods", "Study", "random", "--evaluations", "30", "--out", out]
+    wide.main(["--seeds", "1", *some])
+    wide.main(["--seeds", "2", *some])  # goes on
+    assert len(Path(out).read_text().splitlines()) == 4
+    wide.main(["--report", out])
+    assert "| few     | Study  | 2    | " in capsys.readouterr().out
 
 
 def test_treed_quadratics_and_wang(tmp_path: Path, capsys: Capture) -> None:
