@@ -350,6 +350,11 @@ class PathMoments:
         for name in ("slope", "wave", "frequency", "phase", "places"):
             t[name] = t[name][..., first:]
         t["rate"] = t["wave"] * t["frequency"]
+        self._whole = 2 * weights.shape[-1] > covariance.shape[-1]
+        self._covariance = covariance
+        self._is_explained = is_explained
+        if self._whole:  # paths with most of the weights have no copies
+            return
         if not is_explained:
             t["covariance"] = covariance[weights[:, :, None], weights[:, None]]
             return
@@ -430,12 +435,15 @@ class PathMoments:
             z += at
             mean += z @ t["mu"]
             h[..., first:] += z
-        if "covariance" in t:
-            of_weights = h @ t["covariance"]
+        if self._whole:
+            variance, of_weights = self._by_all_weights(h, gradient)
         else:
-            explained = t["explained"]
-            of_weights = h - (h @ explained) @ explained.swapaxes(1, 2)
-        variance = np.add.reduce(of_weights * h, -1)
+            if "covariance" in t:
+                of_weights = h @ t["covariance"]
+            else:
+                explained = t["explained"]
+                of_weights = h - (h @ explained) @ explained.swapaxes(1, 2)
+            variance = np.add.reduce(of_weights * h, -1)
         variance -= np.add.reduce(np.square(weight), -1)
         variance += t["total"]
         if not gradient:
@@ -467,6 +475,30 @@ class PathMoments:
             return out * x_rate
 
         return PointMoments(mean[..., 0], variance, pull)
+
+    def _by_all_weights(self, h: Array, gradient: bool) -> tuple[Array, Array]:
+        """The form h M^-1 h' of features ``U x w x D``, and h M^-1 for gradients.
+
+        One product for all paths.
+        """
+        weights = self._tables["weights"]
+        path = np.arange(len(h))[:, None]
+        S = self._covariance
+        spread = np.zeros((h.shape[1], len(h), S.shape[-1]), h.dtype)
+        spread[:, path, weights] = h.swapaxes(0, 1)
+        features = spread.reshape(-1, S.shape[-1])
+        product = features @ S.T
+        if self._is_explained:
+            variance = np.add.reduce(np.square(features), -1)
+            variance -= np.add.reduce(np.square(product), -1)
+            if gradient:
+                product = features - product @ S
+        else:
+            variance = np.add.reduce(features * product, -1)
+        of_weights = h
+        if gradient:
+            of_weights = product.reshape(spread.shape)[:, path, weights].swapaxes(0, 1)
+        return variance.reshape(spread.shape[:2]).swapaxes(0, 1), of_weights
 
 
 class LeafMoments:
