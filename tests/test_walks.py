@@ -50,15 +50,15 @@ class Walk(NamedTuple):
 
 # What each trip may take at most.
 MOST = {
-    "space": Walk(7, 97, 375),
-    "construct": Walk(11, 65, 104),
-    "fit": Walk(16, 116, 1_000),
-    "first posterior": Walk(13, 83, 138),
-    "second posterior": Walk(9, 30, 34),
-    "suggest": Walk(44, 533, 3_200),
-    "ask": Walk(45, 537, 3_900),
-    "tell": Walk(8, 56, 88),
-    "Optuna": Walk(52, 722, 4_200),
+    "space": Walk(7, 126, 420),
+    "construct": Walk(9, 47, 76),
+    "fit": Walk(13, 84, 730),
+    "first posterior": Walk(12, 74, 120),
+    "second posterior": Walk(7, 29, 33),
+    "suggest": Walk(30, 318, 2_100),
+    "ask": Walk(33, 370, 2_700),
+    "tell": Walk(7, 53, 81),
+    "Optuna": Walk(41, 572, 3_000),
 }
 
 

@@ -64,7 +64,9 @@ class Neighbourhood:
         self.row = row
         slots = np.array(moves, dtype=np.float64).reshape(-1, 3)
         self.columns = slots[:, 0].astype(int)
-        self._lower, self._upper = (p[:, self.columns] for p in boxes.positions)
+        lower, upper = boxes.positions
+        self._lower = lower[:, self.columns]
+        self._upper = upper[:, self.columns]
         discrete = boxes.problem.values.discrete[self.columns]
         width = np.where(discrete, 1.0, self._upper - self._lower)
         self._move = slots[:, 1] * width

@@ -29,7 +29,6 @@ from botorch_structured.spaces.columns import (
     Constant,
     FloatColumn,
     IntegerColumn,
-    Span,
     described,
     is_blank,
     is_same_parameter,
@@ -388,6 +387,8 @@ class SearchSpace:
         self._is_decision = torch.zeros(len(columns), dtype=torch.bool)
         self._is_decision[tree.decisions_by_value] = True
         self._position = {p.name: i for i, p in enumerate(self.parameters)}
+        # the intervals that numeric decisions are cut into
+        self._cuts = {c: tree.decision_values[c] for c in tree.numeric_decisions}
         #: See ``tree``: paths are listed or counted here, not in the first search.
         self.shared_columns = self.tree.shared_columns
 
@@ -536,12 +537,6 @@ class SearchSpace:
         if k in self._cuts and isinstance(column, FloatColumn):
             x = column.beside_cuts(x, self._cuts[k])
         return column.decode(x)
-
-    @cached_property
-    def _cuts(self) -> dict[int, list[Span]]:
-        """The intervals that numeric decisions are cut into."""
-        tree = self.tree
-        return {c: tree.decision_values[c] for c in tree.numeric_decisions}
 
     def check_points(self, X: Tensor, argument: str = "X") -> Tensor:
         """Raise a ``ValueError`` for points beyond the bounds, or between values.
