@@ -175,7 +175,12 @@ class StructuredSearchCV(BaseSearchCV):
         self.earlier = earlier
         self.log = log
 
-    def fit(self, X: Any, y: Any = None, **params: Any) -> StructuredSearchCV:
+    def fit(
+        self,
+        X: Any,
+        y: Any = None,
+        **params: Any,
+    ) -> StructuredSearchCV:
         """Search, then fit the best candidate: see ``RandomizedSearchCV.fit``."""
         self._data = (X, y, params)  # the first candidates depend on it
         try:
@@ -228,7 +233,12 @@ class StructuredSearchCV(BaseSearchCV):
         aside = ("_data", "_history", "study_") if "_data" in state else ()
         return {k: v for k, v in state.items() if k not in aside}
 
-    def _search(self, n_iter: int, seed: int, jobs: int) -> None:
+    def _search(
+        self,
+        n_iter: int,
+        seed: int,
+        jobs: int,
+    ) -> None:
         space = _read_space(self.space, self.param_distributions)
         starts = self.starts
         if starts is None:
@@ -241,7 +251,11 @@ class StructuredSearchCV(BaseSearchCV):
         goals = dict.fromkeys(metrics, "maximize")
         options: dict[str, Any] = {"seed": seed, "starts": starts}
         study = self.study_ = Study(
-            space, goals, log=self.log, earlier=self.earlier, **options
+            space,
+            goals,
+            log=self.log,
+            earlier=self.earlier,
+            **options,
         )
         q = begun = max(1, len(study.starts))
         if study.earlier is not None and not study._asks_all:  # these know more
@@ -336,7 +350,11 @@ class StructuredSearchCV(BaseSearchCV):
         return starts.new_tensor(list(dict.fromkeys(map(tuple, starts.tolist()))))
 
     def _format_results(
-        self, candidate_params: Any, n_splits: int, out: Any, more_results: Any = None
+        self,
+        candidate_params: Any,
+        n_splits: int,
+        out: Any,
+        more_results: Any = None,
     ) -> Results:
         """The candidates that failed, too, where scikit-learn makes ``cv_results_``."""
         return self._history.format(
@@ -497,7 +515,11 @@ class _History:
         return [row if np.isfinite([*row.values()]).all() else None for row in rows]
 
     def format(
-        self, params: list[Params], n_splits: int, out: list[Row], more: Any
+        self,
+        params: list[Params],
+        n_splits: int,
+        out: list[Row],
+        more: Any,
     ) -> Results:
         """``cv_results_`` of the candidates of all calls that did not raise an error.
 
@@ -535,7 +557,11 @@ class _History:
             out += rows
         # the dictionary that scikit-learn has, too
         self._results |= BaseSearchCV._format_results(
-            self._search, self.params, self.num_folds, out, more
+            self._search,
+            self.params,
+            self.num_folds,
+            out,
+            more,
         )
         return self._results
 
@@ -581,7 +607,12 @@ class _SameFolds:
         self._estimator = estimator
         self._folds: list[Any] = []
 
-    def split(self, X: Any, y: Any = None, **params: Any) -> list[Any]:
+    def split(
+        self,
+        X: Any,
+        y: Any = None,
+        **params: Any,
+    ) -> list[Any]:
         if not self._folds:
             cv = check_cv(
                 self._cv,

@@ -315,7 +315,12 @@ class Sample:
             the refinement are taken from each source.
     """
 
-    def __init__(self, X: Array, box: Array, source: Array | None = None) -> None:
+    def __init__(
+        self,
+        X: Array,
+        box: Array,
+        source: Array | None = None,
+    ) -> None:
         self.X = X
         self.box = box
         self.source = np.zeros_like(box) if source is None else source
@@ -505,7 +510,11 @@ def _perturbed(
 
 
 def _with_replacements(
-    boxes: Boxes, sample: Sample, chosen: Array, per_box: int, rng: np.random.Generator
+    boxes: Boxes,
+    sample: Sample,
+    chosen: Array,
+    per_box: int,
+    rng: np.random.Generator,
 ) -> Sample:
     """More points for boxes in which none was admissible, but another one may be."""
     space = boxes.problem.key_tree.space

@@ -94,7 +94,10 @@ class Evaluator:
         return self.value_and_gradient(X, row, gradient=False)[0]
 
     def value_and_gradient(
-        self, X: Array, row: Array, gradient: bool = True
+        self,
+        X: Array,
+        row: Array,
+        gradient: bool = True,
     ) -> tuple[Array, Array]:
         """``n`` values and ``n x d`` gradients, zero where they are not finite."""
         if not len(X):
@@ -114,7 +117,10 @@ class Evaluator:
         return value, np.where(np.isfinite(slope), slope, 0.0)
 
     def _by_autograd(
-        self, X: Array, row: Array, gradient: bool
+        self,
+        X: Array,
+        row: Array,
+        gradient: bool,
     ) -> tuple[Array, Array | None]:
         leaf = torch.from_numpy(X).to(self.device).unsqueeze(-2)
         leaf.requires_grad_(gradient)
@@ -328,14 +334,25 @@ def climb(
     rows = np.flatnonzero(~bound & moving.any(-1))
     if len(rows):
         ends, new = _climb_together(
-            evaluator, X[rows], starts.take(rows), row[rows], moving[rows], avoid
+            evaluator,
+            X[rows],
+            starts.take(rows),
+            row[rows],
+            moving[rows],
+            avoid,
         )
         better = new > values[rows]
         X[rows[better]] = ends[better]
         values[rows[better]] = new[better]
     for i in bound.nonzero()[0][:4]:
         X[i], values[i] = _climb_constrained(
-            evaluator, X[i], values[i], starts, i, row[i], moving[i]
+            evaluator,
+            X[i],
+            values[i],
+            starts,
+            i,
+            row[i],
+            moving[i],
         )
     return X, values
 

@@ -143,7 +143,13 @@ def optimize_acqf_local_search(
         max_paths=max_paths,
     )
     search = Search(
-        problem, acq_function, q, num_restarts, raw_samples, batch_limit, seed
+        problem,
+        acq_function,
+        q,
+        num_restarts,
+        raw_samples,
+        batch_limit,
+        seed,
     )
     evaluator = search.evaluator
     whole = whole_box(problem)
@@ -164,7 +170,14 @@ def optimize_acqf_local_search(
         active = problem.active(starts)
         box = np.zeros(len(starts), dtype=int)
         ends, reached = walk(
-            hood, evaluator, starts, worth, active, box, avoid, max_iter
+            hood,
+            evaluator,
+            starts,
+            worth,
+            active,
+            box,
+            avoid,
+            max_iter,
         )
         moved = reached > -np.inf
         points = np.concatenate([X[best], ends[moved]])

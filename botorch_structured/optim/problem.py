@@ -739,7 +739,10 @@ def read_fixed(
 
 
 def _check_declared(
-    name: str, tree: ParameterTree, col: int, values: Sequence[float]
+    name: str,
+    tree: ParameterTree,
+    col: int,
+    values: Sequence[float],
 ) -> None:
     new = [float(v) for v in values if v not in tree.decision_values.get(col, ())]
     if new and col in tree._values:

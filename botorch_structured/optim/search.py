@@ -202,7 +202,11 @@ class Search:
         values = on_paths.values(sample.X, sample.box)
         if evolve and self.problem.tree.num_paths > self.problem.max_paths:
             sample, values, boxes = self._evolve(
-                evaluator, sample, values, boxes, avoid
+                evaluator,
+                sample,
+                values,
+                boxes,
+                avoid,
             )
             on_paths = evaluator.on(boxes.lower)
         by_box = _ranked(best_of_each(sample.box, values), values)
@@ -214,7 +218,12 @@ class Search:
         )
         starting = sample.take(starts)
         X, refined = refine(
-            on_paths, starting.X, values[starts], boxes, starting.box, avoid
+            on_paths,
+            starting.X,
+            values[starts],
+            boxes,
+            starting.box,
+            avoid,
         )
         if not ranks:
             points, worth = self._new(X, refined, avoid)
@@ -512,7 +521,13 @@ def optimize_acqf_paths(
         avoid_paths=avoid_paths,
     )
     search = Search(
-        problem, acq_function, q, num_restarts, raw_samples, batch_limit, seed
+        problem,
+        acq_function,
+        q,
+        num_restarts,
+        raw_samples,
+        batch_limit,
+        seed,
     )
 
     def propose(avoid: KnownPoints) -> tuple[Array, Array]:

@@ -323,7 +323,15 @@ def refine(
         worth = np.where(avoid.contains(X), -np.inf, values)
         active = starts.active
         X_new, values = walk(
-            hood, evaluator, X, worth, active, index, avoid, _MAX_WALK, patience
+            hood,
+            evaluator,
+            X,
+            worth,
+            active,
+            index,
+            avoid,
+            _MAX_WALK,
+            patience,
         )
         changed = np.any(X_new != X, axis=-1)
         if relaxed.any():  # real columns were chosen for values between whole numbers
@@ -362,7 +370,10 @@ def steps_between(largest: float, smallest: float) -> list[float]:
 
 
 def slots_of(
-    boxes: Boxes, steps: Sequence[float], far: bool, most: float = math.inf
+    boxes: Boxes,
+    steps: Sequence[float],
+    far: bool,
+    most: float = math.inf,
 ) -> list[tuple[int, float, float]]:
     """The slots of a neighbourhood.
 

@@ -45,7 +45,10 @@ _Points = tuple[Tensor, Tensor]
 
 
 def read_earlier(
-    space: SearchSpace, earlier: Any, name: str = "value", minimize: bool = True
+    space: SearchSpace,
+    earlier: Any,
+    name: str = "value",
+    minimize: bool = True,
 ) -> OldStudiesMean | list[_Points] | None:
     """Old studies as points of a space and outcomes, larger ones better.
 

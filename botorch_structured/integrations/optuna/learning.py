@@ -225,7 +225,10 @@ class LearntSpace:
         return self.parameters[i].is_choice or self._is_few(i)
 
     def _grow(
-        self, with_it: int, without: int, depth: int
+        self,
+        with_it: int,
+        without: int,
+        depth: int,
     ) -> tuple[list[_Where], bool]:
         """Settings within some trials, and whether they explain everything."""
         if not with_it:
@@ -238,7 +241,11 @@ class LearntSpace:
         return self._follow(splits[0], with_it, without, depth)
 
     def _follow(
-        self, split: _DecisionSplit, with_it: int, without: int, depth: int
+        self,
+        split: _DecisionSplit,
+        with_it: int,
+        without: int,
+        depth: int,
     ) -> tuple[list[_Where], bool]:
         ways: list[_Where] = []
         explained = True
@@ -285,7 +292,12 @@ class LearntSpace:
             ),
         )
 
-    def _runs(self, i: int, with_it: int, without: int) -> list[tuple[_Span, int]]:
+    def _runs(
+        self,
+        i: int,
+        with_it: int,
+        without: int,
+    ) -> list[tuple[_Span, int]]:
         """Neighbouring numbers with which trials ask for the same; cuts half-way."""
 
         def kind(place: tuple[float, int]) -> tuple[bool, bool]:

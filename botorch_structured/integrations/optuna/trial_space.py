@@ -399,7 +399,10 @@ def configurations(
 
 
 def _completions(
-    space: SearchSpace, x: Tensor, columns: list[int], others: Tensor
+    space: SearchSpace,
+    x: Tensor,
+    columns: list[int],
+    others: Tensor,
 ) -> Tensor:
     """Feasible points that have, and have active, the entries of ``x`` in some columns.
 

@@ -334,7 +334,11 @@ class StationaryDensity:
             np.multiply(correlation, variance, out=self._factor)
             self._factor[self._diagonal] += self._noise + (noise + jitter)
             self._factor, info = lapack.dpftrf(
-                n, self._factor, transr="N", uplo="L", overwrite_a=1
+                n,
+                self._factor,
+                transr="N",
+                uplo="L",
+                overwrite_a=1,
             )
             if info == 0:
                 break
