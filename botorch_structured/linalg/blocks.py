@@ -286,9 +286,11 @@ def positions(mask: Tensor) -> Tensor:
     if not width:
         return mask.long()
     entries = _array(mask)
-    ascending = np.sort(np.where(entries, np.arange(width), width))
-    most = max(entries.sum(-1).max(), 1)
-    return torch.from_numpy(ascending[:, :most]).to(mask.device)
+    counts = entries.sum(-1)
+    places = np.arange(max(counts.max(), 1))
+    ascending = np.full((len(entries), len(places)), width)
+    ascending[places < counts[:, None]] = entries.nonzero()[1]
+    return torch.from_numpy(ascending).to(mask.device)
 
 
 def _array(values: Tensor) -> NDArray[Any]:

@@ -54,6 +54,8 @@ _MAX_KEPT = 2**17
 # Distances of other columns, and of correlations that are rough at zero, are always
 # kept, up to so many (32 MiB).
 _MAX_DISTANCES = 2**22
+# Up to so many weights that couple no leaves are treated like those that do.
+_MANY_UNSHARED = 100
 
 
 # -- distances ----------------------------------------------------------------------
@@ -169,6 +171,19 @@ class _Leaves:
         self._weight_pairs = weight_pairs(self.weights, form.num_weights)
         index = [*self._lengths, self._variance, self._deviations, self._terms]
         self.index = np.concatenate([*map(np.ravel, index)])
+        self._unshared: Array | None = None
+
+    def fold(self, number: Indices, count: int) -> None:
+        """From now on count what only one leaf has to that leaf's covariance.
+
+        Args:
+            number: Each weight to its number among those of several leaves, or to
+                ``count`` if it is none of them.
+            count: Their count.
+        """
+        self.weights = number[self.weights]
+        self._weight_pairs = weight_pairs(self.weights, count)
+        self._unshared = 1.0 * (self.weights == count)[:, None, :]
 
     def evaluate(
         self,
@@ -208,10 +223,14 @@ class _Leaves:
             waves = np.concatenate([np.cos(self._phase), np.sin(self._phase)], axis=-1)
             waves = (waves * self._present).reshape(batch, size, -1)
             features = np.concatenate([features, waves], axis=-1)
-        self._features = features * q[self._deviations][:, None, :]
+        self._features = features = features * q[self._deviations][:, None, :]
+        if self._unshared is not None:
+            unshared = features * self._unshared
+            noisy += unshared @ unshared.swapaxes(1, 2)
+            features = features - unshared
         return Block(
             noisy,
-            self._features,
+            features,
             self.rows,
             self.weights,
             self._weight_pairs,
@@ -230,19 +249,23 @@ class _Leaves:
         """
         g = d.covariance
         features = self._features
+        d_features = d.features
+        if self._unshared is not None:
+            both = g + g.swapaxes(1, 2)
+            d_features = d_features + both @ (features * self._unshared)
         parts: list[Array] = []
         for i, slope in enumerate(self._slopes):
             slope *= g
             totals = self._distances[i].totals(slope)
             parts.append((totals * -q[self._lengths[i]]).ravel())
         parts.append(np.einsum("bij,bij->b", g, self._within))
-        parts.append(np.add.reduce(d.features * features, 1).ravel())
+        parts.append(np.add.reduce(d_features * features, 1).ravel())
         if self._terms.size:
             phase = self._phase
             shape = (*phase.shape[:-1], 2, phase.shape[-1])
             start = self._still.shape[-1]
             value = features[..., start:].reshape(shape)
-            slope = d.features[..., start:].reshape(shape)
+            slope = d_features[..., start:].reshape(shape)
             turned = slope[..., 1, :] * value[..., 0, :]
             turned -= slope[..., 0, :] * value[..., 1, :]
             parts.append((turned * phase).sum((1, 3)).ravel())
@@ -395,6 +418,16 @@ class LeafObjective:
             self._leaves.append(leaves)
             index_parts.append(leaves.index)
             level_parts.append(levels[leaves.rows].ravel())
+        self._num_weights = form.num_weights
+        weights = np.concatenate([leaves.weights.ravel() for leaves in self._leaves])
+        shared = np.bincount(weights, None, form.num_weights + 1) > 1
+        shared[-1] = False
+        count = int(shared.sum())
+        if form.num_weights - count > _MANY_UNSHARED:
+            self._num_weights = count
+            number = np.where(shared, shared.cumsum() - 1, count)
+            for leaves in self._leaves:
+                leaves.fold(number, count)
         self._index = np.concatenate([*index_parts, self._noise, form.offsets])
         self._padded_level = np.concatenate(level_parts)
         self._map, self._constants = form.matrices(len(parameters.values))
@@ -494,7 +527,7 @@ class LeafObjective:
         value, derivatives = log_evidence(
             blocks,
             self._targets - u[self._level],
-            form.num_weights,
+            self._num_weights,
         )
         if math.isnan(value):
             return math.nan, np.full(len(theta), math.nan)

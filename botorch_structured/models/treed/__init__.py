@@ -13,11 +13,11 @@ Section 2.1            Matern-5/2 with a lengthscale per column:
                        ``leaf_modules.TreedStationary``; expected improvement: BoTorch's
 Section 3.1, U(A)      ``cart.split_by_variance``
 Equation (1)           ``cart.split_by_variance``, and the tree:
-                       ``cart.grow_by_variance``
+                       ``cart.propose_by_variance``
 Section 3.1, figure 1  tau at a data point that both children have: ``cart.Split``,
                        ``cart.TreeNode.divided``
 Section 3.1, entropy   not implemented, as the paper found it no better; in its place
-                       ``growth.grow_by_evidence``, by the evidence of GPs
+                       ``growth.propose_by_evidence``, by the evidence of GPs
                        (``growth.NodeEvidence``)
 Equation (2)           ``objective.path_evidence``; log p(theta): the priors of
                        ``leaf_modules``

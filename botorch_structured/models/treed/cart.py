@@ -28,6 +28,11 @@ Array = NDArray[np.float64]
 Rows = NDArray[np.int64]
 
 
+def as_array(values: Tensor) -> Array:
+    """A tensor as a double precision array, without its graph."""
+    return values.detach().cpu().double().numpy()
+
+
 @dataclass(frozen=True)
 class Split:
     """A test that sends a point to the left child, or to the right one.
@@ -239,31 +244,25 @@ def split_by_variance(
     return best
 
 
-def grow_by_variance(
+def propose_by_variance(
+    node: TreeNode,
     X: Array,
     y: Array,
     min_leaf_size: int,
-    max_leaves: int | None = None,
     categorical: Sequence[int] = (),
-) -> TreeNode:
-    """CART as in section 3.1 of Assael et al. (2014): as deep as it goes.
+) -> Proposal | None:
+    """The split of a node by CART, as in section 3.1 of Assael et al. (2014).
 
     Args:
-        X: ``n x d``.
+        node: The node.
+        X: ``n x d``, all data.
         y: ``n``.
-        min_leaf_size: Fewest points of a leaf, shared ones included.
-        max_leaves: Where to stop.
+        min_leaf_size: Fewest points of a child, shared ones included.
         categorical: Columns without an order.
     """
-    root = TreeNode.root(X)
-
-    def propose(node: TreeNode) -> Proposal | None:
-        best = split_by_variance(X[node.rows], y[node.rows], min_leaf_size, categorical)
-        if best is None:
-            return None
-        reduction, split = best
-        children = node.divided(X, split)
-        return Proposal(reduction * len(node.rows), split, children)
-
-    grow(root, propose, max_leaves)
-    return root
+    best = split_by_variance(X[node.rows], y[node.rows], min_leaf_size, categorical)
+    if best is None:
+        return None
+    reduction, split = best
+    children = node.divided(X, split)
+    return Proposal(reduction * len(node.rows), split, children)

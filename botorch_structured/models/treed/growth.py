@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import attrgetter
 
 import numpy as np
@@ -38,8 +39,9 @@ from botorch_structured.models.treed.cart import (
     Rows,
     Split,
     TreeNode,
+    as_array,
     grow,
-    grow_by_variance,
+    propose_by_variance,
     split_by_variance,
 )
 
@@ -328,8 +330,8 @@ def grow_trees(
     """
 
     def elements(values: Tensor, *shape: int) -> Array:
-        values = values.detach().expand(*y.shape[:-1], *shape)
-        return values.reshape(-1, *shape).cpu().double().numpy()
+        values = values.expand(*y.shape[:-1], *shape)
+        return as_array(values.reshape(-1, *shape))
 
     n, d = X.shape[-2:]
     inputs = list(elements(X, n, d))
@@ -345,15 +347,20 @@ def grow_trees(
             categorical,
             kernel == "rbf",
         )
+        root = TreeNode.root(points)
+        root.fit = fit_root(evidence, root.home)
+        criterion: partial[Proposal | None]
         if by_evidence:
-            root = grow_by_evidence(
-                points, evidence, min_leaf_size, max_leaves, categorical
-            )
+            criterion = partial(propose_by_evidence, evidence=evidence)
         else:
-            root = grow_by_variance(
-                points, outcomes, min_leaf_size, max_leaves, categorical
-            )
-            root.fit = _fit_root(evidence, root.home)
+            criterion = partial(propose_by_variance, y=outcomes)
+        propose = partial(
+            criterion,
+            X=points,
+            min_leaf_size=min_leaf_size,
+            categorical=categorical,
+        )
+        grow(root, propose, max_leaves)
         for node in root.walk():
             if node.fit is None and node.parent is not None:
                 node.fit = node.parent.fit
@@ -425,7 +432,7 @@ def try_rbf(root: TreeNode, evidence: NodeEvidence) -> None:
             node.fit = fit
 
 
-def _fit_root(evidence: NodeEvidence, rows: Rows) -> NodeFit:
+def fit_root(evidence: NodeEvidence, rows: Rows) -> NodeFit:
     """Fit all data, from several starts: noise or wiggles is a choice of modes."""
     shifts = (0.0, 0.0), (-1.0, -3.0), (1.0, 2.0), (-1.5, 2.0)
     starts = [evidence.mode + np.array([a, 0.0, 0.0, b]) for a, b in shifts]
@@ -433,47 +440,20 @@ def _fit_root(evidence: NodeEvidence, rows: Rows) -> NodeFit:
     return evidence.fit(rows, [best.theta])
 
 
-def grow_by_evidence(
-    X: Array,
-    evidence: NodeEvidence,
-    min_leaf_size: int,
-    max_leaves: int | None = None,
-    categorical: Sequence[int] = (),
-) -> TreeNode:
-    """Split where two GPs explain the data better than one; none may be the answer.
-
-    Each node's ``fit`` is left behind.
-
-    Args:
-        X: ``n x d``.
-        evidence: Of subsets of these data.
-        min_leaf_size: Fewest points of a leaf, shared ones included.
-        max_leaves: Where to stop.
-        categorical: Columns without an order.
-    """
-    root = TreeNode.root(X)
-    root.fit = _fit_root(evidence, root.home)
-
-    def propose(node: TreeNode) -> Proposal | None:
-        return best_split_by_evidence(node, X, evidence, min_leaf_size, categorical)
-
-    grow(root, propose, max_leaves)
-    return root
-
-
 # -- the best split of a node ----------------------------------------------------------
 
 
-def best_split_by_evidence(
+def propose_by_evidence(
     node: TreeNode,
     X: Array,
     evidence: NodeEvidence,
     min_leaf_size: int,
-    categorical: Sequence[int],
+    categorical: Sequence[int] = (),
 ) -> Proposal | None:
-    """The split that explains a node's data best, if it is better than none.
+    """The split where two GPs explain a node's data better than one, if there is any.
 
-    A few thresholds are tried in each column, and then the neighbours of the best.
+    The node's ``fit`` is of all its data then. A few thresholds are tried in each
+    column, and then the neighbours of the best.
 
     Args:
         node: With its ``fit``.

@@ -91,7 +91,12 @@ class TreedKernel(BatchKernel):
 
     @abstractmethod
     def leaf_covariance(
-        self, element: int, leaves: Tensor, a: Tensor, b: Tensor | None = None
+        self,
+        element: int,
+        leaves: Tensor,
+        a: Tensor,
+        b: Tensor,
+        diag: bool = False,
     ) -> Tensor:
         """Covariances under the hyperparameters of given leaves.
 
@@ -99,15 +104,12 @@ class TreedKernel(BatchKernel):
             element: Element of the (flattened) batch of trees.
             leaves: ``B``.
             a: ``B x m x d``.
-            b: ``B x q x d``; the same points if None.
+            b: ``B x q x d``.
+            diag: Whether to return the variances only; then ``b`` is ``a``.
 
         Returns:
-            ``B x m x m`` or ``B x m x q``.
+            ``B x m x q``, or ``B x m`` if ``diag``.
         """
-
-    @abstractmethod
-    def leaf_variance(self, element: int, leaves: Tensor, a: Tensor) -> Tensor:
-        """Prior variances ``B x m`` of points ``B x m x d``, see above."""
 
     def _covariance(self, x1: Tensor, x2: Tensor, diag: bool, **params: Any) -> Tensor:
         """The dense definition."""
@@ -140,9 +142,6 @@ class TreedStationary(TreedKernel):
         warp: Whether inputs pass through a Kumaraswamy distribution function first
             (BoTorch's ``Warp``), with concentrations for each leaf and column.
     """
-
-    # ``kind``, its version, and its values
-    _kinds: tuple[Tensor, int | None, list[int]] | None = None
 
     def __init__(
         self,
@@ -181,9 +180,6 @@ class TreedStationary(TreedKernel):
                 )
                 setattr(self, name, concentration)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_kinds": None}
-
     @property
     def lengthscale(self) -> Tensor | None:
         """Geometric means over leaves, ``batch_shape x 1 x d``.
@@ -198,13 +194,7 @@ class TreedStationary(TreedKernel):
 
     def correlation(self, element: int) -> Correlation:
         """The correlation function of an element of the batch."""
-        # on a GPU the host waits for values: read again only where they may differ
-        kind = self.kind
-        read = self._kinds
-        version = None if kind.is_inference() else kind._version
-        if read is None or read[0] is not kind or version is None or read[1] != version:
-            self._kinds = read = (kind, version, kind.reshape(-1).tolist())
-        return CORRELATIONS[read[2][element]]
+        return CORRELATIONS[int(self.kind.flatten()[element])]
 
     def _scaled(self, element: int, leaves: Tensor, X: Tensor) -> tuple[Tensor, Tensor]:
         """Warped inputs over lengthscales, and lengthscales ``B x 1 x d``."""
@@ -224,23 +214,24 @@ class TreedStationary(TreedKernel):
         return x / numeric_scale, scale
 
     def leaf_covariance(
-        self, element: int, leaves: Tensor, a: Tensor, b: Tensor | None = None
+        self,
+        element: int,
+        leaves: Tensor,
+        a: Tensor,
+        b: Tensor,
+        diag: bool = False,
     ) -> Tensor:
         """See ``TreedKernel``."""
         variance = element_of(self.variance_of_leaf.value, element, 1)[leaves]
+        if diag:
+            return variance.unsqueeze(-1).expand(a.shape[:-1])
         left, scale = self._scaled(element, leaves, a)
-        other = a if b is None else b
-        right = left if b is None else self._scaled(element, leaves, b)[0]
+        right = left if a is b else self._scaled(element, leaves, b)[0]
         squared = squared_distance(left, right)
         for j in self.categorical:
-            differ = a[..., :, None, j] != other[..., None, :, j]
+            differ = a[..., :, None, j] != b[..., None, :, j]
             squared = squared + differ / scale[..., j : j + 1].square()
         return variance[:, None, None] * self.correlation(element).value(squared)
-
-    def leaf_variance(self, element: int, leaves: Tensor, a: Tensor) -> Tensor:
-        """See ``TreedKernel``."""
-        variance = element_of(self.variance_of_leaf.value, element, 1)[leaves]
-        return variance.unsqueeze(-1).expand(a.shape[:-1])
 
 
 class TreedCopies(TreedKernel):
@@ -256,31 +247,23 @@ class TreedCopies(TreedKernel):
         copies = [deepcopy(kernel) for _ in range(partition.num_leaves)]
         self.copies = torch.nn.ModuleList(copies)
 
-    def _of(self, element: int, leaf: Tensor, *points: Tensor, **kwargs: Any) -> Tensor:
-        """Values of the copy of a leaf at points: indexed, it would lose its graph."""
-        kernel: Any = self.copies[int(leaf)]
-        batch = kernel.batch_shape
-        values = kernel(*(x.expand(*batch, *x.shape) for x in points), **kwargs)
-        values = to_dense(values)
-        return element_of(values, element, values.ndim - len(batch))
-
     def leaf_covariance(
-        self, element: int, leaves: Tensor, a: Tensor, b: Tensor | None = None
+        self,
+        element: int,
+        leaves: Tensor,
+        a: Tensor,
+        b: Tensor,
+        diag: bool = False,
     ) -> Tensor:
         """See ``TreedKernel``."""
-        other = a if b is None else b
-        parts = [
-            self._of(element, leaf, x, y)
-            for leaf, x, y in zip(leaves, a, other, strict=True)
-        ]
-        return torch.stack(parts)
-
-    def leaf_variance(self, element: int, leaves: Tensor, a: Tensor) -> Tensor:
-        """See ``TreedKernel``."""
-        parts = [
-            self._of(element, leaf, x, diag=True)
-            for leaf, x in zip(leaves, a, strict=True)
-        ]
+        parts = []
+        for leaf, x, y in zip(leaves, a, b, strict=True):
+            # indexed, the kernel of an element would lose its graph
+            kernel: Any = self.copies[int(leaf)]
+            batch = kernel.batch_shape
+            points = [p.expand(*batch, *p.shape) for p in (x, y)]
+            values = to_dense(kernel(*points, diag=diag))
+            parts.append(element_of(values, element, values.ndim - len(batch)))
         return torch.stack(parts)
 
 

@@ -53,7 +53,7 @@ from botorch_structured.linalg.blocks import cholesky, failed
 from botorch_structured.linalg.correlations import Correlation
 from botorch_structured.linalg.parameters import UnknownFormError
 from botorch_structured.models.map_fit import ArrayPosterior
-from botorch_structured.models.treed.cart import Array, Rows, TreeNode
+from botorch_structured.models.treed.cart import Array, Rows, TreeNode, as_array
 
 # A fit has as many rows of a node above the leaves as have this sum of cubes over the
 # leaves, which is what an evaluation takes.
@@ -235,8 +235,8 @@ def leaf_terms(
             leaves; None if it has those of the leaf there.
     """
     data = tree.data
-    X = tree.X.cpu().double().numpy()
-    y = tree.y.cpu().double().numpy()
+    X = as_array(tree.X)
+    y = as_array(tree.y)
     n = len(y)
     leaves = tree.root.leaves()
     most = round(min(n, (_WORK / len(leaves)) ** (1.0 / 3.0)))

@@ -24,7 +24,7 @@ import torch
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
-from botorch_structured.models.treed.cart import Rows, TreeNode
+from botorch_structured.models.treed.cart import Rows, TreeNode, as_array
 from botorch_structured.models.treed.leaf_modules import LeafMean, TreedKernel
 from botorch_structured.models.treed.tree_partition import (
     TreePartition,
@@ -74,8 +74,7 @@ class TreedPredictor:
     graph: bool
 
     def __post_init__(self) -> None:
-        data = self.X.detach().cpu().double().numpy()
-        self.root = self.partition.tree(data)
+        self.root = self.partition.tree(as_array(self.X))
         self.leaves = self.root.leaves()
         self._factors: dict[int, LeafFactors] = {}
 
@@ -89,10 +88,9 @@ class TreedPredictor:
         self, leaf: int, X: Tensor, other: Tensor | None = None
     ) -> Tensor:
         leaves = torch.full((1,), leaf, device=X.device)
-        if other is not None:
-            other = other.unsqueeze(0)
-        X = X.unsqueeze(0)
-        return self.kernel.leaf_covariance(self.element, leaves, X, other)[0]
+        a = X.unsqueeze(0)
+        b = a if other is None else other.unsqueeze(0)
+        return self.kernel.leaf_covariance(self.element, leaves, a, b)[0]
 
     # -- what a leaf predicts from ------------------------------------------------
 
@@ -169,8 +167,13 @@ class TreedPredictor:
         )
         leaves = torch.full((len(X),), leaf, device=X.device)
         if X.shape[-2] == 1:
-            variance = self.kernel.leaf_variance(
-                self.element, leaves[:1], X.transpose(0, 1)
+            a = X.transpose(0, 1)
+            variance = self.kernel.leaf_covariance(
+                self.element,
+                leaves[:1],
+                a,
+                a,
+                diag=True,
             )
             variance = variance.mT - projected.square().sum(-1)
             return mean, variance.unsqueeze(-1)

@@ -46,7 +46,7 @@ from botorch_structured.linalg.parameters import Hyperparameter, UnknownFormErro
 from botorch_structured.models import checks, fast_inference
 from botorch_structured.models.checks import check_modules, check_training_data
 from botorch_structured.models.map_fit import FIT_OPTIONS, fit_map
-from botorch_structured.models.treed.cart import Array
+from botorch_structured.models.treed.cart import as_array
 from botorch_structured.models.treed.growth import NOISE_FLOOR, GrownTrees, grow_trees
 from botorch_structured.models.treed.leaf_modules import (
     LeafNoise,
@@ -573,13 +573,13 @@ class TreedGP(fast_inference.FastSingleTaskGP):
         if self._has_leaf_noise:
             raw_noise = likelihood.noise_covar.noise_of_leaf.raw_value
         elif isinstance(likelihood, FixedNoiseGaussianLikelihood):
-            noise = _array(self._known_noise())
+            noise = as_array(self._known_noise())
         elif share_all:
             raw_noise = likelihood.noise_covar.raw_noise
         else:  # a node above the leaves has their noise, but other values of its own
             return None
         (data,) = self._plan()
-        terms = leaf_terms(data, noise, None if share_all else _array(self.levels))
+        terms = leaf_terms(data, noise, None if share_all else as_array(self.levels))
         densities = [LeafDensity(term, correlation) for term in terms]
         try:
             raw = length, variance, mean.raw_constant, raw_noise
@@ -596,7 +596,7 @@ class TreedGP(fast_inference.FastSingleTaskGP):
             rows_of = attrgetter("home" if self._lend else "rows")
             plan = []
             for e, (x, t) in enumerate(zip(X, y.reshape(len(X), -1), strict=True)):
-                tree = self.partition.element(e).tree(_array(x))
+                tree = self.partition.element(e).tree(as_array(x))
                 plan.append(TreeData(tree, x, t, rows_of))
             self._plan_cache = plan
         return self._plan_cache
@@ -625,7 +625,7 @@ class TreedGP(fast_inference.FastSingleTaskGP):
                 path_evidence(
                     data.terms,
                     data.y,
-                    self.covar_module.leaf_covariance(e, leaves, X),
+                    self.covar_module.leaf_covariance(e, leaves, X, X),
                     mean,
                     noises[e].mT[: len(leaves)].expand(mean.shape),
                     None if self._share_all else (amplitude, constant, node_noise),
@@ -732,7 +732,9 @@ class TreedGP(fast_inference.FastSingleTaskGP):
             X = torch.cat([X, imagined], dim=-2)
         q = X.shape[-2]
         predictors = self._predictors()
-        points = X.reshape(-1, len(predictors), *X.shape[-2:]).unbind(1)
+        # not -1: q may be 0
+        repeats = shape.numel() // len(predictors)
+        points = X.reshape(repeats, len(predictors), *X.shape[-2:]).unbind(1)
         moments = [p(x) for p, x in zip(predictors, points, strict=True)]
         means, covariances = zip(*moments, strict=True)
         mean = torch.stack(means, dim=1).reshape(*shape, q)
@@ -804,8 +806,7 @@ class TreedGP(fast_inference.FastSingleTaskGP):
         if not self._has_leaf_noise:
             memo[id(likelihood)] = likelihood.get_fantasy_likelihood(**kwargs)
         original = self._original_train_inputs
-        if original is not None:
-            memo[id(original)] = original
+        memo[id(original)] = original
         new = deepcopy(self, memo)
         new.train_inputs = (appended(old_X, X),)
         both = appended(old_y.unsqueeze(-1), targets.unsqueeze(-1))
@@ -814,7 +815,3 @@ class TreedGP(fast_inference.FastSingleTaskGP):
             new._copies = self._copies + new.train_targets.ndim - old_y.ndim
             new._num_fantasies = self._num_fantasies + X.shape[-2]
         return new
-
-
-def _array(values: Tensor) -> Array:
-    return values.detach().cpu().double().numpy()

@@ -199,6 +199,21 @@ def test_more_weights_than_rows() -> None:
     check_objective(large, 0)
 
 
+@pytest.mark.parametrize("features", ["additive", "fourier"])
+def test_weights_of_one_leaf(features: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are counted to its covariance; so are those without data to none."""
+    monkeypatch.setattr(module, "_MANY_UNSHARED", 0)
+    leaves = {float(v): [1 + v] for v in range(9)}
+    tree = ParameterTree(11, {0: leaves, 1: {0.0: [], 1.0: [10]}})
+    for n in (7, 90):
+        model = TreeStructuredGP(*data(tree, n, n), tree, shared_features=features)
+        _, objective = objective_of(model)
+        assert objective is not None
+        assert objective._num_weights < model.covar_module.num_weights
+        model.likelihood.noise = 1e-2
+        check_objective(model, 0)
+
+
 class _Mine(TreeStructuredGP):
     def compute_custom_loss(self, mll: Any, **kwargs: Any) -> Tensor:
         return 2.0 * super().compute_custom_loss(mll, **kwargs)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 import torch
@@ -11,14 +13,43 @@ from botorch_structured.models.treed.cart import (
     ChangePoint,
     Split,
     TreeNode,
-    grow_by_variance,
+    grow,
+    propose_by_variance,
     split_by_variance,
 )
-from botorch_structured.models.treed.growth import NodeEvidence, grow_by_evidence
+from botorch_structured.models.treed.growth import (
+    NodeEvidence,
+    fit_root,
+    propose_by_evidence,
+)
 from botorch_structured.models.treed.tree_partition import TreePartition
 
 Array = NDArray[np.float64]
 seeds = st.integers(0, 10_000)
+
+
+def grow_by_variance(
+    X: Array, y: Array, least: int, max_leaves: int | None = None
+) -> TreeNode:
+    root = TreeNode.root(X)
+    grow(root, lambda node: propose_by_variance(node, X, y, least), max_leaves)
+    return root
+
+
+def grow_by_evidence(
+    X: Array,
+    evidence: NodeEvidence,
+    max_leaves: int | None = None,
+    categorical: Sequence[int] = (),
+) -> TreeNode:
+    root = TreeNode.root(X)
+    root.fit = fit_root(evidence, root.home)
+    grow(
+        root,
+        lambda node: propose_by_evidence(node, X, evidence, 5, categorical),
+        max_leaves,
+    )
+    return root
 
 
 def data(seed: int, n: int | None = None, ties: bool = True) -> tuple[Array, Array]:
@@ -157,12 +188,12 @@ def test_trees_by_evidence(seed: int) -> None:
     # two regimes: a step with another wavelength
     y = np.where(X[:, 0] > 0.5, 4.0 + np.sin(20.0 * X[:, -1]), 0.1 * X[:, 0])
     y = y + 0.01 * rng.standard_normal(30)
-    root = grow_by_evidence(X, evidence_of(X, y), 5)
+    root = grow_by_evidence(X, evidence_of(X, y))
     check_tree(root, X, 4)
     assert root.split is not None and root.split.column == 0
     below = X[X[:, 0] <= 0.5, 0].max()
     assert abs(root.split.threshold - below) < 0.2
-    assert len(grow_by_evidence(X, evidence_of(X, y), 5, max_leaves=1).leaves()) == 1
+    assert len(grow_by_evidence(X, evidence_of(X, y), max_leaves=1).leaves()) == 1
 
 
 def test_one_gp_is_enough_for_one_gp() -> None:
@@ -174,7 +205,7 @@ def test_one_gp_is_enough_for_one_gp() -> None:
         r = np.sqrt(5.0 * ((X[:, None] - X) ** 2).sum(-1)) / 0.5
         K = (1.0 + r + r**2 / 3.0) * np.exp(-r) + 1e-4 * np.eye(40)
         y = np.linalg.cholesky(K) @ rng.standard_normal(40)
-        split += len(grow_by_evidence(X, evidence_of(X, y), 5).leaves()) > 1
+        split += len(grow_by_evidence(X, evidence_of(X, y)).leaves()) > 1
     assert split <= 1
 
 
@@ -182,7 +213,7 @@ def test_evidence_knows_more_than_variance() -> None:
     """The same mean and variance, another wavelength: CART sees nothing."""
     x = np.linspace(0.0, 1.0, 80)
     y = np.where(x < 0.5, np.sin(8 * np.pi * x), np.sin(80 * np.pi * x))
-    root = grow_by_evidence(x[:, None], evidence_of(x[:, None], y), 5)
+    root = grow_by_evidence(x[:, None], evidence_of(x[:, None], y))
     assert root.split is not None and abs(root.split.threshold - 0.5) < 0.06
 
 
@@ -192,7 +223,7 @@ def test_categorical_columns_in_trees_by_evidence() -> None:
     X[:, 1] = np.floor(3 * X[:, 1])
     y = np.where(X[:, 1] == 1.0, 5.0, 0.0) + 0.01 * rng.standard_normal(40)
     evidence = NodeEvidence(X, (y - y.mean()) / y.std(), 1e-6, categorical=[1])
-    root = grow_by_evidence(X, evidence, 5, categorical=[1])
+    root = grow_by_evidence(X, evidence, categorical=[1])
     assert root.split == Split(1, 1.0, True)
 
 
@@ -250,7 +281,7 @@ def test_thresholds_are_weighed_by_their_evidence(seed: int) -> None:
     Z = 8.0 * X - 2.0
     y = Z[:, 0] * np.exp(-(Z**2).sum(-1))
     evidence = NodeEvidence(X, (y - y.mean()) / y.std(), 1e-8)
-    root = grow_by_evidence(X, evidence, 5)
+    root = grow_by_evidence(X, evidence)
     assert root.split is not None
     for node in root.walk():
         if node.split is None:

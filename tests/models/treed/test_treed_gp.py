@@ -284,7 +284,7 @@ def test_warping() -> None:
     warped = transform(points)
     length, variance, _, _ = hyperparameters(model, 0)
     torch.testing.assert_close(
-        model.covar_module.leaf_covariance(0, leaf, points.unsqueeze(0))[0],
+        model.covar_module.leaf_covariance(0, leaf, *2 * [points.unsqueeze(0)])[0],
         kernel_of(model, warped, warped, length, variance),
     )
     # warping alone keeps its kernel where nothing is split
