@@ -50,35 +50,35 @@ _MOST_TOKENS_A_FILE = 6_200
 # change that needs more says in its message what that is worth; one that needs less
 # lowers the figure.
 _MOST_TOKENS = {
-    ".": 4_634,
-    "acquisition": 4_124,
-    "integrations": 6_432,
-    "integrations/optuna": 11_265,
-    "kernels": 2_939,
-    "linalg": 6_993,
-    "models": 12_813,
-    "models/ablr": 14_021,
-    "models/monotone": 12_566,
-    "models/sampled": 9_938,
-    "models/tree": 40_486,
-    "models/treed": 19_646,
-    "optim": 22_898,
-    "plots": 8_153,
-    "spaces": 24_573,
-    "study": 15_557,
-    "suggest": 5_631,
-    "test_functions": 5_919,
+    ".": 4_655,
+    "acquisition": 4_080,
+    "integrations": 6_439,
+    "integrations/optuna": 11_168,
+    "kernels": 10_342,
+    "linalg": 9_032,
+    "models": 10_264,
+    "models/ablr": 13_986,
+    "models/monotone": 12_421,
+    "models/sampled": 9_952,
+    "models/tree": 31_583,
+    "models/treed": 16_999,
+    "optim": 22_122,
+    "plots": 7_332,
+    "spaces": 24_499,
+    "study": 15_533,
+    "suggest": 6_513,
+    "test_functions": 5_865,
 }
-_MOST_TOKENS_A_LINE = 8.51
+_MOST_TOKENS_A_LINE = 8.49
 # Assignments such as ``a, b = x, y``, in a thousand lines.
 _MOST_PAIRS = 0.1
-_MOST_PRIVATE_CONSTANTS = 118
+_MOST_PRIVATE_CONSTANTS = 119
 # Names that say nothing of the thing that they stand for.
 _RIDDLES = {"found", "known", "own", "held", "given", "mine", "every", "here"}
 _MOST_RIDDLES = 1
 # Sentences that do not begin with their subject.
 _MOST_OF_AND_WHAT = 0
-_MOST_FILES = 127
+_MOST_FILES = 113
 _MOST_EXACT_TYPES = 30
 
 
