@@ -82,7 +82,15 @@ def plot_monotone_components(
         for part in components
     ]
     total = _observed_sum(data, components)
-    _check_no_decision([*components, *others], column)
+    for part in (*components, *others):
+        tree = getattr(part, "tree", None)
+        if isinstance(tree, ParameterTree) and column in (
+            {*tree.decision_columns} - {*tree.numeric_decisions}
+        ):
+            raise ValueError(
+                "column: expected one that moves continuously, got the decision "
+                f"{column}, which has the values {tree.decision_values[column]}."
+            )
     line = _line(components, data, total, column, at, bounds, resolution)
     if names is None:
         names = [
@@ -119,19 +127,6 @@ def plot_monotone_components(
     else:
         panels[0].legend(edgecolor="none", framealpha=0.8, fontsize="small")
     return panels
-
-
-def _check_no_decision(parts: Sequence[Any], column: int) -> None:
-    """Raise for a decision: there are no points between its values."""
-    for part in parts:
-        tree = getattr(part, "tree", None)
-        if not isinstance(tree, ParameterTree):
-            continue
-        if column in {*tree.decision_columns} - {*tree.numeric_decisions}:
-            raise ValueError(
-                "column: expected one that moves continuously, got the decision "
-                f"{column}, which has the values {tree.decision_values[column]}."
-            )
 
 
 def _observed_sum(
@@ -288,7 +283,12 @@ def plot_partition(
     n = resolution or (801 if d == 1 else 121)
     if d == 1:
         ax = style.new_axes(ax, 6.4, 3.8)
-        _draw_line(ax, model, X, low, high, n, observation_noise)
+        points = torch.as_tensor(np.linspace(low, high, n)).to(X)
+        _draw_prediction(ax, model, points, 0, BLUE, "mean", noise=observation_noise)
+        grid = np.linspace(low, high, 100_001)
+        for border in grid[1:][np.diff(_regions(model, X, grid)) != 0]:
+            ax.axvline(border[0], color=RED, linewidth=1.0, linestyle="--")
+        style.tidy(ax)
     else:
         ax = style.new_axes(ax, 5.2 if colorbar else 4.6, 4.2)
         axes = [np.linspace(low[j], high[j], n) for j in range(2)]
@@ -302,7 +302,11 @@ def plot_partition(
             shading="gouraud",
             rasterized=True,
         )
-        _draw_borders(ax, model, X, low, high)
+        axes = [np.linspace(low[j], high[j], 601) for j in range(2)]
+        grid = np.stack(np.meshgrid(*axes), axis=-1)
+        regions = _regions(model, X, grid.reshape(-1, 2)).reshape(601, 601)
+        for region in np.unique(regions)[1:]:
+            ax.contour(*axes, regions == region, [0.5], colors=RED, linewidths=1.2)
         if colorbar:
             label = "mean" if show == "mean" else "standard deviation"
             ax.figure.colorbar(image, ax=ax, label=label)
@@ -324,35 +328,6 @@ def _regions(model: Any, X: Tensor, points: np.ndarray) -> np.ndarray:
     inputs = model.transform_inputs(torch.as_tensor(points).to(X))
     index: np.ndarray = partition.leaf_index(inputs).cpu().numpy()
     return index
-
-
-def _draw_line(
-    ax: Axes,
-    model: Any,
-    X: Tensor,
-    low: list[float],
-    high: list[float],
-    resolution: int,
-    noise: bool,
-) -> None:
-    """The prediction, and lines at the borders of regions."""
-    points = torch.as_tensor(np.linspace(low, high, resolution)).to(X)
-    _draw_prediction(ax, model, points, 0, BLUE, "mean", noise=noise)
-    grid = np.linspace(low, high, 100_001)
-    for border in grid[1:][np.diff(_regions(model, X, grid)) != 0]:
-        ax.axvline(border[0], color=RED, linewidth=1.0, linestyle="--")
-    style.tidy(ax)
-
-
-def _draw_borders(
-    ax: Axes, model: Any, X: Tensor, low: list[float], high: list[float]
-) -> None:
-    """Lines between regions in two dimensions."""
-    axes = [np.linspace(low[j], high[j], 601) for j in range(2)]
-    grid = np.stack(np.meshgrid(*axes), axis=-1)
-    regions = _regions(model, X, grid.reshape(-1, 2)).reshape(grid.shape[:2])
-    for region in np.unique(regions)[1:]:
-        ax.contour(*axes, regions == region, [0.5], colors=RED, linewidths=1.2)
 
 
 @torch.no_grad()

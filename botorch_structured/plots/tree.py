@@ -403,7 +403,15 @@ def plot_covariance(
         raise ValueError("names, labels: expected a tree with them, got none.")
     if limits is not None and not limits[0] < limits[1]:
         raise ValueError(f"limits: expected two numbers in order, got {limits}.")
-    covariance = _covariance(kernel, X, None if tree is None else tree.dim)
+    style.check_points(X, None if tree is None else tree.dim)
+    with torch.no_grad():
+        covariance = to_dense(kernel(X)) if isinstance(kernel, Kernel) else kernel
+    if covariance.shape != (len(X), len(X)):
+        raise ValueError(
+            f"kernel: expected {len(X)} x {len(X)} covariances of the points, and no "
+            f"batch shape, got {tuple(covariance.shape)}."
+        )
+    covariance = covariance.detach().double().cpu()
     if tree is not None:
         index, order = tree.path_index(X).cpu().sort(stable=True)
         covariance = covariance[order][:, order]
@@ -422,49 +430,22 @@ def plot_covariance(
     if tree is None:
         ax.set(xticks=[], yticks=[])
     else:
-        _mark_paths(ax, tree, X[order], index, columns, texts)
+        # lines between the blocks of points, and labels below and on the left
+        shown = columns if len(tree.decision_columns) > 1 else None
+        ticks = []
+        marked = []
+        start = 0
+        for count in index.unique_consecutive(return_counts=True)[1].tolist():
+            if start:
+                ax.axhline(start - 0.5, color=INK, linewidth=0.8)
+                ax.axvline(start - 0.5, color=INK, linewidth=0.8)
+            # labels of smaller blocks would overlap; a single block needs none
+            if 0.03 * len(index) <= count < len(index):
+                ticks.append(start + (count - 1) / 2)
+                marked.append(path_text(tree.path_of(X[order[start]]), shown, texts))
+            start += count
+        ax.set_xticks(ticks, marked, rotation=90)
+        ax.set_yticks(ticks, marked)
     if colorbar:
         ax.figure.colorbar(image, ax=ax)
     return ax
-
-
-def _covariance(kernel: Kernel | Tensor, X: Tensor, d: int | None) -> Tensor:
-    """``n x n`` on the CPU."""
-    style.check_points(X, d)
-    if isinstance(kernel, Kernel):
-        with torch.no_grad():
-            covariance = to_dense(kernel(X))
-    else:
-        covariance = kernel
-    if covariance.shape != (len(X), len(X)):
-        raise ValueError(
-            f"kernel: expected {len(X)} x {len(X)} covariances of the points, and no "
-            f"batch shape, got {tuple(covariance.shape)}."
-        )
-    return covariance.detach().double().cpu()
-
-
-def _mark_paths(
-    ax: Axes,
-    tree: ParameterTree,
-    X: Tensor,
-    index: Tensor,
-    names: Sequence[str],
-    texts: Mapping[tuple[int, Any], str],
-) -> None:
-    """Lines between the blocks of sorted points, and labels below and on the left."""
-    shown = names if len(tree.decision_columns) > 1 else None
-    ticks = []
-    labels = []
-    start = 0
-    for count in index.unique_consecutive(return_counts=True)[1].tolist():
-        if start:
-            ax.axhline(start - 0.5, color=INK, linewidth=0.8)
-            ax.axvline(start - 0.5, color=INK, linewidth=0.8)
-        # labels of smaller blocks would overlap; a single block needs none
-        if 0.03 * len(index) <= count < len(index):
-            ticks.append(start + (count - 1) / 2)
-            labels.append(path_text(tree.path_of(X[start]), shown, texts))
-        start += count
-    ax.set_xticks(ticks, labels, rotation=90)
-    ax.set_yticks(ticks, labels)

@@ -100,10 +100,6 @@ class TableProblem(ConditionalTestFunction):
                 "space: expected none beside names or log_features, got both."
             )
         else:
-            if X.shape[1] != space.dim:
-                raise ValueError(
-                    f"X: expected {space.dim} columns, got shape {X.shape}."
-                )
             space.check_points(torch.tensor(X))
             points = space.impute(torch.tensor(X))
         points, row = points.unique(dim=0, return_inverse=True)
