@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -15,6 +14,7 @@ from botorch_structured.models.checks import raw_inputs
 from botorch_structured.plots import style
 from botorch_structured.plots.style import BLUE, INK, RED
 from botorch_structured.spaces import ParameterTree
+from botorch_structured.spaces.arguments import brief, check_column
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -73,64 +73,60 @@ def plot_monotone_components(
             f"without: expected a model of {len(components)} components, got "
             f"{len(others)}."
         )
-    with _evaluating(model, without):
-        data = [  # None for a known component
-            None if isinstance(part, DeterministicModel) else _training_data(part)
-            for part in components
+    # in training mode input transforms would learn from the points of the picture
+    for part in (*components, *others):
+        if isinstance(part, torch.nn.Module):
+            part.eval()
+    data = [  # None for a known component
+        None if isinstance(part, DeterministicModel) else _training_data(part)
+        for part in components
+    ]
+    total = _observed_sum(data, components)
+    for part in (*components, *others):
+        tree = getattr(part, "tree", None)
+        if isinstance(tree, ParameterTree) and column in (
+            {*tree.decision_columns} - {*tree.numeric_decisions}
+        ):
+            raise ValueError(
+                "column: expected one that moves continuously, got the decision "
+                f"{column}, which has the values {tree.decision_values[column]}."
+            )
+    line = _line(components, data, total, column, at, bounds, resolution)
+    if names is None:
+        names = [
+            f"f{k} (known)" if points is None else f"f{k}"
+            for k, points in enumerate(data, 1)
         ]
-        total = _observed_sum(data, components)
-        _check_no_decision([*components, *others], column)
-        line = _line(components, data, total, column, at, bounds, resolution)
-        if names is None:
-            names = [
-                f"f{k} (known)" if points is None else f"f{k}"
-                for k, points in enumerate(data, 1)
-            ]
-        if isinstance(names, str) or len(names) != len(components):
-            raise ValueError(f"names: expected {len(components)} names, got {names!r}.")
-        shown = list(zip(names, components, others, data, strict=True))
-        if len(components) > 1:
-            shown.append(("sum", model, without, total))
-        if axes is None:
-            panels = style.new_panels(len(shown), 3.8, 3.4)
-        else:
-            panels = list(np.ravel(np.asarray(axes, dtype=object)))
-        if len(panels) != len(shown):
-            raise ValueError(f"axes: expected {len(shown)} of them, got {len(panels)}.")
-        for ax, (title, part, other, points) in zip(panels, shown, strict=True):
-            label = "mean"
-            if other is not None:
-                label = "with monotonicity"
-                _draw_prediction(
-                    ax, other, line, column, RED, "without monotonicity", "--"
-                )
-            _draw_prediction(ax, part, line, column, BLUE, label)
-            if points is not None:
-                _draw_data(ax, *points, line, column)
-            _draw_signs(ax, part, column)
-            ax.set_title(title, fontsize="medium")
-            ax.set_xlabel(f"x{column}")
-            ax.set_xlim(float(line[0, column]), float(line[-1, column]))
-            style.tidy(ax)
+    if isinstance(names, str) or len(names) != len(components):
+        raise ValueError(f"names: expected {len(components)} names, got {names!r}.")
+    shown = list(zip(names, components, others, data, strict=True))
+    if len(components) > 1:
+        shown.append(("sum", model, without, total))
+    if axes is None:
+        panels = style.new_panels(len(shown), 3.8, 3.4)
+    else:
+        panels = [*np.ravel(np.array(axes))]
+    if len(panels) != len(shown):
+        raise ValueError(f"axes: expected {len(shown)} of them, got {len(panels)}.")
+    for ax, (title, part, other, points) in zip(panels, shown, strict=True):
+        label = "mean"
+        if other is not None:
+            label = "with monotonicity"
+            _draw_prediction(ax, other, line, column, RED, "without monotonicity", "--")
+        _draw_prediction(ax, part, line, column, BLUE, label)
+        if points is not None:
+            _draw_data(ax, *points, line, column)
+        _draw_signs(ax, part, column)
+        ax.set_title(title, fontsize="medium")
+        ax.set_xlabel(f"x{column}")
+        ax.set_xlim(float(line[0, column]), float(line[-1, column]))
+        style.tidy(ax)
     panels[0].set_ylabel("outcome")
     if axes is None:
         style.legend_below(panels[0].figure, panels)
     else:
         panels[0].legend(edgecolor="none", framealpha=0.8, fontsize="small")
     return panels
-
-
-def _check_no_decision(parts: Sequence[Any], column: int) -> None:
-    """Raise for a decision: there are no points between its values."""
-    for part in parts:
-        tree = getattr(part, "tree", None)
-        if not isinstance(tree, ParameterTree):
-            continue
-        if column in {*tree.decision_columns} - {*tree.numeric_decisions}:
-            raise ValueError(
-                "column: expected one that moves continuously, got the decision "
-                f"{column}, which has the values {tree.decision_values[column]}."
-            )
 
 
 def _observed_sum(
@@ -160,16 +156,14 @@ def _line(
     """``resolution x d`` points along the column."""
     X = next(points for points in data if points is not None)[0]
     d = X.shape[-1]
-    if not 0 <= column < d:
-        raise ValueError(f"column: expected one of 0 to {d - 1}, got {column}.")
+    check_column("column", column, d)
     virtual = [_virtual_points(part) for part in components]
     shown = torch.cat([X, *(points.to(X) for points in virtual if points is not None)])
     low, high = _limits_of(shown, bounds)
     if at is None:
         at = X[0] if total is None else X[total[1].argmax()]
     elif not isinstance(at, Tensor) or at.shape != (d,):
-        got = f"shape {tuple(at.shape)}" if isinstance(at, Tensor) else repr(at)
-        raise ValueError(f"at: expected a tensor of {d} values, got {got}.")
+        raise ValueError(f"at: expected a tensor of {d} values, got {brief(at)}.")
     line = at.to(X).repeat(resolution, 1)
     line[:, column] = torch.linspace(low[column], high[column], resolution).to(X)
     return line
@@ -181,7 +175,7 @@ def _draw_prediction(
     points: Tensor,
     column: int,
     colour: str,
-    label: str | None,
+    label: str,
     dashes: str = "-",
     noise: bool = False,
 ) -> None:
@@ -275,38 +269,47 @@ def plot_partition(
             arguments do not fit.
         ImportError: Without matplotlib.
     """
-    with _evaluating(model):
-        X, Y = _training_data(model)
-        d = X.shape[-1]
-        if d > 2:
-            raise ValueError(f"model: expected one or two inputs to draw, got {d}.")
-        if show not in ("mean", "std"):
-            raise ValueError(f"show: expected 'mean' or 'std', got {show!r}.")
-        names = tuple(f"x{j}" for j in range(d)) if names is None else tuple(names)
-        if len(names) != d:
-            raise ValueError(f"names: expected {d} names, got {names}.")
-        low, high = _limits_of(X, bounds)
-        n = resolution or (801 if d == 1 else 121)
-        if d == 1:
-            ax = style.new_axes(ax, 6.4, 3.8)
-            _draw_line(ax, model, X, low, high, n, observation_noise)
-        else:
-            ax = style.new_axes(ax, 5.2 if colorbar else 4.6, 4.2)
-            axes = [np.linspace(low[j], high[j], n) for j in range(2)]
-            grid = np.stack(np.meshgrid(*axes), axis=-1)  # rows are the second column
-            points = torch.as_tensor(grid.reshape(-1, 2)).to(X)
-            predicted = _predicted(model, points, observation_noise)
-            image = ax.pcolormesh(
-                *axes,
-                predicted[0 if show == "mean" else 1].reshape(n, n),
-                cmap="Blues",
-                shading="gouraud",
-                rasterized=True,
-            )
-            _draw_borders(ax, model, X, low, high)
-            if colorbar:
-                label = "mean" if show == "mean" else "standard deviation"
-                ax.figure.colorbar(image, ax=ax, label=label)
+    X, Y = _training_data(model)
+    model.eval()  # in training mode transforms would learn from points of the picture
+    d = X.shape[-1]
+    if d > 2:
+        raise ValueError(f"model: expected one or two inputs to draw, got {d}.")
+    if show not in ("mean", "std"):
+        raise ValueError(f"show: expected 'mean' or 'std', got {show!r}.")
+    names = tuple(f"x{j}" for j in range(d)) if names is None else tuple(names)
+    if len(names) != d:
+        raise ValueError(f"names: expected {d} names, got {names}.")
+    low, high = _limits_of(X, bounds)
+    n = resolution or (801 if d == 1 else 121)
+    if d == 1:
+        ax = style.new_axes(ax, 6.4, 3.8)
+        points = torch.as_tensor(np.linspace(low, high, n)).to(X)
+        _draw_prediction(ax, model, points, 0, BLUE, "mean", noise=observation_noise)
+        grid = np.linspace(low, high, 100_001)
+        for border in grid[1:][np.diff(_regions(model, X, grid)) != 0]:
+            ax.axvline(border[0], color=RED, linewidth=1.0, linestyle="--")
+        style.tidy(ax)
+    else:
+        ax = style.new_axes(ax, 5.2 if colorbar else 4.6, 4.2)
+        axes = [np.linspace(low[j], high[j], n) for j in range(2)]
+        grid = np.stack(np.meshgrid(*axes), axis=-1)  # rows are the second column
+        points = torch.as_tensor(grid.reshape(-1, 2)).to(X)
+        predicted = _predicted(model, points, observation_noise)
+        image = ax.pcolormesh(
+            *axes,
+            predicted[0 if show == "mean" else 1].reshape(n, n),
+            cmap="Blues",
+            shading="gouraud",
+            rasterized=True,
+        )
+        axes = [np.linspace(low[j], high[j], 601) for j in range(2)]
+        grid = np.stack(np.meshgrid(*axes), axis=-1)
+        regions = _regions(model, X, grid.reshape(-1, 2)).reshape(601, 601)
+        for region in np.unique(regions)[1:]:
+            ax.contour(*axes, regions == region, [0.5], colors=RED, linewidths=1.2)
+        if colorbar:
+            label = "mean" if show == "mean" else "standard deviation"
+            ax.figure.colorbar(image, ax=ax, label=label)
     if data:
         heights = Y if d == 1 else X[:, 1]
         ax.scatter(X[:, 0].cpu(), heights.cpu(), s=14, color=INK, zorder=5)
@@ -325,56 +328,6 @@ def _regions(model: Any, X: Tensor, points: np.ndarray) -> np.ndarray:
     inputs = model.transform_inputs(torch.as_tensor(points).to(X))
     index: np.ndarray = partition.leaf_index(inputs).cpu().numpy()
     return index
-
-
-def _draw_line(
-    ax: Axes,
-    model: Any,
-    X: Tensor,
-    low: list[float],
-    high: list[float],
-    resolution: int,
-    noise: bool,
-) -> None:
-    """The prediction on each region, and lines at the borders."""
-    grid = np.linspace(low, high, 100_001)
-    starts = 1 + np.flatnonzero(np.diff(_regions(model, X, grid)))
-    pieces = np.split(grid[:, 0], starts)
-    for k, piece in enumerate(pieces):
-        x = np.linspace(piece[0], piece[-1], 2 + resolution // len(pieces))
-        points = torch.as_tensor(x[:, None]).to(X)
-        label = None if k else "mean"  # once in a legend
-        _draw_prediction(ax, model, points, 0, BLUE, label, noise=noise)
-        if k:
-            ax.axvline(piece[0], color=RED, linewidth=1.0, linestyle="--", zorder=1)
-    style.tidy(ax)
-
-
-def _draw_borders(
-    ax: Axes, model: Any, X: Tensor, low: list[float], high: list[float]
-) -> None:
-    """Lines between regions in two dimensions."""
-    axes = [np.linspace(low[j], high[j], 601) for j in range(2)]
-    grid = np.stack(np.meshgrid(*axes), axis=-1)
-    regions = _regions(model, X, grid.reshape(-1, 2)).reshape(grid.shape[:2])
-    for region in np.unique(regions)[1:]:
-        ax.contour(*axes, regions == region, [0.5], colors=RED, linewidths=1.2)
-
-
-@contextmanager
-def _evaluating(*models: Any) -> Iterator[None]:
-    """Models in evaluation mode, afterwards as they were.
-
-    In training mode input transforms would learn from the points of the plot.
-    """
-    training = [model for model in models if getattr(model, "training", False)]
-    for model in training:
-        model.eval()
-    try:
-        yield
-    finally:
-        for model in training:
-            model.train()
 
 
 @torch.no_grad()
@@ -422,9 +375,8 @@ def _limits_of(X: Tensor, bounds: Tensor | None) -> list[list[float]]:
         bounds = torch.stack([X.amin(0), X.amax(0)])
     if not isinstance(bounds, Tensor) or bounds.shape != (2, d):
         raise ValueError(f"bounds: expected a 2 x {d} tensor, got {bounds!r}.")
-    low, high = bounds.tolist()
     if not (bounds[0] < bounds[1]).all():
         raise ValueError(
-            f"bounds: expected lower ones below the upper ones, got {low} and {high}."
+            f"bounds: expected lower ones below the upper ones, got {bounds.tolist()}."
         )
-    return [low, high]
+    return bounds.tolist()

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from botorch_structured.spaces.arguments import brief
+from botorch_structured.spaces.arguments import brief, import_extra
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,23 +22,13 @@ PALE = "#dbe7f5"
 COLOURS = (BLUE, RED, "#0f766e", "#7c3aed", "#b45309", "#be185d", "#4d7c0f", INK)
 
 
-def import_matplotlib(module: str) -> Any:
-    """A module of matplotlib; an ImportError says how to install it."""
-    try:
-        return importlib.import_module(f"matplotlib.{module}")
-    except ImportError as error:
-        raise ImportError(
-            'Plots need matplotlib: python -m pip install "botorch-structured[demo]"'
-        ) from error
-
-
 def new_figure(width: float, height: float) -> Figure:
     """A figure of this size in inches, to be saved; it is not registered in pyplot.
 
     Raises:
         ImportError: matplotlib is not installed; it says how to install it.
     """
-    figure: Figure = import_matplotlib("figure").Figure(
+    figure: Figure = import_extra("matplotlib.figure").Figure(
         (width, height), layout="constrained"
     )
     return figure
@@ -51,10 +40,14 @@ def new_panels(count: int, width: float, height: float) -> list[Axes]:
     Raises:
         ImportError: matplotlib is not installed; it says how to install it.
     """
-    figure = import_matplotlib("pyplot").figure(
-        figsize=(count * width, height), layout="constrained"
-    )
-    return list(figure.subplots(1, count, squeeze=False)[0])
+    axes = import_extra("matplotlib.pyplot").subplots(
+        1,
+        count,
+        squeeze=False,
+        figsize=(count * width, height),
+        layout="constrained",
+    )[1]
+    return list(axes[0])
 
 
 def shortened(text: str, most: int = 24) -> str:
@@ -88,10 +81,10 @@ def tidy(ax: Axes) -> None:
 
 def legend_below(figure: Any, axes: Sequence[Axes], columns: int = 4) -> None:
     """One legend for all panels, below them, with each label once."""
-    entries = [ax.get_legend_handles_labels() for ax in axes]
-    handles = {
-        label: handle for entry in entries for handle, label in zip(*entry, strict=True)
-    }
+    handles: dict[str, Any] = {}
+    for ax in axes:
+        shown, labels = ax.get_legend_handles_labels()
+        handles.update(zip(labels, shown, strict=True))
     figure.legend(
         handles.values(),
         handles.keys(),

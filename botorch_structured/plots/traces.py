@@ -70,9 +70,9 @@ def plot_traces(
         raise ValueError("traces: expected at least one method, got none.")
     if band is not None and not 0 <= band[0] < band[1] <= 1:
         raise ValueError(f"band: expected two quantiles in order, got {band}.")
-    ax = new_axes(ax, 6.4, 3.8)
-    from matplotlib.ticker import MaxNLocator
-
+    if ax is None:
+        ax = new_axes(None, 6.4, 3.8)
+        ax.locator_params("x", integer=True)
     for i, (name, runs) in enumerate(curves.items()):
         best = best_so_far(runs, minimize)
         if optimum is not None:
@@ -89,9 +89,7 @@ def plot_traces(
             where="post",
             label=name if len(best) == 1 else f"{name} (median of {len(best)})",
             color=colour,
-            # where curves coincide the lower ones stick out
-            linewidth=2.0 + 0.5 * i,
-            zorder=2.9 - 0.1 * i,
+            linewidth=2.0,
         )
         if band is not None and len(best) > 1:
             low, high = np.nanquantile(best, band, axis=0)
@@ -103,8 +101,6 @@ def plot_traces(
         ax.set_yscale("log")
     ax.set_ylabel(ylabel or ("best value" if optimum is None else "gap to the optimum"))
     ax.set_xlim(left=0.5)
-    if isinstance(ticks := ax.xaxis.get_major_locator(), MaxNLocator):
-        ticks.set_params(integer=True)  # not those that the caller has chosen
     ax.legend(edgecolor="none", framealpha=0.8)
     tidy(ax)
     return ax
@@ -118,18 +114,12 @@ def _runs(method: str, values: Any) -> np.ndarray:
     except (TypeError, ValueError):
         runs = []
     shortest = min(map(len, runs), default=0)
-    if not shortest:
+    array = np.array([run[:shortest] for run in runs])
+    if max(map(len, runs), default=0) == 1:  # n or n x 1 outcomes of one run
+        array = array.T
+    if not shortest or np.isnan(array).all(axis=-1).any():
         raise ValueError(
-            f"{name}: expected n or runs x n outcomes, got {brief(values)}."
-        )
-    if max(map(len, runs)) == 1:  # n or n x 1 outcomes of one run
-        array = np.concatenate(runs)[None]
-    else:
-        array = np.stack([run[:shortest] for run in runs])
-    (failed,) = np.isnan(array).all(axis=-1).nonzero()
-    if len(failed):
-        raise ValueError(
-            f"{name}: expected an evaluation that did not fail in each run, "
-            f"got only NaN in runs {failed.tolist()}."
+            f"{name}: expected n or runs x n outcomes, in each run one at least that "
+            f"is a number, got {brief(values)}."
         )
     return array

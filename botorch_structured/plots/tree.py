@@ -50,8 +50,8 @@ def plot_tree(
     columns that a value activates: those at a leaf are its own, those further left are
     shared by all leaves to their right. With ``X`` each path shows how often it was
     evaluated, with ``Y`` also its best value; the best path is red. Names and values of
-    more than 24 characters are written without their middle, and columns in two lines
-    at most.
+    more than 24 characters are written without their middle, and columns in 60
+    characters at most.
 
     Args:
         tree: What to draw. A ``SearchSpace`` brings the names and the labels.
@@ -88,8 +88,7 @@ def plot_tree(
     bar_labels: list[str] = []
     winner = None
     if X is not None:
-        told = _evaluations(tree, X, Y, minimize, value_format)
-        counts, bar_labels, winner = told
+        counts, bar_labels, winner = _evaluations(tree, X, Y, minimize, value_format)
     nodes = list(layout(tree).walk())
     for node in nodes:
         node.texts = _texts(node, names, texts, winner in node.paths)
@@ -105,11 +104,9 @@ def plot_tree(
     if ax is None:
         ax = style.new_axes(None, width + 0.2, height + 0.2)
     else:
-        figure = ax.figure.figure
-        figure.draw_without_rendering()  # the layout engine sets the axes' size
-        room = ax.get_window_extent()
-        wide = room.width / figure.dpi / width
-        scale = min(1.0, wide, room.height / figure.dpi / height)
+        ax.figure.figure.draw_without_rendering()  # the engine sets the axes' size
+        dpi = ax.figure.dpi
+        scale = min(1.0, ax.bbox.width / dpi / width, ax.bbox.height / dpi / height)
     font = max(_FONT * scale, 6.0)
     ax.set(xlim=(0.0, width), ylim=ends[::-1])
     ax.axis("off")
@@ -201,7 +198,7 @@ def path_text(
     for column, outcome in path.decisions.items():
         text = shortened(labels.get((column, outcome), f"{outcome}"), most)
         if names is not None:
-            joint = " " if text[:1] in "<>≤≥=[(" else "="
+            joint = " " if text[:1] in "<>≤≥=" else "="
             text = f"{shortened(names[column], most)}{joint}{text}"
         parts.append(text)
     return ", ".join(parts)
@@ -211,17 +208,14 @@ def _interval(low: float, high: float) -> str:
     """An interval as text. An end that is a short number is in it: ``≥ 0.5``."""
     lower = f"{low:.6g}"
     upper = f"{high:.6g}"
-    closed_low = float(lower) == low
-    closed_high = float(upper) == high
-    if low == high or (lower == upper and closed_low and closed_high):
+    if lower == upper:
         return f"= {lower}"
-    if math.isinf(low) and math.isinf(high):
-        return "any"
-    if math.isinf(low):
-        return f"{'≤' if closed_high else '<'} {upper}"
-    if math.isinf(high):
-        return f"{'≥' if closed_low else '>'} {lower}"
-    return f"{'[' if closed_low else '('}{lower}, {upper}{']' if closed_high else ')'}"
+    parts = []
+    if math.isfinite(low):
+        parts.append(f"{'≥' if float(lower) == low else '>'} {lower}")
+    if math.isfinite(high):
+        parts.append(f"{'≤' if float(upper) == high else '<'} {upper}")
+    return " and ".join(parts)
 
 
 @dataclass
@@ -309,15 +303,13 @@ def _evaluations(
     if Y is None:
         return counts, labels, None
     if not isinstance(Y, Tensor) or Y.numel() != len(X):
-        got = f"shape {tuple(Y.shape)}" if isinstance(Y, Tensor) else brief(Y)
         raise ValueError(
-            f"Y: expected one outcome for each of the {len(X)} points, got {got}."
+            f"Y: expected one outcome for each of the {len(X)} points, got {brief(Y)}."
         )
     sign = 1.0 if minimize else -1.0
-    values = sign * Y.detach().double().flatten().cpu()
-    values = values.masked_fill(values.isnan(), math.inf)
-    least = torch.full((len(counts),), math.inf, dtype=torch.double)
-    least = least.scatter_reduce(0, index, values, "amin")[: tree.num_paths]
+    loss = (sign * Y.detach().double().flatten().cpu()).nan_to_num(math.inf)
+    least = loss.new_full((len(counts),), math.inf)
+    least = least.scatter_reduce(0, index, loss, "amin")[: tree.num_paths]
     for path, value in enumerate(least.tolist()):
         if math.isfinite(value):
             labels[path] += f" (best {sign * value:{value_format}})"
@@ -344,13 +336,7 @@ def _texts(
         parts.append((shortened(names[node.decision]), look))
     if node.columns:
         columns = [shortened(names[c].removeprefix(prefix)) for c in node.columns]
-        text = textwrap.fill(
-            ", ".join(columns),
-            36,
-            max_lines=2,
-            placeholder=" …",
-            break_on_hyphens=False,
-        )
+        text = textwrap.shorten(", ".join(columns), 60, placeholder=" …")
         parts.append((text, {"color": GREY}))
     return parts
 
@@ -361,7 +347,7 @@ def _width(node: TrieNode) -> float:
 
 def _text_width(text: str) -> float:
     """The width of a text of 9 points with the space behind it, in inches, about."""
-    return 0.15 + _LETTER * max(map(len, text.split("\n")))
+    return 0.15 + _LETTER * len(text)
 
 
 def plot_covariance(
@@ -417,7 +403,15 @@ def plot_covariance(
         raise ValueError("names, labels: expected a tree with them, got none.")
     if limits is not None and not limits[0] < limits[1]:
         raise ValueError(f"limits: expected two numbers in order, got {limits}.")
-    covariance = _covariance(kernel, X, None if tree is None else tree.dim)
+    style.check_points(X, None if tree is None else tree.dim)
+    with torch.no_grad():
+        covariance = to_dense(kernel(X)) if isinstance(kernel, Kernel) else kernel
+    if covariance.shape != (len(X), len(X)):
+        raise ValueError(
+            f"kernel: expected {len(X)} x {len(X)} covariances of the points, and no "
+            f"batch shape, got {tuple(covariance.shape)}."
+        )
+    covariance = covariance.detach().double().cpu()
     if tree is not None:
         index, order = tree.path_index(X).cpu().sort(stable=True)
         covariance = covariance[order][:, order]
@@ -436,55 +430,22 @@ def plot_covariance(
     if tree is None:
         ax.set(xticks=[], yticks=[])
     else:
-        _mark_paths(ax, tree, X[order], index, columns, texts)
+        # lines between the blocks of points, and labels below and on the left
+        shown = columns if len(tree.decision_columns) > 1 else None
+        ticks = []
+        marked = []
+        start = 0
+        for count in index.unique_consecutive(return_counts=True)[1].tolist():
+            if start:
+                ax.axhline(start - 0.5, color=INK, linewidth=0.8)
+                ax.axvline(start - 0.5, color=INK, linewidth=0.8)
+            # labels of smaller blocks would overlap; a single block needs none
+            if 0.03 * len(index) <= count < len(index):
+                ticks.append(start + (count - 1) / 2)
+                marked.append(path_text(tree.path_of(X[order[start]]), shown, texts))
+            start += count
+        ax.set_xticks(ticks, marked, rotation=90)
+        ax.set_yticks(ticks, marked)
     if colorbar:
         ax.figure.colorbar(image, ax=ax)
     return ax
-
-
-def _covariance(kernel: Kernel | Tensor, X: Tensor, d: int | None) -> Tensor:
-    """``n x n`` on the CPU."""
-    style.check_points(X, d)
-    if isinstance(kernel, Kernel):
-        with torch.no_grad():
-            covariance = to_dense(kernel(X))
-    else:
-        covariance = kernel
-    if covariance.shape != (len(X), len(X)):
-        raise ValueError(
-            f"kernel: expected {len(X)} x {len(X)} covariances of the points, and no "
-            f"batch shape, got {tuple(covariance.shape)}."
-        )
-    if not len(X) or not covariance.isfinite().all():
-        raise ValueError(
-            "kernel: expected at least one point, and finite covariances, got "
-            f"{len(X)} points and {int((~covariance.isfinite()).sum())} entries that "
-            "are not finite."
-        )
-    return covariance.detach().double().cpu()
-
-
-def _mark_paths(
-    ax: Axes,
-    tree: ParameterTree,
-    X: Tensor,
-    index: Tensor,
-    names: Sequence[str],
-    texts: Mapping[tuple[int, Any], str],
-) -> None:
-    """Lines between the blocks of sorted points, and labels below and on the left."""
-    shown = names if len(tree.decision_columns) > 1 else None
-    ticks = []
-    labels = []
-    start = 0
-    for count in index.unique_consecutive(return_counts=True)[1].tolist():
-        if start:
-            ax.axhline(start - 0.5, color=INK, linewidth=0.8)
-            ax.axvline(start - 0.5, color=INK, linewidth=0.8)
-        # labels of smaller blocks would overlap; a single block needs none
-        if 0.03 * len(index) <= count < len(index):
-            ticks.append(start + (count - 1) / 2)
-            labels.append(path_text(tree.path_of(X[start]), shown, texts))
-        start += count
-    ax.set_xticks(ticks, labels, rotation=90)
-    ax.set_yticks(ticks, labels)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import math
 import operator
@@ -30,6 +31,16 @@ def brief(value: Any, most: int = 60) -> str:
     """The text of a value for an error, cut off after ``most`` characters."""
     text = repr(value)
     return text if len(text) <= most else f"{text[:most]}..."
+
+
+def import_extra(name: str) -> Any:
+    """A module of an optional package; an ImportError says how to install it."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ImportError(
+            f"{name}: not installed; python -m pip install 'botorch-structured[demo]'"
+        ) from error
 
 
 def check_booleans(name: str, verdict: Any, shape: torch.Size) -> Tensor:

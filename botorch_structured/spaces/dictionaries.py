@@ -174,29 +174,23 @@ class _DictionaryReader:
             self.paths[k] = above
         if len(group) <= 1:
             return
-        name = _decision([self.dictionaries[k] for k in group])
-        parts: list[tuple[Any, list[int]]] = []
-        for k in group:
-            column: Any = CategoricalColumn("dictionary", [k + 1])
-            if name is not None:
-                column = self.dictionaries[k][name]
-            for other, part in parts:
-                if is_same_parameter(column, other):
-                    part.append(k)
-                    break
-            else:
-                parts.append((column, [k]))
+        parts = _decision({k: self.dictionaries[k] for k in group})
+        shown = bool(parts)
+        if not shown:
+            parts = [(CategoricalColumn("dictionary", [k + 1]), [k]) for k in group]
         choices = [choice for column, _ in parts for choice in column.choices]
         decision = CategoricalColumn(parts[0][0].name, choices)
         p = self._find(
             decision,
             above,
             splits=True,
-            shown=name is not None,
+            shown=shown,
         )
+        start = 0
         for column, part in parts:
-            numbers = [decision.encode(choice) for choice in column.choices]
-            self.split(part, {**above, p: numbers})
+            end = start + len(column.choices)
+            self.split(part, {**above, p: decision.codes[start:end]})
+            start = end
 
     def _find(
         self,
@@ -246,12 +240,11 @@ class _DictionaryReader:
             {name: self.parameters[p].name for name, p in member.items()}
             for member in members
         ]
-        hidden: list[dict[str, Any]] = []
-        for path in self.paths:
-            decisions = [(self.parameters[p], numbers) for p, numbers in path.items()]
-            hidden.append(
-                {p.name: p.column.decode(x[0]) for p, x in decisions if not p.shown}
-            )
+        # an added decision has the number of the dictionary
+        hidden = []
+        for k, path in enumerate(self.paths, 1):
+            decisions = [self.parameters[p] for p in path]
+            hidden.append({p.name: k for p in decisions if not p.shown})
         names = DictionaryNames(self.dictionaries, inner, hidden)
         return (parameters, conditions, by_value), names
 
@@ -276,28 +269,64 @@ class _DictionaryReader:
         return Or(tuple(clauses))
 
 
-def _decision(group: Sequence[Columns]) -> str | None:
-    """The parameter that tells dictionaries apart best; None if none does.
+def _decision(
+    group: Mapping[int, Columns],
+) -> list[tuple[CategoricalColumn, list[int]]]:
+    """The parameter that tells dictionaries apart best, and its parts.
 
     All of them have it, with choices that are equal or disjoint from one to another.
+
+    Args:
+        group: The dictionaries by their numbers.
+
+    Returns:
+        Each set of choices with the dictionaries that have it; none where there is no
+        such parameter.
     """
-    sizes: dict[str, int] = {}
-    for name in group[0]:
-        distinct: list[CategoricalColumn] = []
-        for columns in group:
-            column = columns.get(name)
-            if not isinstance(column, CategoricalColumn) or column.ordered:
+    best: list[tuple[CategoricalColumn, list[int]]] = []
+    fewest = math.inf
+    for name in next(iter(group.values())):
+        parts = _parts({k: columns.get(name) for k, columns in group.items()})
+        count = sum(len(column.choices) for column, _ in parts)
+        if len(parts) > 1 and count < fewest:
+            best = parts
+            fewest = count
+    return best
+
+
+def _parts(
+    columns: Mapping[int, Column | None],
+) -> list[tuple[CategoricalColumn, list[int]]]:
+    """Equal columns together; none if two of them have only some choices in common."""
+    parts: list[tuple[CategoricalColumn, list[int]]] = []
+    # only columns with a hash in common can have a choice in common
+    by_hash: dict[int, dict[int, None]] = {}
+    for k, column in columns.items():
+        if not isinstance(column, CategoricalColumn) or column.ordered:
+            return []
+        hashes = [*map(_hash, column.choices)]
+        near = {i: None for h in hashes for i in by_hash.get(h, ())}
+        for i in near:
+            other, part = parts[i]
+            if is_same_parameter(column, other):
+                part.append(k)
                 break
-            if any(is_same_parameter(column, other) for other in distinct):
-                continue
-            choices = [choice for other in distinct for choice in other.choices]
-            if any(is_equal(a, b) for a in choices for b in column.choices):
-                break
-            distinct.append(column)
         else:
-            if len(distinct) > 1:
-                sizes[name] = sum(len(column.choices) for column in distinct)
-    return min(sizes, key=sizes.__getitem__, default=None)
+            choices = [choice for i in near for choice in parts[i][0].choices]
+            if any(is_equal(a, b) for a in choices for b in column.choices):
+                return []
+            for h in hashes:
+                by_hash.setdefault(h, {})[len(parts)] = None
+            parts.append((column, [k]))
+    return parts
+
+
+def _hash(choice: Any) -> int:
+    """Equal choices have the same; NaN and what has no hash share one."""
+    try:
+        return hash(choice) if choice == choice else 0
+    except (TypeError, ValueError, RuntimeError):
+        return 0
 
 
 def _stated(row: Row, columns: Columns) -> Row:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,17 +13,6 @@ from torch import Tensor
 
 from botorch_structured.spaces import ParameterTree, SearchSpace
 from botorch_structured.spaces.arguments import check_deviation
-
-
-def import_sklearn(name: str) -> Any:
-    """A module of scikit-learn; an ImportError says how to install it."""
-    try:
-        return importlib.import_module(f"sklearn.{name}")
-    except ImportError as error:
-        raise ImportError(
-            "This problem needs scikit-learn: "
-            'python -m pip install "botorch-structured[demo]"'
-        ) from error
 
 
 class ConditionalTestFunction(SyntheticTestFunction):

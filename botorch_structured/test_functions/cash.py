@@ -14,16 +14,12 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from botorch_structured._learners import LEARNERS, cross_validated_error
 from botorch_structured.spaces import SearchSpace
-from botorch_structured.spaces.arguments import check_count, check_number
-from botorch_structured.test_functions.base import (
-    ConditionalTestFunction,
-    import_sklearn,
-)
+from botorch_structured.spaces.arguments import check_count, check_number, import_extra
+from botorch_structured.test_functions.base import ConditionalTestFunction
 
 DATASETS = ("breast_cancer", "digits", "iris", "moons", "wine")
 
@@ -77,9 +73,7 @@ class ScikitLearnCASH(ConditionalTestFunction):
         seed: int = 0,
         timeout: float | None = None,
         max_rows: int | None = None,
-        noise_std: float | None = None,
-        negate: bool = False,
-        dtype: torch.dtype = torch.double,
+        **kwargs: Any,
     ) -> None:
         r"""
         Args:
@@ -92,9 +86,8 @@ class ScikitLearnCASH(ConditionalTestFunction):
                 then, in whatever code it is, for which it runs in a process of its
                 own. Without it evaluations run in this process.
             max_rows: Keep a random choice of at most so many rows.
-            noise_std: Standard deviation of noise to add; the problem is deterministic.
-            negate: Whether to return the negative error, for maximisation.
-            dtype: The dtype of ``bounds``.
+            kwargs: ``noise_std``, ``negate`` and ``dtype``, see
+                ``ConditionalTestFunction``.
 
         Raises:
             ImportError: Without scikit-learn.
@@ -117,12 +110,7 @@ class ScikitLearnCASH(ConditionalTestFunction):
             keep = np.random.default_rng(seed).permutation(len(labels))[:max_rows]
             features = features[keep]
             labels = labels[keep]
-        super().__init__(
-            space,
-            noise_std=noise_std,
-            negate=negate,
-            dtype=dtype,
-        )
+        super().__init__(space, **kwargs)
         self.seed = seed
         self.timeout = timeout
         self.evaluations: list[tuple[dict[str, Any], Evaluation]] = []
@@ -246,7 +234,7 @@ def _load(
     seed: int,
 ) -> tuple[np.ndarray, np.ndarray]:
     """``n x p`` features and ``n`` labels."""
-    bundled = import_sklearn("datasets")
+    bundled = import_extra("sklearn.datasets")
     if isinstance(dataset, str):
         if dataset not in DATASETS:
             raise ValueError(

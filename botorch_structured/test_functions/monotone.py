@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from botorch_structured.spaces.arguments import check_count
-from botorch_structured.test_functions.base import BoxTestFunction, import_sklearn
+from botorch_structured.spaces.arguments import check_count, import_extra
+from botorch_structured.test_functions.base import BoxTestFunction
 
 
 class DecomposedTestFunction(BoxTestFunction):
@@ -146,24 +147,20 @@ class ElasticNetTuning(DecomposedTestFunction):
     def __init__(
         self,
         seed: int = 0,
-        noise_std: float | None = None,
-        negate: bool = False,
+        **kwargs: Any,
     ) -> None:
         """
         Args:
             seed: Decides the data, and the points that ``rank`` compares with.
-            noise_std: Standard deviation of noise to add.
-            negate: Whether to negate the function.
+            kwargs: ``noise_std``, ``negate`` and ``dtype``, see
+                ``ConditionalTestFunction``.
 
         Raises:
             ImportError: Without scikit-learn.
         """
         check_count("seed", seed, least=0)
-        super().__init__(
-            noise_std=noise_std,
-            negate=negate,
-        )
-        import_sklearn("linear_model")
+        super().__init__(**kwargs)
+        import_extra("sklearn.linear_model")
         self.seed = seed
         rng = np.random.default_rng(seed)
         coefficients = np.zeros(100)
@@ -185,18 +182,15 @@ class ElasticNetTuning(DecomposedTestFunction):
     ) -> tuple[float, float]:
         """The training error, and the gap to the validation error."""
         strength = 2.0**log2_lambda
-        linear_model = import_sklearn("linear_model")
-        if alpha < 1e-8:  # coordinate descent would not end; errors change by 1e-7
-            # Ridge has the sum of squares over 200 rows, and not half the mean
-            model = linear_model.Ridge(200 * strength, fit_intercept=False)
-        else:
-            model = linear_model.ElasticNet(
-                alpha=strength,
-                l1_ratio=alpha,
-                fit_intercept=False,
-                tol=1e-6,
-                max_iter=100_000,
-            )
+        linear_model = import_extra("sklearn.linear_model")
+        model = linear_model.ElasticNet(
+            alpha=strength,
+            # with 0 coordinate descent would not end; errors change by 1e-7
+            l1_ratio=max(alpha, 1e-8),
+            fit_intercept=False,
+            tol=1e-6,
+            max_iter=100_000,
+        )
         model.fit(*self._data[0])
         errors = [np.square(y - model.predict(X)).mean() / 2 for X, y in self._data]
         return errors[0], errors[1] - errors[0]

@@ -56,9 +56,7 @@ class TableProblem(ConditionalTestFunction):
         log_features: Sequence[int] = (),
         space: SearchSpace | None = None,
         maximize: bool = False,
-        noise_std: float | None = None,
-        negate: bool = False,
-        dtype: torch.dtype = torch.double,
+        **kwargs: Any,
     ) -> None:
         r"""
         Args:
@@ -73,9 +71,8 @@ class TableProblem(ConditionalTestFunction):
                 ``encode`` makes them.
             maximize: Whether large values are the good ones. The problem then returns
                 their negative, to be minimised.
-            noise_std: Standard deviation of noise to add.
-            negate: Whether to return the negative, to be maximised.
-            dtype: The dtype of ``candidates``, ``values`` and ``bounds``.
+            kwargs: ``noise_std``, ``negate`` and ``dtype``, see
+                ``ConditionalTestFunction``.
 
         Raises:
             ValueError: For shapes that do not fit, numbers that are not finite, a
@@ -103,10 +100,6 @@ class TableProblem(ConditionalTestFunction):
                 "space: expected none beside names or log_features, got both."
             )
         else:
-            if X.shape[1] != space.dim:
-                raise ValueError(
-                    f"X: expected {space.dim} columns, got shape {X.shape}."
-                )
             space.check_points(torch.tensor(X))
             points = space.impute(torch.tensor(X))
         points, row = points.unique(dim=0, return_inverse=True)
@@ -114,12 +107,7 @@ class TableProblem(ConditionalTestFunction):
         values = total / row.bincount()
         if maximize:
             values = -values
-        super().__init__(
-            space,
-            noise_std=noise_std,
-            negate=negate,
-            dtype=dtype,
-        )
+        super().__init__(space, **kwargs)
         width = space.bounds[1] - space.bounds[0]
         self._scale = torch.where(width > 0, width, 1.0)
         for column, codes in space.categorical_features.items():
@@ -129,9 +117,9 @@ class TableProblem(ConditionalTestFunction):
         self._index = KDTree((points / self._scale).numpy())
         self._optimal_value = float(values.min())
         best = points[values == values.min()]
-        self.register_buffer("candidates", points.to(dtype), persistent=False)
-        self.register_buffer("values", values.to(dtype), persistent=False)
-        self.register_buffer("optimizers", best.to(dtype))
+        self.register_buffer("candidates", points.to(self.bounds), persistent=False)
+        self.register_buffer("values", values.to(self.bounds), persistent=False)
+        self.register_buffer("optimizers", best.to(self.bounds))
 
     def nearest(self, X: Tensor) -> Tensor:
         r"""The candidate nearest to each point, distances in widths of the bounds.

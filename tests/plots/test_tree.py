@@ -107,7 +107,7 @@ def test_integers_that_decide_are_written_as_they_are() -> None:
 
 def test_intervals_are_written_for_people() -> None:
     written = texts(plot_tree(NUMERIC))
-    assert {"< 0.2", "= 0.2", "(0.2, 0.5)", "≥ 0.5"} <= set(written)
+    assert {"< 0.2", "= 0.2", "> 0.2 and < 0.5", "≥ 0.5"} <= set(written)
 
 
 def test_counts_and_best_values_by_path() -> None:

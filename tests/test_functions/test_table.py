@@ -170,7 +170,7 @@ def test_a_category_is_kept_where_it_has_a_row() -> None:
         (dict(X=[[1.0]], y=[1.0], log_features=[1]), "columns from 0 to 0"),
         (dict(X=[[0.0], [1.0]], y=[1.0, 2.0], log_features=[0]), "logarithmic"),
         (dict(X=[[0.5]], y=[1.0], names=["a"], space="unit"), "none beside names"),
-        (dict(X=[[0.5, 0.5]], y=[1.0], space="unit"), "X: expected 1 columns"),
+        (dict(X=[[0.5, 0.5]], y=[1.0], space="unit"), "rows of 1 columns"),
         (dict(X=[[0.5], [7.0]], y=[1.0, 2.0], space="unit"), "in row 1"),
     ],
 )
