@@ -40,6 +40,7 @@ from botorch_structured.linalg.parameters import (
     log_gaussian_prior,
 )
 from botorch_structured.models.fast_inference import refuse_paths
+from botorch_structured.models.treed.growth import NOISE_FLOOR
 from botorch_structured.models.treed.tree_partition import TreePartition
 
 # The prior of noise variances: its mode and deviation, and the largest.
@@ -143,6 +144,9 @@ class TreedStationary(TreedKernel):
             (BoTorch's ``Warp``), with concentrations for each leaf and column.
     """
 
+    # ``kind`` and its version, and its values
+    _kinds: tuple[Any, list[int]] | None = None
+
     def __init__(
         self,
         partition: TreePartition,
@@ -180,6 +184,9 @@ class TreedStationary(TreedKernel):
                 )
                 setattr(self, name, concentration)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_kinds": None}
+
     @property
     def lengthscale(self) -> Tensor | None:
         """Geometric means over leaves, ``batch_shape x 1 x d``.
@@ -194,7 +201,12 @@ class TreedStationary(TreedKernel):
 
     def correlation(self, element: int) -> Correlation:
         """The correlation function of an element of the batch."""
-        return CORRELATIONS[int(self.kind.flatten()[element])]
+        # on a GPU the host waits for values: read again only where they may differ
+        kind = self.kind
+        key = (id(kind), object() if kind.is_inference() else kind._version)
+        if self._kinds is None or self._kinds[0] != key:
+            self._kinds = (key, kind.flatten().tolist())
+        return CORRELATIONS[self._kinds[1][element]]
 
     def _scaled(self, element: int, leaves: Tensor, X: Tensor) -> tuple[Tensor, Tensor]:
         """Warped inputs over lengthscales, and lengthscales ``B x 1 x d``."""
@@ -355,7 +367,6 @@ class LeafNoise(Noise):
 
     Args:
         partition: The leaves.
-        floor: Smallest variance.
         blend: Whether leaves mix in the gaps between them.
     """
 
@@ -363,7 +374,7 @@ class LeafNoise(Noise):
     #: leave-one-out formulas).
     data_leaves: Tensor | None = None
 
-    def __init__(self, partition: TreePartition, floor: float, blend: bool) -> None:
+    def __init__(self, partition: TreePartition, blend: bool) -> None:
         super().__init__()
         self._partition = (partition,)
         self.blend = blend
@@ -372,7 +383,7 @@ class LeafNoise(Noise):
             (partition.num_leaves,),
             mode=mode,
             scale=scale,
-            bounds=(floor, highest),
+            bounds=(NOISE_FLOOR, highest),
             batch_shape=partition.tree_shape,
         )
 
@@ -436,18 +447,15 @@ class LeafNoiseLikelihood(GaussianLikelihoodBase):
         return self.noise_covar.noise_of_leaf.value
 
 
-def shared_noise_likelihood(
-    floor: float, batch_shape: torch.Size
-) -> GaussianLikelihood:
+def shared_noise_likelihood(batch_shape: torch.Size) -> GaussianLikelihood:
     """One noise variance for all leaves, under the same prior.
 
     Args:
-        floor: Smallest variance.
         batch_shape: Of the model.
     """
     mode, scale, highest = _NOISE
     return GaussianLikelihood(
         noise_prior=log_gaussian_prior(mode, scale),
-        noise_constraint=LogInterval(floor, highest, initial_value=mode),
+        noise_constraint=LogInterval(NOISE_FLOOR, highest, initial_value=mode),
         batch_shape=batch_shape,
     )

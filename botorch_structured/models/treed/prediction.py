@@ -85,12 +85,16 @@ class TreedPredictor:
         return self.mean.leaf_mean(self.element, leaves, X.unsqueeze(0))[0]
 
     def _leaf_covariance(
-        self, leaf: int, X: Tensor, other: Tensor | None = None
+        self,
+        leaf: int,
+        X: Tensor,
+        other: Tensor | None = None,
+        diag: bool = False,
     ) -> Tensor:
         leaves = torch.full((1,), leaf, device=X.device)
         a = X.unsqueeze(0)
         b = a if other is None else other.unsqueeze(0)
-        return self.kernel.leaf_covariance(self.element, leaves, a, b)[0]
+        return self.kernel.leaf_covariance(self.element, leaves, a, b, diag)[0]
 
     # -- what a leaf predicts from ------------------------------------------------
 
@@ -121,7 +125,7 @@ class TreedPredictor:
         offered = np.setdiff1d(node.rows, node.home)
         X = self.X[offered]
         mean, projected = self._project(leaf, factors, X)
-        variance = self._leaf_covariance(leaf, X).diagonal() + self.noise[leaf][offered]
+        variance = self._leaf_covariance(leaf, X, diag=True) + self.noise[leaf][offered]
         residual = self.y[offered] - mean
         z = residual.square() / (variance - projected.square().sum(-1))
         # plausible: within three standard deviations
@@ -165,18 +169,11 @@ class TreedPredictor:
             )
             for part in self._project(leaf, self.factors(leaf), points)
         )
-        leaves = torch.full((len(X),), leaf, device=X.device)
         if X.shape[-2] == 1:
-            a = X.transpose(0, 1)
-            variance = self.kernel.leaf_covariance(
-                self.element,
-                leaves[:1],
-                a,
-                a,
-                diag=True,
-            )
-            variance = variance.mT - projected.square().sum(-1)
+            prior = self._leaf_covariance(leaf, X[:, 0], diag=True).unsqueeze(-1)
+            variance = prior - projected.square().sum(-1)
             return mean, variance.unsqueeze(-1)
+        leaves = torch.full((len(X),), leaf, device=X.device)
         prior = self.kernel.leaf_covariance(self.element, leaves, X, X)
         return mean, prior - projected @ projected.mT
 

@@ -406,10 +406,10 @@ class TreedGP(fast_inference.FastSingleTaskGP):
         else:
             self.mean_module = TreedMean(partition)
         if self._own_noise and self._leaf_noise:
-            noise = LeafNoise(partition, NOISE_FLOOR, blend=self._lend)
+            noise = LeafNoise(partition, blend=self._lend)
             self.likelihood = LeafNoiseLikelihood(noise)
         elif self._own_noise:
-            self.likelihood = shared_noise_likelihood(NOISE_FLOOR, partition.tree_shape)
+            self.likelihood = shared_noise_likelihood(partition.tree_shape)
         # amplitude, mean and noise variance of each node above the leaves
         shape = (*partition.column.shape, 3)
         self.register_buffer("levels", torch.ones(shape, dtype=torch.float64))
