@@ -61,13 +61,13 @@ _MOST_TOKENS = {
     "models/monotone": 12_421,
     "models/sampled": 9_952,
     "models/tree": 31_583,
-    "models/treed": 16_999,
+    "models/treed": 17_087,
     "optim": 22_122,
     "plots": 6_801,
     "spaces": 24_682,
     "study": 15_533,
     "suggest": 6_513,
-    "test_functions": 5_674,
+    "test_functions": 5_794,
 }
 _MOST_TOKENS_A_LINE = 8.50
 # Assignments such as ``a, b = x, y``, in a thousand lines.

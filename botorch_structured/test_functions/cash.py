@@ -14,6 +14,7 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from botorch_structured._learners import LEARNERS, cross_validated_error
@@ -73,7 +74,9 @@ class ScikitLearnCASH(ConditionalTestFunction):
         seed: int = 0,
         timeout: float | None = None,
         max_rows: int | None = None,
-        **kwargs: Any,
+        noise_std: float | None = None,
+        negate: bool = False,
+        dtype: torch.dtype = torch.double,
     ) -> None:
         r"""
         Args:
@@ -86,8 +89,9 @@ class ScikitLearnCASH(ConditionalTestFunction):
                 then, in whatever code it is, for which it runs in a process of its
                 own. Without it evaluations run in this process.
             max_rows: Keep a random choice of at most so many rows.
-            kwargs: ``noise_std``, ``negate`` and ``dtype``, see
-                ``ConditionalTestFunction``.
+            noise_std: Standard deviation of noise to add.
+            negate: Whether to negate the function, for maximisation.
+            dtype: The dtype of ``bounds``.
 
         Raises:
             ImportError: Without scikit-learn.
@@ -110,7 +114,7 @@ class ScikitLearnCASH(ConditionalTestFunction):
             keep = np.random.default_rng(seed).permutation(len(labels))[:max_rows]
             features = features[keep]
             labels = labels[keep]
-        super().__init__(space, **kwargs)
+        super().__init__(space, noise_std=noise_std, negate=negate, dtype=dtype)
         self.seed = seed
         self.timeout = timeout
         self.evaluations: list[tuple[dict[str, Any], Evaluation]] = []

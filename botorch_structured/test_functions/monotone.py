@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
@@ -147,19 +146,20 @@ class ElasticNetTuning(DecomposedTestFunction):
     def __init__(
         self,
         seed: int = 0,
-        **kwargs: Any,
+        noise_std: float | None = None,
+        negate: bool = False,
     ) -> None:
         """
         Args:
             seed: Decides the data, and the points that ``rank`` compares with.
-            kwargs: ``noise_std``, ``negate`` and ``dtype``, see
-                ``ConditionalTestFunction``.
+            noise_std: Standard deviation of noise to add.
+            negate: Whether to negate the function, for maximisation.
 
         Raises:
             ImportError: Without scikit-learn.
         """
         check_count("seed", seed, least=0)
-        super().__init__(**kwargs)
+        super().__init__(noise_std=noise_std, negate=negate)
         import_extra("sklearn.linear_model")
         self.seed = seed
         rng = np.random.default_rng(seed)

@@ -25,7 +25,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import torch
@@ -97,7 +96,9 @@ class JenattonTree(ConditionalTestFunction):
         balanced: bool = True,
         off_centre: bool = False,
         quadratic_shared: bool = False,
-        **kwargs: Any,
+        noise_std: float | None = None,
+        negate: bool = False,
+        dtype: torch.dtype = torch.double,
     ) -> None:
         r"""
         Args:
@@ -107,8 +108,9 @@ class JenattonTree(ConditionalTestFunction):
             balanced: Whether all paths are equally long; otherwise a chain.
             off_centre: Whether the leaves' optima are off the centre of [-1, 1].
             quadratic_shared: Shared variables that enter squared; implies ``shared``.
-            kwargs: ``noise_std``, ``negate`` and ``dtype``, see
-                ``ConditionalTestFunction``.
+            noise_std: Standard deviation of noise to add.
+            negate: Whether to negate the function, for maximisation.
+            dtype: The dtype of ``bounds``.
 
         Raises:
             ValueError: For a number of leaves that there is no such tree of.
@@ -119,7 +121,7 @@ class JenattonTree(ConditionalTestFunction):
             raise ValueError(f"num_leaves: expected {kind} with {balanced=}, got {P}.")
         shared = shared or quadratic_shared
         space = _make_space(P, shared, balanced)
-        super().__init__(space, **kwargs)
+        super().__init__(space, noise_std=noise_std, negate=negate, dtype=dtype)
         self.num_leaves = P
         self.quadratic_shared = quadratic_shared
         centres = np.zeros(P)
@@ -262,14 +264,17 @@ class QuadraticTasks(ConditionalTestFunction):
         self,
         num_tasks: int = 30,
         seed: int = 0,
-        **kwargs: Any,
+        noise_std: float | None = None,
+        negate: bool = False,
+        dtype: torch.dtype = torch.double,
     ) -> None:
         r"""
         Args:
             num_tasks: ``T``, at least 2.
             seed: Of the contexts; the first tasks are the same whatever ``T``.
-            kwargs: ``noise_std``, ``negate`` and ``dtype``, see
-                ``ConditionalTestFunction``.
+            noise_std: Standard deviation of noise to add.
+            negate: Whether to negate the function, for maximisation.
+            dtype: The dtype of ``bounds``.
 
         Raises:
             ValueError: For fewer than two tasks, a seed that is no integer from 0 on,
@@ -290,7 +295,7 @@ class QuadraticTasks(ConditionalTestFunction):
             torch.tensor([[-1.0, -1.0, -1.0, 0.0], [1.0, 1.0, 1.0, num_tasks - 1.0]]),
             categorical_features={3: [float(task) for task in range(num_tasks)]},
         )
-        super().__init__(space, **kwargs)
+        super().__init__(space, noise_std=noise_std, negate=negate, dtype=dtype)
         self.num_tasks = num_tasks
         self.register_buffer("contexts", torch.from_numpy(contexts).to(self.bounds))
 

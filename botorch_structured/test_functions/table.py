@@ -56,7 +56,9 @@ class TableProblem(ConditionalTestFunction):
         log_features: Sequence[int] = (),
         space: SearchSpace | None = None,
         maximize: bool = False,
-        **kwargs: Any,
+        noise_std: float | None = None,
+        negate: bool = False,
+        dtype: torch.dtype = torch.double,
     ) -> None:
         r"""
         Args:
@@ -71,8 +73,9 @@ class TableProblem(ConditionalTestFunction):
                 ``encode`` makes them.
             maximize: Whether large values are the good ones. The problem then returns
                 their negative, to be minimised.
-            kwargs: ``noise_std``, ``negate`` and ``dtype``, see
-                ``ConditionalTestFunction``.
+            noise_std: Standard deviation of noise to add.
+            negate: Whether to negate the function, for maximisation.
+            dtype: The dtype of ``bounds``.
 
         Raises:
             ValueError: For shapes that do not fit, numbers that are not finite, a
@@ -107,7 +110,7 @@ class TableProblem(ConditionalTestFunction):
         values = total / row.bincount()
         if maximize:
             values = -values
-        super().__init__(space, **kwargs)
+        super().__init__(space, noise_std=noise_std, negate=negate, dtype=dtype)
         width = space.bounds[1] - space.bounds[0]
         self._scale = torch.where(width > 0, width, 1.0)
         for column, codes in space.categorical_features.items():

@@ -151,6 +151,8 @@ def test_undeclared_values_are_paths_of_their_own() -> None:
     close(model.posterior(X).mean, Y, 1e-3)
     actual = model._fast_posterior(X)
     close(actual.mean.unsqueeze(-1), model.posterior(X).mean, 1e-7)
+    kernel = model.covar_module
+    close(kernel(X, diag=True), kernel(X).to_dense().diagonal(), 1e-12)
     for options in ({"leaf_offset": "fixed"}, {"leaf_hyperparameters": "independent"}):
         with pytest.raises(ValueError, match="undeclared"):
             TreeStructuredGP(X, Y, tree, **options).posterior(X)
