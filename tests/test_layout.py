@@ -60,19 +60,19 @@ _MOST_TOKENS = {
     "models/ablr": 13_986,
     "models/monotone": 12_421,
     "models/sampled": 9_952,
-    "models/tree": 31_583,
+    "models/tree": 31_618,
     "models/treed": 17_087,
     "optim": 22_122,
     "plots": 6_801,
     "spaces": 24_682,
     "study": 15_533,
-    "suggest": 6_513,
+    "suggest": 6_525,
     "test_functions": 5_794,
 }
 _MOST_TOKENS_A_LINE = 8.50
 # Assignments such as ``a, b = x, y``, in a thousand lines.
 _MOST_PAIRS = 0.1
-_MOST_PRIVATE_CONSTANTS = 119
+_MOST_PRIVATE_CONSTANTS = 120
 # Names that say nothing of the thing that they stand for.
 _RIDDLES = {"found", "known", "own", "held", "given", "mine", "every", "here"}
 _MOST_RIDDLES = 1

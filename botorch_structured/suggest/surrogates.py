@@ -691,8 +691,11 @@ def leave_one_out_log_density(model: SingleTaskGP) -> Tensor:
         model._clear_cache()  # parts may have been set in evaluation mode
         solver = model.solver
     with torch.no_grad():
+        values = None
         if solver is not None and isinstance(solver.solvers[0], LeafSolver):
-            solved, precision = solver.solvers[0].leave_one_out()
+            values = solver.solvers[0].leave_one_out()
+        if values is not None:
+            solved, precision = values
         else:
             prior = model.likelihood(model.forward(*model.train_inputs))
             inverse = torch.cholesky_inverse(psd_safe_cholesky(prior.covariance_matrix))

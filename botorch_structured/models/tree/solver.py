@@ -44,6 +44,9 @@ from botorch_structured.models.tree.form import Form
 from botorch_structured.models.tree.leaf_inference import LeafBlock, leaf_blocks
 from botorch_structured.models.tree.moments import LeafMoments
 
+# A difference that is less than this share of its terms has lost too many digits.
+_LEAST_SHARE = 1e-6
+
 
 class LeafSolver:
     """The posterior given one table of rows, through its leaves, less its prior mean.
@@ -120,14 +123,18 @@ class LeafSolver:
     def _weight_root(self) -> tuple[Tensor, Tensor | None]:
         return self.factors.weight_covariance.root()
 
-    def leave_one_out(self) -> tuple[Tensor, Tensor]:
-        """K^-1 r and the diagonal of K^-1, each ``n``, K with the noise."""
+    def leave_one_out(self) -> tuple[Tensor, Tensor] | None:
+        """K^-1 r and the diagonal of K^-1, each ``n``, K with the noise.
+
+        None where the diagonal is a difference of nearly equal numbers.
+        """
         _ = self.moments  # with them there are factors in a third of the time
         factors = self.factors
         covariance = pad(factors.weight_covariance.dense(), (0, 1, 0, 1))
         structure = self.structure
         solved = self.residual.new_empty(len(self.residual) + 1)  # the last: padding
         diagonal = torch.empty_like(solved)
+        lost = False
         for bucket, weights, block in zip(
             structure.layout.buckets,
             structure.weights,
@@ -140,8 +147,10 @@ class LeafSolver:
             pairs = weights.unsqueeze(-1), weights.unsqueeze(-2)
             explained = (right @ covariance[pairs] * right).sum(-1)
             solved[bucket.index] = both[..., 0]
-            diagonal[bucket.index] = inverse.square().sum(-2) - explained
-        return solved[:-1], diagonal[:-1]
+            without = inverse.square().sum(-2)
+            diagonal[bucket.index] = without - explained
+            lost |= bool((without - explained < _LEAST_SHARE * without).any())
+        return None if lost else (solved[:-1], diagonal[:-1])
 
     def joint(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """Moments of points jointly, on the scale of transformed outcomes.
