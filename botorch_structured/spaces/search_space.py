@@ -389,8 +389,7 @@ class SearchSpace:
         self._position = {p.name: i for i, p in enumerate(self.parameters)}
         # the intervals that numeric decisions are cut into
         self._cuts = {c: tree.decision_values[c] for c in tree.numeric_decisions}
-        #: See ``tree``: paths are listed or counted here, not in the first search.
-        self.shared_columns = self.tree.shared_columns
+        _ = self.tree.shared_columns  # paths are listed here, not in the first search
 
     def __copy__(self) -> SearchSpace:
         return self  # nothing about it changes
