@@ -576,10 +576,10 @@ def _compressed_tail(maximize: bool = True) -> ChainedOutcomeTransform:
 # On 30 data sets of 1,800 rows on six paths (``benchmarks.quality.some_rows``) fits to
 # 120 and then 240 rows of a path took .4 of the time of a fit to all, and predicted as
 # well, to .07 nats a point, on 25. On the others, near the best points and without
-# noise, .2 to .6 of some 8 nats were lost where the function is smooth, and 1 to 8 where
-# it jumps. Of 20 further sets 16 are predicted as well; one with a jump lost 152. After
-# 60 rows in place of 120, fits took noise for structure on four more: .1 to 1.4 were
-# lost.
+# noise, .2 to .6 of some 8 nats were lost where the function is smooth, and 1 to 8
+# where it jumps. Of 20 further sets 16 are predicted as well; one with a jump lost 152.
+# After 60 rows in place of 120, fits took noise for structure on four more: .1 to 1.4
+# were lost.
 
 
 def some_rows(keys: Tensor, values: Tensor, most: int) -> Tensor:
