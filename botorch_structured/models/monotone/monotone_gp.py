@@ -84,7 +84,7 @@ from botorch_structured.models.fast_inference import (
     with_variance_floor,
 )
 from botorch_structured.models.map_fit import fit_map
-from botorch_structured.models.monotone.array_evidence import array_objective
+from botorch_structured.models.monotone.array_evidence import ArraySignEvidence
 from botorch_structured.models.monotone.derivative_process import (
     DerivativeCovariance,
     DerivativeProcess,
@@ -99,6 +99,7 @@ from botorch_structured.models.monotone.expectation_propagation import (
     warn_unless_converged,
 )
 from botorch_structured.models.outcome_scale import with_least_variance
+from botorch_structured.models.stationary_evidence import plain_objective
 from botorch_structured.spaces.arguments import check_column
 from botorch_structured.spaces.parameter_tree import HierarchicalDependencies
 
@@ -730,7 +731,10 @@ class MonotoneGP(FastSingleTaskGP):
         ``fit_gpytorch_mll`` calls this and passes all its arguments on. Not for direct
         use.
         """
-        return fit_map(mll, None, objective=array_objective(mll), **kwargs)
+        added = None
+        if self.signs_in_fit and self.has_sites:
+            added = partial(ArraySignEvidence, self)
+        return fit_map(mll, None, objective=plain_objective(mll, added), **kwargs)
 
     def train(self, mode: bool = True) -> Any:
         """As in BoTorch; sites are found when the model enters evaluation mode."""
