@@ -72,7 +72,6 @@ from botorch_structured.models.ablr.regressions import (
 )
 from botorch_structured.models.ablr.tasks import (
     StandardizeTasks,
-    TaskColumn,
     find_tasks,
 )
 from botorch_structured.models.checks import (
@@ -145,8 +144,6 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         feature_map: None for a ``TanhNetwork`` with 3 layers of 50 units,
             ``RandomFourierFeatures(...)``, ``MondrianKernel(...).features``, or any
             module from ``n x d`` to ``n x D``.
-        validate_task_values: Whether an unexpected task value raises; otherwise it is
-            taken for the first of ``output_tasks``.
         priors: Whether noise and weight precisions have priors; False for the paper's
             maximum likelihood.
         seed: Of the networks that a fit starts from; nothing is drawn from torch's
@@ -196,7 +193,6 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         outcome_transform: OutcomeTransform | DefaultType | None = DEFAULT,
         input_transform: InputTransform | None = None,
         feature_map: nn.Module | Callable[[Tensor], Tensor] | None = None,
-        validate_task_values: bool = True,
         priors: bool = True,
         seed: int = 0,
         process_group: Any = None,
@@ -239,8 +235,6 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         tasks, outputs = find_tasks(
             task_feature, train_Y, pairs, output_tasks, all_tasks, group
         )
-        if isinstance(tasks, TaskColumn) and not validate_task_values:
-            tasks.default = outputs[0]
         plain = tasks.without(X)
         features = as_feature_map(feature_map, covar_module, plain, seed, group)
         features = features.to(train_X)
@@ -368,25 +362,6 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
     def feature_map(self) -> nn.Module:
         """The features, ``n x d`` to ``n x D``, of transformed inputs."""
         return self.covar_module.feature_map
-
-    @property
-    def noise_precision(self) -> Tensor:
-        """The precisions alpha_t of inferred noise, ``T``, on the standardised scale.
-
-        Raises:
-            ValueError: If the noise variances of the rows were given.
-        """
-        if isinstance(self.likelihood, FixedNoiseGaussianLikelihood):
-            raise ValueError(
-                "noise_precision: expected inferred noise, got a model whose noise "
-                "variances are given row by row."
-            )
-        return self.likelihood.noise.expand(self.num_tasks).reciprocal()
-
-    @property
-    def weight_precision(self) -> Tensor:
-        """The precisions beta_t of the weights, ``T``."""
-        return self.covar_module.weight_precision.value
 
     @property
     def batch_shape(self) -> torch.Size:
@@ -628,19 +603,6 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         means, roots = zip(*(weights[i] for i in indices), strict=True)
         mean = torch.stack(torch.broadcast_tensors(*means), dim=-2)
         return WeightPosterior(mean, torch.stack(torch.broadcast_tensors(*roots), -3))
-
-    def weight_posterior(self) -> MultivariateNormal:
-        """Posterior of the weights w_t of each output, on the standardised scale.
-
-        Returns:
-            A distribution over ``num_outputs x D``, or ``D`` for one output.
-        """
-        self.eval()
-        mean, root = self._weights_of(self._indices(self._output_tasks))
-        if self._num_outputs == 1:
-            mean = mean.squeeze(-2)
-            root = root.squeeze(-3)
-        return _normal(mean, RootLinearOperator(root))
 
     def _has_task(self, X: Tensor) -> bool:
         """Whether inputs, ``batch_shape x q x ...``, have a task column.
