@@ -271,7 +271,7 @@ def path_boxes(
         rows = problem.tree.path_points.numpy().astype(problem.lower.dtype)
     else:
         drawn = random_rows(problem, MAX_PATHS, rng)
-        near = np.concatenate([points, problem.good])[-MAX_PATHS :]
+        near = np.concatenate([points, problem.good])[-MAX_PATHS:]
         rows = np.concatenate([drawn, near])
         rows = rows[first_of_each(problem.keys(rows))]
     boxes, ok = boxes_at(problem, rows)
