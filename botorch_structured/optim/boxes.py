@@ -270,8 +270,12 @@ def path_boxes(
     if problem.tree.num_paths <= MAX_PATHS:
         rows = problem.tree.path_points.numpy().astype(problem.lower.dtype)
     else:
-        drawn = random_rows(problem, MAX_PATHS, rng)
-        near = np.concatenate([points, problem.good])[-MAX_PATHS :]
+        generator = torch.Generator().manual_seed(int(rng.integers(1 << 31)))
+        drawn: Array = problem.tree.random_paths(MAX_PATHS, generator).numpy()
+        drawn = drawn.astype(problem.lower.dtype)
+        for col, value in problem.fixed.items():
+            drawn[:, col] = value
+        near = np.concatenate([points, problem.good])[-MAX_PATHS:]
         rows = np.concatenate([drawn, near])
         rows = rows[first_of_each(problem.keys(rows))]
     boxes, ok = boxes_at(problem, rows)
@@ -283,16 +287,6 @@ def path_boxes(
         f"bounds={problem.bounds.tolist()} for decisions "
         f"{problem.tree.decision_values}."
     )
-
-
-def random_rows(problem: Problem, n: int, rng: np.random.Generator) -> Array:
-    """``n`` points on random paths, with fixed decisions at their fixed values."""
-    generator = torch.Generator().manual_seed(int(rng.integers(1 << 31)))
-    drawn = problem.tree.random_paths(n, generator)
-    rows: Array = drawn.numpy().astype(problem.lower.dtype)
-    for col, value in problem.fixed.items():
-        rows[:, col] = value
-    return rows
 
 
 class Sample:
