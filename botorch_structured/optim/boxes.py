@@ -289,6 +289,7 @@ def path_boxes(
     )
 
 
+@dataclass
 class Sample:
     """Candidates, the box each lies in, and the source each comes from.
 
@@ -299,15 +300,13 @@ class Sample:
             the refinement are taken from each source.
     """
 
-    def __init__(
-        self,
-        X: Array,
-        box: Array,
-        source: Array | None = None,
-    ) -> None:
-        self.X = X
-        self.box = box
-        self.source = np.zeros_like(box) if source is None else source
+    X: Array
+    box: Array
+    source: Any = None
+
+    def __post_init__(self) -> None:
+        if self.source is None:
+            self.source = np.zeros_like(self.box)
 
     def take(self, index: Any) -> Sample:
         """The candidates at ``index``."""
@@ -316,14 +315,8 @@ class Sample:
 
 def join(samples: Sequence[Sample]) -> Sample:
     """All candidates, one sample after the other."""
-    X = []
-    box = []
-    source = []
-    for sample in samples:
-        X.append(sample.X)
-        box.append(sample.box)
-        source.append(sample.source)
-    return Sample(np.concatenate(X), np.concatenate(box), np.concatenate(source))
+    fields = zip(*((s.X, s.box, s.source) for s in samples), strict=True)
+    return Sample(*map(np.concatenate, fields))
 
 
 def _admissible(boxes: Boxes, sample: Sample) -> Sample:

@@ -5,7 +5,6 @@ import torch
 from botorch.acquisition import (
     LogExpectedImprovement,
     PosteriorMean,
-    PriorGuidedAcquisitionFunction,
     UpperConfidenceBound,
     qLogExpectedImprovement,
     qLogNoisyExpectedImprovement,
@@ -18,10 +17,8 @@ from botorch.optim.utils.timeout import minimize_with_timeout
 from botorch.sampling import SobolQMCNormalSampler
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from scipy.optimize import OptimizeResult
-from search_problems import make_problem
 from torch import Tensor
 
-from botorch_structured.acquisition import InteriorPrior
 from botorch_structured.models import ConditionalGP, TreeStructuredGP
 from botorch_structured.optim import boxes, optimize_acqf_paths, search
 from botorch_structured.spaces import Between, ParameterTree, SearchSpace
@@ -253,15 +250,3 @@ def test_a_climb_ends_at_the_distance_from_a_known_point() -> None:
         )
         assert ((found - X).abs() > 0.05).any(-1).all()
         assert value > best - 2e-4
-
-
-def test_wrappers_are_searched_from_the_best_of_what_they_wrap() -> None:
-    space = SearchSpace.from_dictionaries({"x": (0.0, 1.0), "y": (0.0, 1.0)})
-    X = space.sample(8, seed=0)
-    Y = ((X - 0.3) ** 2).sum(-1, keepdim=True)
-    inner = LogExpectedImprovement(
-        ConditionalGP(X, Y, space), best_f=Y.min(), maximize=False
-    )
-    outer = PriorGuidedAcquisitionFunction(inner, InteriorPrior(space), log=True)
-    good = make_problem(space=space, acq_function=outer).good
-    assert (good[0] == X[Y.argmin()].numpy()).all()

@@ -108,7 +108,6 @@ BAD = [
     (dict(fill="a"), "fill: expected a number or 4, got 'a'"),
     (dict(fill=nan), "fill: expected finite"),
     (dict(feasible=3), "feasible: expected a function"),
-    (dict(fixed_features={0: 0.0, -4: 1.0}), "fixed_features: .*column 0 twice"),
     (dict(inequality_constraints=5), "inequality_constraints: .*got 5"),
     (dict(inequality_constraints=[3]), r"inequality_constraints\[0\]: .*got 3"),
     (at_least(4, value=0.0), r"inequality_constraints\[0\]: .*got 4"),
