@@ -23,13 +23,15 @@ from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
 from botorch_structured.linalg.correlations import RBF
+from botorch_structured.models.stationary_evidence import (
+    EvidenceTerm,
+    StationaryEvidence,
+)
 from botorch_structured.models.treed.leaf_modules import (
     LeafNoiseLikelihood,
     TreedStationary,
 )
 from botorch_structured.models.treed.objective import (
-    LeafDensity,
-    LeafTerm,
     path_evidence,
 )
 from botorch_structured.models.treed.treed_gp import TreedGP
@@ -177,7 +179,7 @@ def test_what_a_fit_maximises_is_the_objective(published: bool, noise: str) -> N
             kwargs["leaf_noise"] = noise == "of each leaf"
         model = randomised(TreedGP(X, Y, **kwargs), seed)
         mll = ExactMarginalLogLikelihood(model.likelihood, model)
-        problem = model._leaf_problem(mll.train())
+        problem = model._objective(mll.train())
         if noise == "of all leaves" and not published:
             assert problem is None  # nodes above the leaves have this noise, too
             return
@@ -193,12 +195,21 @@ def test_what_a_fit_maximises_is_the_objective(published: bool, noise: str) -> N
         np.testing.assert_array_equal(problem.read(), raw - 0.01)
 
 
-@pytest.mark.parametrize("gamma", [False, True])
-def test_one_leaf_is_fitted_in_closed_form(gamma: bool) -> None:
-    likelihood = with_gamma_prior() if gamma else None
-    model = TreedGP(*step_data(), likelihood=likelihood, max_leaves=1)
+@pytest.mark.parametrize("kind", ["default", "gamma", "isotropic", "one column"])
+def test_one_leaf_is_fitted_in_closed_form(kind: str) -> None:
+    likelihood = with_gamma_prior() if kind == "gamma" else None
+    kernels = {
+        "isotropic": RBFKernel(),
+        "one column": ScaleKernel(MaternKernel(nu=2.5, active_dims=[1])),
+    }
+    model = TreedGP(
+        *step_data(),
+        likelihood=likelihood,
+        covar_module=kernels.get(kind),
+        max_leaves=1,
+    )
     mll = ExactMarginalLogLikelihood(model.likelihood, model).train()
-    problem = model._leaf_problem(mll)
+    problem = model._objective(mll)
     assert problem is not None
     loss = -mll(model(*model.train_inputs), model.train_targets)
     expected, *slopes = with_gradient(model, loss)
@@ -262,20 +273,19 @@ def test_other_modules_have_no_written_out_objective() -> None:
     X, Y = step_data()
     model = TreedGP(X, Y)
     mll = ExactMarginalLogLikelihood(model.likelihood, model)
-    assert model._leaf_problem(mll) is not None
+    assert model._objective(mll) is not None
     # one more prior is not in the formula
     model.register_prior("more", NormalPrior(0, 2), lambda m: m.mean_module.constant)
-    assert model._leaf_problem(mll) is None
+    assert model._objective(mll) is None
     for kwargs in (
         {"warp": True},
         {"covar_module": ScaleKernel(MaternKernel(nu=2.5, ard_num_dims=2))},
         {"likelihood": GaussianLikelihood()},
-        {"covar_module": MaternKernel(nu=2.5), "max_leaves": 1},
-        {"covar_module": RBFKernel(active_dims=[1]), "max_leaves": 1},
+        {"covar_module": MaternKernel(nu=1.5), "max_leaves": 1},
     ):
         model = TreedGP(X, Y, **kwargs)
         mll = ExactMarginalLogLikelihood(model.likelihood, model)
-        assert model._leaf_problem(mll) is None, kwargs
+        assert model._objective(mll) is None, kwargs
 
 
 def with_gamma_prior() -> GaussianLikelihood:
@@ -301,11 +311,11 @@ def test_the_objective_of_a_subclass_is_its_own() -> None:
         for kwargs in ({}, {"max_leaves": 1}):
             model = cls(*step_data(), **kwargs)
             mll = ExactMarginalLogLikelihood(model.likelihood, model)
-            assert model._leaf_problem(mll) is None
+            assert model._objective(mll) is None
     model = TreedGP(*step_data(), max_leaves=1)
     model.covar_module = MaternKernel(nu=0.5)
     mll = ExactMarginalLogLikelihood(model.likelihood, model)
-    assert model._leaf_problem(mll) is None
+    assert model._objective(mll) is None
 
 
 def test_a_fit_survives_many_damped_updates() -> None:
@@ -386,8 +396,8 @@ def test_smooth_data_without_noise_get_jitter() -> None:
     """And where that is not enough, the fit is told."""
     rng = np.random.default_rng(0)
     X, y = rng.random((30, 2)), rng.standard_normal(30)
-    term = LeafTerm(X, y, None, (10, 30), np.array([1.0, 0.3]), None)
-    density = LeafDensity([term], RBF)
+    term = EvidenceTerm(X, y, None, (10, 30), np.array([1.0, 0.3]))
+    density = StationaryEvidence([term], RBF)
     assert np.isfinite(density(np.array([2.0, 2.0, 2.0, 0.0, -60.0]))[0])
     with pytest.raises(NotPSDError):
         density(np.array([2.0, 2.0, 30.0, 0.0, -60.0]))
@@ -399,10 +409,10 @@ def test_large_nodes_are_represented_by_some_of_their_rows(published: bool) -> N
     model = TreedGP(*step_data(400), **PUBLISHED if published else {})
     (data,) = model._plan()
     mll = ExactMarginalLogLikelihood(model.likelihood, model)
-    problem = model._leaf_problem(mll.train())
+    problem = model._objective(mll.train())
     assert problem is not None
     leaves = data.root.leaves()
-    for leaf, density in zip(leaves, problem.densities, strict=True):
+    for leaf, density in zip(leaves, problem.evidences, strict=True):
         sizes = [size for term in density.terms for size in term.sizes]
         weights = np.concatenate([term.weights for term in density.terms])
         rows = [len(data.data(node)) for node in leaf.path()]
