@@ -425,14 +425,10 @@ def _check_group(
     busy = {name for c in constraints for name in c.constraint_dict}
     busy |= {k for k, p in search_space.parameters.items() if p.is_hierarchical}
     is_split = len(parents) == 1 and len({*edges}) == len(edges)
-    if len(kinds) > 1 or not is_split or not all(map(above.get, group)):
+    is_same = len(kinds) == 1 and is_split and all(map(above.get, group))
+    if not is_same or busy.intersection(group):
         raise ValueError(
             "aligned: expected parameters with the same bounds or values, below "
-            f"different values of one choice, got {sorted(kinds)} for {group}, below "
-            f"{edges}."
-        )
-    if busy.intersection(group):
-        raise ValueError(
-            "aligned: expected parameters without dependents and constraints, got "
-            f"{sorted(busy.intersection(group))}."
+            "different values of one choice, without dependents and constraints, got "
+            f"{sorted(kinds)} for {group}, below {edges}."
         )
