@@ -126,8 +126,8 @@ class Problem:
             outcome.
         fixed: Column -> its value, where the column is active.
         constraints: Linear constraints, binding where all their columns are active.
-        feasible: Any other restriction.
-        is_restricted: Whether a constraint or ``feasible`` restricts the points.
+        restrictions: What a space forbids, and ``feasible``.
+        is_restricted: Whether there are constraints or restrictions.
         restricting: ``d`` booleans: the columns on which that depends.
         X_avoid: ``m x d`` points not to be proposed, pending ones included.
         good: ``k x d`` points to look around, the best first.
@@ -201,11 +201,11 @@ class Problem:
         start = start.cpu()
         declaring = _declaring(tree, lists, fixed, [avoid, start])
         restricting: Sequence[int] = range(d) if feasible or constraints else ()
+        restrictions = [feasible] if feasible else []
         informed = tree.space
         if informed is not None and informed.is_restricted:
             restricting = restricting or informed.restricting_columns
-            allowed = informed.feasible
-            feasible = _both(allowed, feasible) if feasible else allowed
+            restrictions.insert(0, informed.feasible)
         self.tree = declaring
         self.space = informed
         self.bounds = limits.cpu().numpy()
@@ -215,8 +215,8 @@ class Problem:
         self.empty = self.lower > self.upper
         self.outcomes = [*map(self._outcomes, declaring.decision_columns)]
         self.constraints = constraints
-        self.feasible = feasible
-        self.is_restricted = bool(constraints) or feasible is not None
+        self.restrictions = restrictions
+        self.is_restricted = bool(constraints or restrictions)
         self.restricting = mask_of(restricting, d)
         self.X_avoid = avoid.numpy()
         self.good = start[rows].numpy()
@@ -335,10 +335,12 @@ class Problem:
             # by torch, as a caller may check it: other sums round in other ways
             total = torch.from_numpy(X[:, c.columns]) @ c.coefficients
             ok &= ~binds | (total >= c.rhs).numpy()
-        if self.feasible is not None and ok.any():
-            verdict = self.feasible(self.tensor(X[ok]))
-            shape = torch.Size([int(ok.sum())])
-            ok[ok] = check_booleans("feasible", verdict, shape).cpu().numpy()
+        for restriction in self.restrictions:
+            some = self.tensor(X[ok])
+            if len(some):
+                verdict = restriction(some)
+                checked = check_booleans("feasible", verdict, some.shape[:1])
+                ok[ok] = checked.cpu().numpy()
         return ok
 
     def is_new(
@@ -555,13 +557,6 @@ def check_bounds(bounds: Any, d: int | None = None) -> Tensor:
             f"got {bounds.tolist()}."
         )
     return bounds.detach()
-
-
-def _both(first: Feasible, second: Feasible) -> Feasible:
-    """Where both hold."""
-    return lambda X: (
-        first(X) & check_booleans("feasible", second(X), X.shape[:-1]).to(X.device)
-    )
 
 
 def _check_scale(bounds: Tensor, space: SearchSpace) -> None:

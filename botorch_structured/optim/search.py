@@ -586,8 +586,6 @@ def optimize_acqf_two_step(
             f"{type(acq_function).__name__}: give it as path_acq_function, the first."
         )
     check_count("top_k", top_k)
-    if not isinstance(fix_shared, bool):
-        raise ValueError(f"fix_shared: expected True or False, got {fix_shared!r}.")
     problem = Problem(
         [acq_function, path_acq_function],
         bounds,

@@ -13,7 +13,7 @@ from botorch.acquisition import (
 )
 from botorch.sampling import SobolQMCNormalSampler
 from hypothesis import given, settings
-from search_problems import make_problem
+from search_problems import make_problem, one_exchange
 from strategies import random_tree, seeds
 from torch import Tensor
 
@@ -21,7 +21,6 @@ from botorch_structured.models import TreeStructuredGP
 from botorch_structured.optim import optimize_acqf_local_search, optimize_acqf_paths
 from botorch_structured.optim.boxes import whole_box
 from botorch_structured.optim.climb import Evaluator
-from botorch_structured.optim.local_search import one_exchange
 from botorch_structured.optim.problem import KnownPoints
 from botorch_structured.optim.walk import Neighbourhood, walk
 from botorch_structured.spaces import Between, ParameterTree, SearchSpace

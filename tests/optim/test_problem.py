@@ -368,8 +368,6 @@ def test_models_hand_on_what_the_space_says() -> None:
         acqf, space.bounds, model.tree, fixed_features={0: 0.0}, seed=0
     )
     assert x[0, 1] == x[0, 1].round()
-    with pytest.raises(ValueError, match="fix_shared: expected True or False, got 'no"):
-        optimize_acqf_two_step(path_acqf, acqf, space=space, fix_shared="no")
     x, _ = optimize_acqf_two_step(path_acqf, acqf, space=space, X_avoid=X, seed=0)
     assert space.feasible(x).all() and torch.equal(space.encode(space.decode(x)), x)
 
