@@ -630,22 +630,23 @@ def fit_to_some(model: LeafModel, start_from: LeafModel | None = None) -> None:
     keys = model.tree.path_key(model.train_inputs[0])
     most = max(_ROWS_OF_PATH, _ROWS // len(keys.unique()))
     sizes = [most // 2, most] if start_from is None else [most]
+    part: Any = start_from
     for size in sizes:
         rows = some_rows(keys, model.train_targets, size)
         if size < most and len(rows) > 0.75 * n:
             continue
-        start_from = _fit_rows(model, rows, start_from)
-    if start_from is model:
+        part = _fit_rows(model, rows, part)
+    if part is model:
         return
-    _take_fit(model, start_from)
+    _take_fit(model, part)
     density = leave_one_out_log_density(model)
-    expected = leave_one_out_log_density(start_from).mean()
+    expected = leave_one_out_log_density(part).mean()
     # given more rows each is predicted better, unless the fit missed something
     if density.mean() < expected - MAX_LOSS:
         worst = density.topk(most // 2, largest=False).indices
         model.train()
         rows = torch.cat([rows, worst]).unique()
-        _take_fit(model, _fit_rows(model, rows, start_from))
+        _take_fit(model, _fit_rows(model, rows, part))
 
 
 def _fit_rows(model: LeafModel, rows: Tensor, start_from: LeafModel | None) -> Any:
