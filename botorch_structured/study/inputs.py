@@ -77,9 +77,10 @@ def read_fixed(space: SearchSpace, fixed: Any) -> dict[int, float]:
         for p in named[name]:
             if not isinstance(p, Constant) and takes(p, value):
                 columns[space._position[p.name]] = p.encode(value)
+    possible = space.possible_with(columns)
     for name, value in fixed.items():
         # the parameters of this name that some configuration has with these values
-        left = [p for p in named[name] if space.can_have(p, columns)]
+        left = [p for p in named[name] if p.name in possible]
         wrong = [p for p in left if not takes(p, value)]
         if not left:
             others = {k: v for k, v in fixed.items() if k != name}

@@ -12,13 +12,12 @@ from botorch.acquisition import (
 from botorch.models import SingleTaskGP
 from hypothesis import given, settings
 from numpy.typing import NDArray
-from search_problems import make_problem
+from search_problems import make_problem, one_exchange
 from strategies import random_tree, seeds
 from torch import Tensor
 
 from botorch_structured.optim.boxes import Boxes, whole_box
 from botorch_structured.optim.climb import Evaluator, maximize_in_unit_box
-from botorch_structured.optim.local_search import one_exchange
 from botorch_structured.optim.problem import KnownPoints
 from botorch_structured.optim.walk import refine
 from botorch_structured.spaces import ParameterTree
