@@ -47,9 +47,9 @@ class Counting(StructuredSampler):
         super().__init__(*args, **kwargs)
         self.independent: list[tuple[int, str]] = []
 
-    def _draw(self, study: Any, trial: Any, parameter: TrialParameter) -> Any:
-        self.independent.append((trial.number, parameter.name))
-        return super()._draw(study, trial, parameter)
+    def _draw(self, number: int, parameter: TrialParameter) -> Any:
+        self.independent.append((number, parameter.name))
+        return super()._draw(number, parameter)
 
 
 def classifier(trial: optuna.Trial) -> float:
@@ -219,20 +219,6 @@ def test_threads(tmp_path: Path) -> None:
     assert all(t.state == TrialState.COMPLETE for t in study.trials)
     chosen = [tuple(sorted(p.items())) for p in points(study)]
     assert len(set(chosen)) == 16
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_the_first_trials_of_threads_differ(seed: int) -> None:
-    """They are drawn before there is a space."""
-    together = threading.Barrier(4)
-
-    def objective(trial: optuna.Trial) -> float:
-        together.wait()
-        return float(trial.suggest_int("n", 1, 4))
-
-    study = make_study(StructuredSampler(seed=seed))
-    study.optimize(objective, n_trials=4, n_jobs=4)
-    assert sorted(t.params["n"] for t in study.trials) == [1, 2, 3, 4]
 
 
 @pytest.mark.usefixtures("random_points")
