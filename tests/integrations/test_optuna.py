@@ -6,7 +6,6 @@ import logging
 import math
 import pickle
 import re
-import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator

@@ -14,7 +14,7 @@ from matplotlib.collections import PathCollection, QuadMesh
 from matplotlib.contour import ContourSet
 from torch import Tensor
 
-from botorch_structured.models import DecomposedGP, MonotoneGP, TreeStructuredGP
+from botorch_structured.models import DecomposedGP, MonotoneGP
 from botorch_structured.models.treed.treed_gp import TreedGP
 from botorch_structured.plots import plot_monotone_components, plot_partition
 
