@@ -6,7 +6,6 @@ import logging
 import math
 import pickle
 import re
-import threading
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -43,9 +42,9 @@ class Counting(StructuredSampler):
         super().__init__(*args, **kwargs)
         self.independent: list[tuple[int, str]] = []
 
-    def _draw(self, study: Any, trial: Any, parameter: TrialParameter) -> Any:
-        self.independent.append((trial.number, parameter.name))
-        return super()._draw(study, trial, parameter)
+    def _draw(self, number: int, parameter: TrialParameter) -> Any:
+        self.independent.append((number, parameter.name))
+        return super()._draw(number, parameter)
 
 
 def classifier(trial: optuna.Trial) -> float:
