@@ -35,6 +35,7 @@ from botorch_structured.integrations.optuna.trial_space import (
 from botorch_structured.models import OldStudiesMean
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.spaces.arguments import check_seed, later_seed
+from botorch_structured.spaces.columns import is_equal
 from botorch_structured.study import Study
 from botorch_structured.study.earlier import OldStudy, learn, read_studies
 from botorch_structured.suggest.surrogates import MAX_ROWS
@@ -43,7 +44,8 @@ _logger = optuna.logging.get_logger("optuna.structured")
 
 # torch's seed and GPyTorch's settings are global: one suggestion at a time.
 _ONE_AT_A_TIME = threading.Lock()
-# A trial that meets others looks so often for a point of its own.
+_DRAWS_ONE_AT_A_TIME = threading.Lock()
+# A trial that meets others looks so often for a point of its own, and draws so often.
 _ROUNDS = 20
 _SWITCH = "This warning can be switched off with warn_independent_sampling=False."
 
@@ -138,15 +140,18 @@ class StructuredSampler(BaseSampler):
         seed = check_seed(seed)
         self._seed = _new_seed() if seed is None else seed
         self._warns = warn_independent_sampling
-        self._earlier: list[Any] = earlier if isinstance(earlier, list) else [earlier]
-        if earlier is None:
-            self._earlier = []
+        self._earlier: list[Any] = [] if earlier is None else [earlier]
+        if isinstance(earlier, list):
+            is_optuna = [isinstance(study, optuna.Study) for study in earlier]
+            self._earlier = earlier if any(is_optuna) else [earlier]
         for study in self._earlier:
             read_studies(study)  # what is wrong is said now
         self._old_trials = [t for s in self._earlier for t in _trials_of(s)]
         self._learnt: OldStudiesMean | None = None
         self._learnt_of: SearchSpace | None = None
         self._suggested: dict[tuple[str, int], SuggestedPath] = {}
+        # parameters of running trials, by study: threads draw before storages know
+        self._drawn: dict[str, dict[int, dict[str, Any]]] = {}
         self._kept: dict[str, ToldStudy] = {}  # by the name of the study
         # studies and parameters that were warned of; None: trials that are left out;
         # no name: that points are repeated
@@ -231,7 +236,10 @@ class StructuredSampler(BaseSampler):
                 continue
             path = self._path(study, trial, now)
             earlier = self._path(study, last, before) if last else {}
-            if path != earlier and suggestion.shares_branch(path):
+            is_known = path.keys() <= earlier.keys() and all(
+                is_equal(earlier[name][1], value) for name, (_, value) in path.items()
+            )
+            if not is_known and suggestion.shares_branch(path):
                 return True
         return False
 
@@ -285,13 +293,30 @@ class StructuredSampler(BaseSampler):
                 return parameter.nearest(value)
         if suggestion.whole and self._warns:
             self._warn(study, trial.number, param_name)
-        return self._draw(trial.number, parameter)
+        return self._draw(study, trial, parameter)
 
-    def _draw(self, number: int, parameter: TrialParameter) -> Any:
-        """A random value of a parameter that is not on the path of a trial."""
+    def _draw(
+        self, study: optuna.Study, trial: FrozenTrial, parameter: TrialParameter
+    ) -> Any:
+        """A random value of a parameter that is not on the path of a trial.
+
+        With it the trial differs from others, those that run included, if it can.
+        """
         seed = self._seed % (1 << 64)  # NumPy takes no negative ones
-        numbers = (seed, number, zlib.crc32(parameter.name.encode()))
-        return parameter.draw(int(np.random.SeedSequence(numbers).generate_state(1)[0]))
+        numbers = (seed, trial.number, zlib.crc32(parameter.name.encode()))
+        draws = np.random.SeedSequence(numbers).generate_state(_ROUNDS)
+        with _DRAWS_ONE_AT_A_TIME:
+            running = self._drawn.setdefault(study.study_name, {})
+            others = {t.number: t.params for t in study.get_trials(deepcopy=False)}
+            others |= running
+            others.pop(trial.number, None)
+            for draw in draws.tolist():
+                value = parameter.draw(draw)
+                params = {**trial.params, parameter.name: value}
+                if params not in others.values():
+                    break
+            running[trial.number] = params
+        return value
 
     def _warn(self, study: optuna.Study, number: int, name: str) -> None:
         """Say that a parameter was not expected; once if it never will be."""
@@ -329,6 +354,7 @@ class StructuredSampler(BaseSampler):
     ) -> None:
         """Forget the suggestion, and check parameters."""
         self._suggested.pop((study.study_name, trial.number), None)
+        self._drawn.get(study.study_name, {}).pop(trial.number, None)
         SharedPaths(study, self._declared).forget(trial.number)
         if self._declared is not None and state != TrialState.FAIL:
             # Optuna asks no sampler for those of a single value

@@ -8,6 +8,7 @@ what trials were worth, in the words of `botorch_structured.Study`.
 from __future__ import annotations
 
 import math
+import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -421,7 +422,7 @@ def trial_values(
     done = [t.values[0] for t in trials if t.state == TrialState.COMPLETE]
     best = min((sign * value for value in done), default=math.nan)
     limited = sorted({key for t in trials for key in t.constraints})
-    satisfied = dict.fromkeys(limited, -1.0)  # to Optuna it holds where it is not set
+    satisfied = {key: _satisfied(key, trials) for key in limited}
     names = [f"value_{k}" for k in range(len(directions))]
     arguments: dict[str, Any] = {"objectives": directions[0]}
     if len(directions) > 1 or limited:
@@ -445,3 +446,13 @@ def trial_values(
         return numbers[0] if len(names) == 1 else dict(zip(names, numbers, strict=True))
 
     return arguments, [value(trial) for trial in trials]
+
+
+def _satisfied(key: str, trials: Sequence[FrozenTrial]) -> float:
+    """The value of a constraint in a trial that does not set it.
+
+    To Optuna it holds there: a negative number as large as the others are.
+    """
+    values = [t.constraints[key] for t in trials if key in t.constraints]
+    sizes = [abs(value) for value in values if math.isfinite(value)]
+    return -(statistics.median(sizes) if sizes else 0.0) or -1.0
