@@ -148,7 +148,7 @@ def inverse_factors(covariance: Array) -> tuple[Array, float]:
     """
     inverse = covariance.copy()
     for one, matrix in zip(inverse, covariance, strict=True):
-        # in place: by columns the transpose is the upper factor (lower, clean, overwrite)
+        # in place: by columns the transpose is the upper factor
         if lapack.dpotrf(one.T, 0, 1, 1)[1]:
             one[:] = cholesky(matrix, lower=False).T
         lapack.dtrtri(one.T, 0, 0, 1)

@@ -771,7 +771,8 @@ def promising(
     objective = getattr(acq_function, "objective", None)
     score = model.train_targets
     is_plain = transform is None and isinstance(objective, IdentityMCObjective | None)
-    if not is_plain or score.dim() > 1:
+    # pending points are among the targets alone
+    if not is_plain or score.dim() > 1 or len(score) != len(X):
         if len(X) > 2048:
             return nothing
         # One point a batch, as a joint covariance is not needed.
