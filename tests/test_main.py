@@ -135,18 +135,6 @@ def test_wrong_options(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_damaged_log_is_refused(
-    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    lines = (finished / LOG).read_text().splitlines(keepends=True)
-    assert '"error": null' in lines[4]
-    lines[4] = lines[4].replace('"error": null', '"error": 1', 1)
-    (tmp_path / LOG).write_text("".join(lines))
-    shown = refused([*OPTIONS, "--resume", "--out", str(tmp_path)], capsys)
-    assert f"{LOG} line 5: error: expected a t" in shown
-    assert (tmp_path / LOG).read_text() == "".join(lines)
-
-
 def test_without_the_extras(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -29,13 +29,11 @@ from botorch_structured.spaces.arguments import (
     check_by_column,
     check_column,
     check_columns,
-    check_count,
     check_function,
     check_number,
     check_values,
 )
 from botorch_structured.spaces.columns import with_slack
-from botorch_structured.spaces.path_search import MAX_LISTED
 
 Array = NDArray[Any]
 Feasible = Callable[[Tensor], Tensor]
@@ -47,7 +45,7 @@ Columns = tuple[
     Mapping[int, Sequence[float]],
     Tensor,
 ]
-# All paths are searched up to this number of them.
+# All paths are searched up to this number of them; of more, random ones.
 MAX_PATHS = 1024
 
 
@@ -127,7 +125,7 @@ class Problem:
 
     Attributes:
         tree: What is active where. Every outcome that may be proposed is declared.
-        key_tree: The tree as it was given, of whose keys ``avoid_paths`` are.
+        space: The `SearchSpace` that the tree belongs to, or None.
         bounds: ``2 x d``.
         fill: ``d`` numbers that inactive columns hold.
         values: What each column may hold where it is active, whatever the path. A
@@ -145,7 +143,6 @@ class Problem:
         X_avoid: ``m x d`` points not to be proposed, pending ones included.
         good: ``k x d`` points to look around, the best first.
         good_keys: The keys of their paths.
-        max_paths: The number of paths up to which all of them are searched.
         min_distance: How far from known points to stay, in widths of the bounds.
         device: That of the bounds.
 
@@ -169,8 +166,6 @@ class Problem:
         X_avoid: Tensor | None = None,
         X_start: Tensor | None = None,
         min_distance: float = 0.0,
-        max_paths: int = MAX_PATHS,
-        avoid_paths: Tensor | None = None,
     ) -> None:
         check_acquisition(acq_functions[0], "acq_function")
         beside: dict[str, Any] = {
@@ -184,8 +179,8 @@ class Problem:
             columns = _read_columns(**beside)
         else:
             columns = _columns_of(space, acq_functions[0], beside)
-        limits, key_tree, whole, lists, row = columns
-        d = key_tree.dim
+        limits, tree, whole, lists, row = columns
+        d = tree.dim
         for acq_function in acq_functions:
             _check_model(acq_function, d)
         if feasible is not None:
@@ -196,39 +191,34 @@ class Problem:
                 "min_distance: expected a share of the width of the bounds, from 0 to "
                 f"less than 1, got {min_distance!r}."
             )
-        fixed = read_fixed(key_tree, limits, fixed_features, whole, lists)
-        keys = torch.empty(0).long() if avoid_paths is None else avoid_paths
-        if not isinstance(keys, Tensor) or keys.dtype != torch.long:
-            raise ValueError(
-                f"avoid_paths: expected keys of tree.path_key, got {keys!r}."
-            )
+        fixed = read_fixed(tree, limits, fixed_features, whole, lists)
         constraints = []
         if inequality_constraints is not None:
             constraints = _constraints(d, inequality_constraints, limits)
         tables = [limits[:0]]
         if X_avoid is not None:
-            tables.append(check_points("X_avoid", X_avoid, key_tree, row))
+            tables.append(check_points("X_avoid", X_avoid, tree, row))
         for acq_function in acq_functions:
             X = getattr(acq_function, "X_pending", None)
             if X is not None:
                 X = X.reshape(-1, X.shape[-1])
-                tables.append(check_points("X_pending", X, key_tree, row))
+                tables.append(check_points("X_pending", X, tree, row))
         avoid = torch.cat(tables).cpu()
         if X_start is None:
-            start, rows = promising(key_tree, row, acq_functions[0])
+            start, rows = promising(tree, row, acq_functions[0])
         else:
-            start = check_points("X_start", X_start, key_tree, row)
+            start = check_points("X_start", X_start, tree, row)
             rows = torch.arange(len(start))
         start = start.cpu()
-        declaring = _declaring(key_tree, lists, fixed, [avoid, start])
+        declaring = _declaring(tree, lists, fixed, [avoid, start])
         restricting: Sequence[int] = range(d) if feasible or constraints else ()
-        informed = key_tree.space
+        informed = tree.space
         if informed is not None and informed.is_restricted:
             restricting = restricting or informed.restricting_columns
             allowed = informed.feasible
             feasible = _both(allowed, feasible) if feasible else allowed
         self.tree = declaring
-        self.key_tree = key_tree
+        self.space = informed
         self.bounds = limits.cpu().numpy()
         self.fill = row.cpu().numpy()
         self.fixed = fixed
@@ -242,9 +232,7 @@ class Problem:
         self.X_avoid = avoid.numpy()
         self.good = start[rows].numpy()
         self.good_keys = declaring.path_key(start)[rows].numpy()
-        self.max_paths = min(check_count("max_paths", max_paths), MAX_LISTED)
         self.min_distance = distance
-        self.avoid_paths = keys.cpu().numpy()
         self.device = limits.device
 
     def _read_values(
@@ -285,8 +273,8 @@ class Problem:
         last = np.where(table < np.inf, table, -np.inf).max(-1)
         self.lower = np.where(listed, table[:, 0], self.lower)
         self.upper = np.where(listed, last, self.upper)
-        space = self.key_tree.space
-        logarithmic = mask_of([] if space is None else space.log_integers, d)
+        logs = [] if self.space is None else self.space.log_integers
+        logarithmic = mask_of(logs, d)
         # A column named in both is an integer with gaps: neighbours are alike. To a
         # search no outcome of a decision is like another.
         ordered[tree.decisions_by_value] = False

@@ -68,7 +68,6 @@ class Search:
         num_restarts: How many points to climb from.
         raw_samples: Sobol points in all boxes together (default: 64 in each, up to a
             limit), or random points.
-        batch_limit: Most rows in one call of the acquisition function.
         seed: The seed; None: drawn from torch's global generator.
         path_acq_function: Another acquisition function that has points pending.
 
@@ -83,7 +82,6 @@ class Search:
         q: int,
         num_restarts: int = 1,
         raw_samples: int | None = None,
-        batch_limit: int | None = None,
         seed: int | None = None,
         path_acq_function: AcquisitionFunction | None = None,
     ) -> None:
@@ -99,7 +97,7 @@ class Search:
         if raw_samples is not None:
             check_count("raw_samples", raw_samples)
         self.raw_samples = raw_samples
-        self.evaluator = Evaluator(acq_function, batch_limit, problem.device)
+        self.evaluator = Evaluator(acq_function, problem.device)
         self.rng = make_rng(seed)
         # those that are told what is pending, and what they have pending themselves
         self._told: list[tuple[Any, Tensor | None]] = []
@@ -181,7 +179,7 @@ class Search:
             avoid: Points not to be returned.
             evaluator: Another acquisition function.
             evolve: Whether to change decisions of the best candidates, too, where there
-                are more paths than ``max_paths``.
+                are more paths than are searched.
             per_box: Sobol points in each box where ``raw_samples`` is not given.
             ranks: Whether the best point of every box is wanted, not only of all.
 
@@ -200,7 +198,7 @@ class Search:
             return sample.X, np.zeros(0)
         on_paths = evaluator.on(boxes.lower)
         values = on_paths.values(sample.X, sample.box)
-        if evolve and self.problem.tree.num_paths > self.problem.max_paths:
+        if evolve and self.problem.tree.num_paths > MAX_PATHS:
             sample, values, boxes = self._evolve(
                 evaluator,
                 sample,
@@ -421,10 +419,7 @@ def optimize_acqf_paths(
     X_start: Tensor | None = None,
     min_distance: float = 0.0,
     seed: int | None = None,
-    max_paths: int = MAX_PATHS,
-    batch_limit: int | None = None,
     space: SearchSpace | None = None,
-    avoid_paths: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     r"""Maximise an acquisition function over every path of a tree at once.
 
@@ -482,14 +477,9 @@ def optimize_acqf_paths(
             on a step whose value is known.
         seed: By default drawn from torch's global generator, so ``torch.manual_seed``
             makes the answer repeatable, too.
-        max_paths: If there are more paths, so many random ones are searched, and one or
-            two decisions of the best candidates at a time are then changed.
-        batch_limit: Most rows in one call of the acquisition function, by default as
-            many as memory allows.
         space: A `SearchSpace` in place of ``bounds``, ``tree``, ``integer_features``,
             ``categorical_features`` and ``fill``. What it forbids is never proposed,
             nor is what ``feasible`` rejects.
-        avoid_paths: Keys of paths (``tree.path_key(X)``) on which nothing is proposed.
 
     Returns:
         ``q x d`` candidates and their acquisition values, as BoTorch's
@@ -501,7 +491,7 @@ def optimize_acqf_paths(
             than the space; no path is left by ``fixed_features``,
             ``categorical_features`` and ``bounds``.
         CandidateGenerationError: Nothing is left to propose: every admissible point
-            is known, none was found that is feasible, or all paths are to be avoided.
+            is known, or none was found that is feasible.
     """
     problem = Problem(
         [acq_function],
@@ -517,8 +507,6 @@ def optimize_acqf_paths(
         X_avoid=X_avoid,
         X_start=X_start,
         min_distance=min_distance,
-        max_paths=max_paths,
-        avoid_paths=avoid_paths,
     )
     search = Search(
         problem,
@@ -526,7 +514,6 @@ def optimize_acqf_paths(
         q,
         num_restarts,
         raw_samples,
-        batch_limit,
         seed,
     )
 
@@ -555,8 +542,6 @@ def optimize_acqf_two_step(
     X_start: Tensor | None = None,
     min_distance: float = 0.0,
     seed: int | None = None,
-    max_paths: int = MAX_PATHS,
-    batch_limit: int | None = None,
     fix_shared: bool = False,
     space: SearchSpace | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -598,8 +583,6 @@ def optimize_acqf_two_step(
         X_start: Points near which to search.
         min_distance: How far from known points to stay, in widths of the bounds.
         seed: Makes the answer repeatable.
-        max_paths: If there are more paths, so many random ones are searched.
-        batch_limit: Most rows in one call of an acquisition function.
         fix_shared: Keep the shared columns that the first step chose.
         space: A `SearchSpace` in place of the arguments that describe one.
 
@@ -639,7 +622,6 @@ def optimize_acqf_two_step(
         X_avoid=X_avoid,
         X_start=X_start,
         min_distance=min_distance,
-        max_paths=max_paths,
     )
     search = Search(
         problem,
@@ -647,11 +629,10 @@ def optimize_acqf_two_step(
         q,
         num_restarts,
         raw_samples,
-        batch_limit,
         seed,
         path_acq_function,
     )
-    first = Evaluator(path_acq_function, batch_limit, problem.device)
+    first = Evaluator(path_acq_function, problem.device)
     matters = _columns_that_matter(path_acq_function, problem)
 
     def ranked(paths: Boxes, avoid: KnownPoints) -> tuple[Boxes, Array]:
@@ -666,7 +647,7 @@ def optimize_acqf_two_step(
         else:
             # whether all points of a path are known is for the second step to find out
             pinned = paths.pin(~matters, paths.lower)
-            all_listed = problem.tree.num_paths <= problem.max_paths
+            all_listed = problem.tree.num_paths <= MAX_PATHS
             if all_listed and not pinned.free.any():  # one point on each path
                 rows = np.arange(len(pinned.keys))
                 values = first.on(pinned.lower).values(pinned.lower, rows)

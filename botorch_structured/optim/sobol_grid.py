@@ -96,7 +96,6 @@ def optimize_acqf_sobol(
     min_distance: float = 1e-3,
     refine_above: float | None = None,
     seed: int | None = None,
-    batch_limit: int | None = None,
     space: SearchSpace | None = None,
 ) -> tuple[Tensor, Tensor]:
     r"""The best of `adaptive_sobol_candidates`, then the best near it.
@@ -152,7 +151,6 @@ def optimize_acqf_sobol(
             point.) For ``LogExpectedImprovement``: the logarithm of an improvement that
             is worth an evaluation. Default: ``min_distance`` always holds.
         seed: Makes the answer repeatable.
-        batch_limit: Most rows in one call of the acquisition function.
         space: A `SearchSpace` of real parameters without decisions, in place of
             ``bounds``: what it forbids is never proposed, nor is what ``feasible``
             rejects.
@@ -192,7 +190,6 @@ def optimize_acqf_sobol(
         problem,
         acq_function,
         q,
-        batch_limit=batch_limit,
         seed=seed,
     )
     rng = search.rng

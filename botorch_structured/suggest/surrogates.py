@@ -39,7 +39,7 @@ from botorch_structured.models import (
 from botorch_structured.models.fast_inference import FastSingleTaskGP
 from botorch_structured.models.map_fit import seeded
 from botorch_structured.models.outcome_scale import AnyScaleStandardize
-from botorch_structured.models.tree.leaf_model import LeafModel
+from botorch_structured.models.tree.leaf_model import MAX_LOSS, LeafModel
 from botorch_structured.models.tree.solver import LeafSolver
 from botorch_structured.models.tree.warm_start import take_values
 from botorch_structured.spaces import SearchSpace
@@ -622,6 +622,9 @@ def fit_to_some(model: LeafModel, start_from: LeafModel | None = None) -> None:
         model: In training mode, with its first hyperparameters.
         start_from: See ``LeafModel.custom_fit``. Without it a first fit is to half of
             the rows, if that is less than three quarters of the data.
+
+    If rows are predicted worse, given all others, than those of the fit given these,
+    the worst ones join a further fit.
     """
     n = len(model.train_targets)
     keys = model.tree.path_key(model.train_inputs[0])
@@ -631,14 +634,35 @@ def fit_to_some(model: LeafModel, start_from: LeafModel | None = None) -> None:
         rows = some_rows(keys, model.train_targets, size)
         if size < most and len(rows) > 0.75 * n:
             continue
-        part = model if len(rows) == n else _with_rows(model, rows)
-        mll = ExactMarginalLogLikelihood(part.likelihood, part)
-        fit_gpytorch_mll(mll, start_from=start_from)
-        start_from = part
-    if start_from is not None and start_from is not model:
-        take_values(model, start_from)
-        model._fit_record = start_from._fit_record
-        model.eval()
+        start_from = _fit_rows(model, rows, start_from)
+    if start_from is model:
+        return
+    _take_fit(model, start_from)
+    density = leave_one_out_log_density(model)
+    expected = leave_one_out_log_density(start_from).mean()
+    # given more rows each is predicted better, unless the fit missed something
+    if density.mean() < expected - MAX_LOSS:
+        worst = density.topk(most // 2, largest=False).indices
+        model.train()
+        rows = torch.cat([rows, worst]).unique()
+        _take_fit(model, _fit_rows(model, rows, start_from))
+
+
+def _fit_rows(model: LeafModel, rows: Tensor, start_from: LeafModel | None) -> Any:
+    """The model, or a copy that has only some of the rows, fitted."""
+    part = model
+    if len(rows) < len(model.train_targets):
+        part = _with_rows(model, rows)
+    mll = ExactMarginalLogLikelihood(part.likelihood, part)
+    fit_gpytorch_mll(mll, start_from=start_from)
+    return part
+
+
+def _take_fit(model: LeafModel, part: LeafModel) -> None:
+    """Make a model one that was fitted, with the hyperparameters of a part of it."""
+    take_values(model, part)
+    model._fit_record = part._fit_record
+    model.eval()
 
 
 def _with_rows(model: LeafModel, rows: Tensor) -> LeafModel:

@@ -306,15 +306,6 @@ def test_columns_on_one_path_of_many() -> None:
     assert tree.can_be_active(31, {}) and not tree.can_be_active(31, {7: 0.0})
 
 
-def test_more_paths_than_numbers() -> None:
-    tree = ParameterTree(70, {i: {0: [], 1: []} for i in range(70)})
-    assert tree.num_paths == 2**70  # the bound is exact where none is inactive
-    X = torch.randint(0, 2, (64, 70), generator=torch.Generator().manual_seed(0))
-    key = tree.path_key(X.double())
-    assert len(set(key.tolist())) == len({tuple(x) for x in X.tolist()})
-    assert (key >= 0).all()
-
-
 def test_a_chain_of_a_thousand_decisions() -> None:
     D = 1_100
     tree = ParameterTree(D, {k: {0.0: [], 1.0: [k + 1]} for k in range(D - 1)})
@@ -323,21 +314,6 @@ def test_a_chain_of_a_thousand_decisions() -> None:
     X[1] = 1.0
     assert tree.active_mask(X).sum(-1).tolist() == [1, D]
     assert len(tree.path_index(X).unique()) == 2
-
-
-def test_a_thousand_values_of_one_decision() -> None:
-    n = 1000
-    columns = {float(i): [1 + i, 1 + n] for i in range(n)}
-    tree = ParameterTree(2 + n, {0: columns}, values={0: list(columns)})
-    assert tree.num_paths == len(tree.paths) == n
-    assert tree.own_columns == list(range(1, 1 + n))
-    assert tree.shared_columns == [1 + n]
-    X = torch.zeros(n, 2 + n)
-    X[:, 0] = torch.arange(n)
-    assert tree.path_index(X).tolist() == list(range(n))
-    for i in (0, 999):
-        assert tree.paths[i].active_columns == (0, 1 + i, 1 + n)
-        assert tree.active_mask(X)[i].nonzero().flatten().tolist() == [0, 1 + i, 1 + n]
 
 
 def test_a_decision_without_values() -> None:

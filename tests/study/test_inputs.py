@@ -8,14 +8,10 @@ from typing import Any
 import pytest
 import torch
 from ConfigSpace import (
-    Categorical,
     ConfigurationSpace,
-    Constant,
-    EqualsCondition,
     Float,
     ForbiddenGreaterThanRelation,
     ForbiddenLessThanRelation,
-    NotEqualsCondition,
 )
 
 from botorch_structured import Study
@@ -61,33 +57,6 @@ def test_a_constant_is_held_at_its_own_value() -> None:
     for fixed in [*own, x | {"kind": "u"}, x | {"size": 5}, y | {"size": 6}]:
         for config in Study(GROUPS, seed=0).ask(4, fixed=fixed):
             assert all(fixed.get(k, v) == v for k, v in config.items())
-
-
-def test_constants_below_parameters_that_decide_nothing_else() -> None:
-    cs = ConfigurationSpace()
-    a, b = Categorical("a", ["x", "y"]), Categorical("b", ["u", "v"])
-    one, two, three = Constant("one", 1), Constant("two", 2), Constant("three", 3)
-    cs.add(a, b, one, two, three, Float("f", (0.0, 1.0)))
-    cs.add(EqualsCondition(b, a, "x"), EqualsCondition(one, b, "u"))
-    cs.add(NotEqualsCondition(two, b, "u"), EqualsCondition(three, a, "y"))
-    study = Study(cs, seed=0)
-    none = "none has with"
-    for fixed in (
-        {"one": 1, "a": "y"},
-        {"one": 1, "b": "v"},
-        {"two": 2, "a": "x", "b": "u"},
-        {"three": 3, "a": "x"},
-    ):
-        with pytest.raises(ValueError, match=none):
-            study.ask(fixed=fixed)
-    for fixed in (
-        {"one": 1},
-        {"one": 1, "b": "u"},
-        {"two": 2, "b": "u"},  # where `b` is not active
-        {"two": 2, "a": "y"},
-        {"three": 3},
-    ):
-        assert study.ask(fixed=fixed)
 
 
 def test_dictionaries_that_no_parameter_tells_apart() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -233,16 +233,10 @@ class DeclaredSpace:
 
     Args:
         space: The space.
-        trials: The trials, whose distributions are those of the parameters.
     """
 
-    def __init__(self, space: SearchSpace, trials: Iterable[Asked]) -> None:
+    def __init__(self, space: SearchSpace) -> None:
         self.space = space
-        self._distributions = {
-            name: distribution
-            for trial in trials
-            for name, (distribution, _) in trial.values.items()
-        }
         self._names = space.named().keys()
 
     def entries(self, values: Values) -> dict[str, Any]:
@@ -255,18 +249,8 @@ class DeclaredSpace:
         return {name: fixed[name] for name in names}
 
     def values(self, config: Mapping[str, Any]) -> Values:
-        """See `LearntSpace.values`.
-
-        Where a distribution does not take its value it is None.
-        """
-        values: Values = {}
-        for name, value in config.items():
-            distribution = self._distributions.get(name)
-            if distribution is not None:
-                if not TrialParameter(name, distribution).contains(value):
-                    distribution = None
-            values[name] = distribution, value
-        return values
+        """See `LearntSpace.values`; distributions are those of trials, None here."""
+        return {name: (None, value) for name, value in config.items()}
 
     def has_seen(self, config: Mapping[str, Any]) -> bool:
         """See `LearntSpace.has_seen`: what is declared needs no trial."""

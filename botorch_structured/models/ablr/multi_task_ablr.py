@@ -171,8 +171,10 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
     _data: TaskData | None = None
     _weights: list[WeightPosterior] | None = None
     # The posteriors of models that were conditioned on a batch of outcomes: they have
-    # the rows and hyperparameters of the model that they come from.
+    # the hyperparameters of the model that they come from, and its levels of a noise
+    # that was given.
     _conditioned: list[WeightPosterior] | None = None
+    _noise_before: Tensor | None = None
     _order: Tensor
     _original_train_inputs: Any
     train_inputs: Any
@@ -761,6 +763,8 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         """
         if self._given_noise() is None:
             return self.likelihood.noise.expand(self.num_tasks)
+        if self._noise_before is not None:
+            return self._noise_before
         data = self._training_data()
         noise: Any = data.noise_variance
         total = self._group.total(data.task.bincount(noise, self.num_tasks))
@@ -856,29 +860,39 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         noise = self._noise_levels()[task] if noise is None else noise
         weights = self._updated(rows, Y, noise, task)
         batch = torch.broadcast_shapes(self.batch_shape, Y.shape[:-2], X.shape[:-2])
+        if not batch:
+            Y = Y.detach()
+        if self.tasks.share_rows:
+            task = task.expand(Y.shape)
+            none = Y.new_full((*Y.shape[:-1], self.num_tasks), torch.nan)
+            noise = torch.ones_like(none).scatter(-1, task, noise.expand_as(Y))
+            Y = none.scatter(-1, task, Y)
+        # in the first process only: the sum over processes has them from there
+        q = 0 if self._group.rank else Y.shape[-2]
+        given = self._given_noise()
+        if given is None or batch:
+            noise = None
+        else:
+            added = noise.detach().expand_as(Y)[:q]
+            noise = _joined(self.tasks.to_outcomes(given), added, batch)
         new = self._sharing_rows()
+        new._conditioned = None
+        new.train()  # with inputs that are not transformed
+        rows = X[..., :q, :].detach()
+        new.train_inputs = (_joined(new.train_inputs[0], rows, batch),)
+        Y = _joined(self.tasks.to_outcomes(self.train_targets), Y[..., :q, :], batch)
+        new._restore_targets_and_noise(Y, noise, strict=False)
+        new.eval()
         if batch:
             # as many means as there are models, of tasks that they have in common too
             new._conditioned = [
                 WeightPosterior(w.mean.expand(*batch, w.mean.shape[-1]), w.root)
                 for w in weights
             ]
-            return new
-        Y = Y.detach()
-        noise = noise.detach().expand_as(Y)
-        if self.tasks.share_rows:
-            none = Y.new_full((len(Y), self.num_tasks), torch.nan)
-            noise = torch.ones_like(none).scatter(-1, task, noise)
-            Y = none.scatter(-1, task, Y)
-        # in the first process only: the sum over processes has them from there
-        q = 0 if self._group.rank else len(Y)
-        new.train()  # with inputs that are not transformed
-        new.train_inputs = (torch.cat([new.train_inputs[0], X[:q].detach()]),)
-        old_Y, old_noise = new._extract_targets_and_noise()
-        noise = None if old_noise is None else torch.cat([old_noise, noise[:q]])
-        new._restore_targets_and_noise(torch.cat([old_Y, Y[:q]]), noise, strict=False)
-        new.eval()
-        new._weights = weights
+            if given is not None:
+                new._noise_before = self._noise_levels()
+        else:
+            new._weights = weights
         return new
 
     def _updated(
@@ -997,9 +1011,11 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
             state["_conditioned"] = [
                 WeightPosterior(*map(torch.detach, w)) for w in self._conditioned
             ]
+            state["_train_targets"] = self.train_targets.detach()
         return state
 
     def _extract_targets_and_noise(self) -> tuple[Tensor, Tensor | None]:
+        self._refuse_batch()
         noise = self._given_noise()
         Y = self.tasks.to_outcomes(self.train_targets)
         return Y, None if noise is None else self.tasks.to_outcomes(noise)
@@ -1013,6 +1029,14 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         if Yvar is not None:
             self.likelihood.noise_covar.noise = self.tasks.to_targets(Yvar)
         self.set_train_data(targets=self.tasks.to_targets(Y), strict=strict)
+
+
+def _joined(first: Tensor, more: Tensor, batch: torch.Size) -> Tensor:
+    """Rows after rows, of as many elements as differ, expanded to the batch."""
+    shape = torch.broadcast_shapes(first.shape[:-2], more.shape[:-2])
+    parts = [rows.expand(*shape, *rows.shape[-2:]) for rows in (first, more)]
+    joined = torch.cat(parts, dim=-2)
+    return joined.expand(*batch, *joined.shape[-2:])
 
 
 # -- normal distributions, whose covariances come as roots, and functions drawn -------

@@ -696,13 +696,14 @@ class TreedGP(fast_inference.FastSingleTaskGP):
         )
         elements = (part.reshape(-1, *part.shape[-2:]) for part in parts)
         trees = self.partition.tree_shape.numel()
+        leaves = self.partition.num_leaves
         return [
             TreedPredictor(
                 k % trees,
                 self.partition.element(k % trees),
                 self.covar_module,
                 self.mean_module,
-                noise.mT.expand(self.partition.num_leaves, n),
+                noise.mT[:leaves].expand(leaves, n),
                 points,
                 outcomes.squeeze(-1),
                 self._lend,

@@ -167,42 +167,37 @@ def test_priors_constraints_and_held_parameters() -> None:
     check(model)
 
 
-@pytest.mark.parametrize(
-    "kwargs",
-    [
-        {"mean_module": LinearMean(2)},
-        {"covar_module": RBFKernel(lengthscale_prior=HalfCauchyPrior(1.0))},
-        {"input_transform": Warp(2, [0], bounds=torch.tensor([[0.0, 0], [1, 1]]))},
-        {"two outputs": True},
-    ],
-    ids=["mean", "prior", "transform", "outputs"],
-)
-def test_anything_else_is_left_to_tensors(kwargs: dict[str, Any]) -> None:
+def with_a_prior_of_a_root(X: Tensor, Y: Tensor) -> MonotoneGP:
+    model = MonotoneGP(X, Y, {0: 1})
+    prior = GammaPrior(2.0, 2.0)  # on a function of a parameter
+    root = model.covar_module
+    root.register_prior("root_prior", prior, lambda m: m.lengthscale.sqrt())
+    return model
+
+
+WARP = Warp(2, [0], bounds=torch.tensor([[0.0, 0.0], [1.0, 1.0]]))
+CAUCHY = RBFKernel(lengthscale_prior=HalfCauchyPrior(1.0))
+OTHERS: dict[str, Callable[[Tensor, Tensor], MonotoneGP]] = {
+    "mean": lambda X, Y: MonotoneGP(X, Y, {0: 1}, mean_module=LinearMean(2)),
+    "prior": lambda X, Y: MonotoneGP(X, Y, {0: 1}, covar_module=CAUCHY),
+    "transform": lambda X, Y: MonotoneGP(X, Y, {0: 1}, input_transform=WARP),
+    "outputs": lambda X, Y: MonotoneGP(X, Y.repeat(1, 2), {0: 1}),
+    "dtype": lambda X, Y: MonotoneGP(X.float(), Y.float(), {0: 1}),
+    "root": with_a_prior_of_a_root,
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_anything_else_is_left_to_tensors(name: str) -> None:
     X, Y = make_data(8, 2)
-    if kwargs.pop("two outputs", False):
-        Y = Y.repeat(1, 2)
-    model = MonotoneGP(X, Y, {0: 1}, virtual_X=X[:4], **kwargs)
+    model = OTHERS[name](X, Y)
     mll, objective = objective_of(model)
     assert objective is None
     fit_gpytorch_mll(mll, optimizer_kwargs={"options": {"maxiter": 3}})
-    assert model.posterior(X).mean.isfinite().all()
+    assert model.posterior(X.to(model.train_targets)).mean.isfinite().all()
 
 
-def test_other_objectives_and_callers() -> None:
-    X, Y = make_data(8, 2)
-    model = MonotoneGP(X, Y, {0: 1}, virtual_X=X[:4])
+def test_another_objective_is_left_to_tensors() -> None:
+    model = MonotoneGP(*make_data(8, 2), {0: 1})
     other = LeaveOneOutPseudoLikelihood(model.likelihood, model).train()
     assert the_objective(other) is None
-    single = MonotoneGP(X.float(), Y.float(), {0: 1}, virtual_X=X[:4].float())
-    assert objective_of(single)[1] is None
-    base = model.covar_module
-    prior = GammaPrior(2.0, 2.0)  # on a function of a parameter
-    base.register_prior("root_prior", prior, lambda m: m.lengthscale.sqrt())
-    assert objective_of(model)[1] is None
-
-
-def test_parameters_that_are_no_numbers() -> None:
-    X, Y = make_data(6, 2)
-    _, objective = objective_of(MonotoneGP(X, Y, {0: 1}, virtual_X=X[:4]))
-    nothing = objective(np.full_like(objective.read(), np.nan))
-    assert np.isnan(nothing[0]) and np.isnan(nothing[1]).all()
