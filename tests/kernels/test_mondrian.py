@@ -301,13 +301,6 @@ class TestValues:
         torch.testing.assert_close(each.prod(-3), dense(kernel, a, b))
         assert kernel(a, diag=True, last_dim_is_batch=True).shape == (2, 3, 5)
 
-    def test_device(self, device: torch.device) -> None:
-        kernel = LaplaceKernel(ard_num_dims=3).double()
-        a = points(5, 3)
-        expected = dense(kernel, a)
-        on_device = dense(kernel.to(device), a.to(device))
-        torch.testing.assert_close(on_device.cpu(), expected)
-
 
 class TestGradients:
     def test_derivatives(self) -> None:

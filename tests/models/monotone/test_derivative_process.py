@@ -10,134 +10,16 @@ import torch
 from botorch.sampling.pathwise import draw_matheron_paths
 from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, RBFKernelGrad, ScaleKernel
 from gpytorch.kernels.matern52_kernel_grad import Matern52KernelGrad
-from gpytorch.means import ConstantMean, LinearMean, Mean
+from gpytorch.means import LinearMean
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies import seeds
 from torch import Tensor
 
 from botorch_structured.models import MonotoneGP
-from botorch_structured.models.monotone.derivative_process import (
-    VALUE,
-    DerivativeCovariance,
-    DerivativeProcess,
-    Sites,
-)
 
 pytestmark = pytest.mark.usefixtures("double")
 
-DOUBLE = {"dtype": torch.float64}
-
-
-def rand(seed: int, *shape: int) -> Tensor:
-    return torch.rand(shape, generator=torch.Generator().manual_seed(seed), **DOUBLE)
-
-
-# -- covariances: GPyTorch's derivative kernels, and autograd ------------------------
-
-
-@pytest.mark.parametrize("matern", [False, True])
-@pytest.mark.parametrize("ard", [None, 3])
-def test_gpytorch(matern: bool, ard: int | None) -> None:
-    length = 0.3 + rand(0, 1, ard or 1)
-    kernel: Kernel = RBFKernel(ard_num_dims=ard)
-    peer: Kernel = RBFKernelGrad(ard_num_dims=ard)
-    if matern:
-        kernel = MaternKernel(nu=2.5, ard_num_dims=ard)
-        peer = Matern52KernelGrad(ard_num_dims=ard)
-    for k in (kernel, peer):
-        k.lengthscale = length
-    x, v = rand(1, 5, 3), rand(2, 4, 3)
-    ours = DerivativeCovariance.of(kernel)
-    columns = [2, 0]
-    for a, b in ((x, v), (x, x)):
-        # values, then derivatives along each column, of each point
-        full = peer(a, b).to_dense().reshape(len(a), 4, len(b), 4)
-        torch.testing.assert_close(ours(a, VALUE, b, VALUE), full[:, 0, :, 0])
-        cross = full[:, 0][..., [3, 1]].movedim(-1, 1).flatten(1)
-        torch.testing.assert_close(ours(a, VALUE, b, columns), cross)
-        back = full[:, [3, 1], :, 0].movedim(1, 0).flatten(0, 1)
-        torch.testing.assert_close(ours(a, columns, b, VALUE), back)
-        gram = full[:, [3, 1]][..., [3, 1]].permute(1, 0, 3, 2).reshape(2 * len(a), -1)
-        torch.testing.assert_close(ours(a, columns, b, columns), gram)
-        torch.testing.assert_close(ours(a, [0], b, columns), gram[len(a) :])
-
-
-@pytest.mark.parametrize("matern", [False, True])
-def test_gradients_are_finite_where_points_meet(matern: bool) -> None:
-    kernel = MaternKernel(ard_num_dims=2) if matern else RBFKernel(ard_num_dims=2)
-    v = rand(2, 4, 2)
-    x = v.clone().requires_grad_(True)
-    ours = DerivativeCovariance.of(kernel)
-    slopes = ours(x, [0, 1], v, [0, 1])
-    total = ours(x, VALUE, v, [0]).square().sum() + slopes.sum()
-    for gradient in torch.autograd.grad(total, (x, kernel.raw_lengthscale)):
-        assert gradient.isfinite().all()
-
-
-# -- the process ----------------------------------------------------------------------
-
-
-@given(seeds, st.booleans(), st.booleans(), st.sampled_from([0, 1, 5]))
-def test_dense(seed: int, matern: bool, linear: bool, n: int) -> None:
-    """Values, derivatives and the density of sites, from the joint normal."""
-    columns = [1, 0]
-    inner = MaternKernel(nu=2.5, ard_num_dims=2) if matern else RBFKernel()
-    base = ScaleKernel(inner).double()
-    base.outputscale, inner.lengthscale = 1.7, 0.5
-    mean: Mean = LinearMean(2) if linear else ConstantMean()
-    mean.double()
-    slopes = torch.zeros(12, **DOUBLE)
-    if linear:
-        with torch.no_grad():
-            mean.weights.copy_(torch.tensor([[0.5], [-2.0]]))
-        slopes = torch.tensor([-2.0, 0.5], **DOUBLE).repeat_interleave(6)
-    X, y, noise = rand(seed, n, 2), rand(seed + 1, n), 0.1 + rand(seed + 2, n)
-    points = rand(seed + 3, 6, 2)
-    scale, target = 10.0 * rand(seed + 4, 12) - 5.0, rand(seed + 5, 12) - 0.3
-    scale[3] = target[3] = 0.0  # says nothing
-    sites = Sites(points, columns, scale, target)
-    process = DerivativeProcess(mean, base, X, y, noise, sites)
-    k = DerivativeCovariance.of(base)
-    told = torch.arange(n + 12) != n + 3
-    joint = torch.cat(
-        [
-            torch.cat([k(X, VALUE, X, VALUE), k(X, VALUE, points, columns)], -1),
-            torch.cat(
-                [k(points, columns, X, VALUE), k(points, columns, points, columns)], -1
-            ),
-        ]
-    ) + torch.diag(torch.cat([noise, scale**-2]).clamp_max(1e9))
-    error = torch.cat([y - mean(X), target / scale - slopes])[told]
-    x = rand(seed + 6, 4, 2)
-    tolerance = {"rtol": 1e-8, "atol": 1e-8}
-    inverse = torch.linalg.inv(joint[told][:, told])
-    for at in (VALUE, [0]):
-        cross = torch.cat([k(x, at, X, VALUE), k(x, at, points, columns)], -1)[:, told]
-        prior = mean(x) if at is VALUE else slopes[-1].expand(4)
-        found, features = process.moments(x, at)
-        torch.testing.assert_close(found, prior + cross @ inverse @ error, **tolerance)
-        explained = cross @ inverse @ cross.mT
-        torch.testing.assert_close(features @ features.mT, explained, **tolerance)
-    covariance = k(x, VALUE, x, VALUE)
-    posterior = process.posterior(x)
-    cross = torch.cat([k(x, VALUE, X, VALUE), k(x, VALUE, points, columns)], -1)
-    explained = cross[:, told] @ inverse @ cross[:, told].mT
-    torch.testing.assert_close(
-        posterior.covariance_matrix, covariance - explained, **tolerance
-    )
-    # of scaled derivatives given the values, without the constant
-    normal = torch.distributions.MultivariateNormal
-    zero = torch.zeros_like(error)
-    value = normal(zero, joint[told][:, told]).log_prob(error)
-    if n:
-        value = value - normal(zero[:n], joint[:n, :n]).log_prob(error[:n])
-    value = value - scale.abs()[scale != 0.0].log().sum()
-    constant = 0.5 * 11 * torch.log(torch.tensor(2.0 * torch.pi, **DOUBLE))
-    torch.testing.assert_close(process.log_probability(), value + constant, **tolerance)
-
-
-# -- kept factors predict what GPyTorch predicts from the same prior -----------------
 
 KERNELS: dict[str, Callable[[int], Kernel | None]] = {
     "default": lambda d: None,
@@ -158,6 +40,50 @@ def make_model(
     signs = {0: 1, d - 1: -1} if seed % 2 else {0: 1}
     data: dict[str, Any] = {"covar_module": KERNELS[kind](d), "virtual_X": points}
     return MonotoneGP(X, Y, signs, **(data | kwargs))
+
+
+PEERS = {"rbf": RBFKernelGrad, "matern": Matern52KernelGrad}
+
+
+@given(
+    seeds,
+    st.sampled_from(sorted(PEERS)),
+    st.booleans(),
+)
+def test_predictions_are_those_of_one_normal(
+    seed: int, kind: str, linear: bool
+) -> None:
+    """Of values and derivatives, by GPyTorch's kernels: sites are observations."""
+    mean = LinearMean(2) if linear else None
+    raw = {"mean_module": mean, "outcome_transform": None}
+    model = make_model(seed, kind, **raw).eval()
+    scaled = model.covar_module
+    length = scaled.base_kernel.lengthscale.expand(1, 2)
+    peer = PEERS[kind](ard_num_dims=2)
+    peer.lengthscale = length
+    X, y, test = model.train_inputs[0], model.train_targets, torch.rand(4, 2)
+    n, v, columns = len(X), len(model.virtual_points), model.columns
+    points = torch.cat([X, model.virtual_points, test])
+    K = scaled.outputscale * peer(points).to_dense()
+    slopes = mean.weights.flatten() if mean is not None else torch.zeros(2)
+    prior = [model.mean_module(points).unsqueeze(-1), slopes.expand(len(points), 2)]
+    prior = torch.cat(prior, dim=-1).flatten()
+    # rows of a point: its value, then its derivatives
+    value = 3 * torch.arange(len(points))
+    sites = torch.cat([value[n : n + v] + 1 + column for column in columns])
+    result = model.ep_result
+    told = result.precision > 0.0
+    rows = torch.cat([value[:n], sites[told]])
+    noise = torch.cat([model.likelihood.noise.expand(n), 1.0 / result.precision[told]])
+    seen = torch.cat([y, (result.shift / result.precision)[told]])
+    gain = torch.linalg.solve(K[rows][:, rows] + noise.diag(), K[rows]).mT
+    mean, K = prior + gain @ (seen - prior[rows]), K - gain @ K[rows]
+    found = [model.posterior(test), model.derivative_posterior(test, 0)]
+    for posterior, at in zip(found, (value[-4:], value[-4:] + 1), strict=True):
+        law = posterior.distribution
+        expected = mean[at], K[at][:, at]
+        for a, b in zip((law.mean, law.covariance_matrix), expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
 
 
 def moments(model: Any, points: Tensor) -> list[Tensor]:

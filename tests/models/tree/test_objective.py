@@ -1,8 +1,10 @@
 """The closed form of a fit's objective is the objective, for every option."""
 
+import math
 import random
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -28,6 +30,7 @@ from strategies import random_points, seeds
 from torch import Tensor
 
 from botorch_structured.kernels import LaplaceKernel
+from botorch_structured.linalg import blocks
 from botorch_structured.models import ConditionalGP, TreeStructuredGP
 from botorch_structured.models.tree import objective as module
 from botorch_structured.spaces import ParameterTree
@@ -51,11 +54,13 @@ def distances(request: Any, monkeypatch: Any) -> None:
 
 
 @pytest.mark.usefixtures("distances")
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.parametrize("rows_per_weight", [0.0, math.inf], ids=["blocks", "as one"])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seeds)
-def test_tree_kernel(seed: int) -> None:
-    """Of random trees and options; of one row, too."""
-    check_objective(random_model(seed, n=(1, 2, 7, 25, 60)[seed % 5]), seed)
+def test_tree_kernel(rows_per_weight: float, seed: int) -> None:
+    """Of random trees and options; by factors of each leaf, or one of all rows."""
+    with mock.patch.object(blocks, "_ROWS_PER_WEIGHT", rows_per_weight):
+        check_objective(random_model(seed, n=(1, 2, 7, 25, 150)[seed % 5]), seed)
 
 
 KERNELS: dict[str, Callable[[], Kernel | None]] = {
@@ -124,18 +129,6 @@ def test_without_decisions(kernel: str, n: int, model_class: Any) -> None:
     if noise is None:
         model.likelihood.noise = 1e-2
     check_objective(model, 0, tolerance=1e-6 if kernel == "matern12" else 1e-10)
-
-
-def test_default_categories() -> None:
-    X, Y = data(TREE, 0, 30)
-    X[:, 4] = X[:, 4].mul(3).round()
-    check_objective(ConditionalGP(X, Y, TREE, categorical_features=[4]), 0)
-
-
-def test_decisions_only() -> None:
-    tree = ParameterTree(2, {0: {0.0: [], 1.0: [1]}, 1: {0.0: [], 1.0: []}})
-    X, Y = data(tree, 0, 20)
-    check_objective(TreeStructuredGP(X, Y, tree), 0)
 
 
 def test_parameters_that_are_held() -> None:
@@ -297,19 +290,3 @@ def test_the_evidence_is_that_of_a_call() -> None:
     mll = ExactMarginalLogLikelihood(model.likelihood, model).train()
     expected = -mll(model(*model.train_inputs), model.train_targets)
     torch.testing.assert_close(model.compute_custom_loss(mll), expected)
-
-
-def test_the_loss_is_that_of_the_present_kernel_and_parameters() -> None:
-    model = TreeStructuredGP(*data(TREE, 0, 12), TREE, leaf_kernel="matern")
-    _, objective = objective_of(model)
-    theta = objective.read()
-    value = objective(theta)[0]
-    assert objective.loss() == value
-    model.covar_module.set_correlation("rbf")
-    objective.read_correlation()
-    other = objective.loss()
-    assert other != value and other == objective(theta)[0]
-    theta += 0.1
-    objective.write(theta)
-    changed = objective.loss()
-    assert changed != other and changed == objective(theta)[0]
