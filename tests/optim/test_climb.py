@@ -8,22 +8,19 @@ import torch
 from botorch.acquisition import (
     AcquisitionFunction,
     LogExpectedImprovement,
-    PriorGuidedAcquisitionFunction,
 )
 from botorch.models import SingleTaskGP
 from hypothesis import given, settings
 from numpy.typing import NDArray
-from search_problems import make_problem
+from search_problems import make_problem, one_exchange
 from strategies import random_tree, seeds
 from torch import Tensor
 
-from botorch_structured.acquisition import AveragedLogExpectedImprovement, InteriorPrior
 from botorch_structured.optim.boxes import Boxes, whole_box
 from botorch_structured.optim.climb import Evaluator, maximize_in_unit_box
-from botorch_structured.optim.local_search import one_exchange
 from botorch_structured.optim.problem import KnownPoints
 from botorch_structured.optim.walk import refine
-from botorch_structured.spaces import Equals, ParameterTree, SearchSpace
+from botorch_structured.spaces import ParameterTree
 
 Array = NDArray[Any]
 STEPS = (0.2, 0.05)
@@ -67,7 +64,8 @@ def make() -> tuple[LogExpectedImprovement, Tensor]:
 
 def test_pieces_make_no_difference() -> None:
     acqf, X = make()
-    whole, parts = Evaluator(acqf), Evaluator(acqf, batch_limit=5)
+    whole, parts = Evaluator(acqf), Evaluator(acqf)
+    parts.batch_limit = 5
     x, row = X.numpy(), np.arange(len(X))
     expected = acqf(X.unsqueeze(1)).detach().numpy()
     np.testing.assert_allclose(whole.values(x), expected)
@@ -78,20 +76,6 @@ def test_pieces_make_no_difference() -> None:
     np.testing.assert_allclose(value, expected)
     np.testing.assert_allclose(gradient, slope.numpy())
     assert parts.values(x[:0]).shape == (0,)
-
-
-def test_pieces_of_a_mixture_are_as_small_as_those_of_its_models() -> None:
-    """Memory is that of the models, which are inside of other functions."""
-    space = SearchSpace(["x", "y"], [[0.0, 0.0], [1.0, 1.0]])
-    X = torch.rand(4000, 2, dtype=torch.double)
-    model = SingleTaskGP(X, X.sum(-1, keepdim=True))
-    alone = LogExpectedImprovement(model, 1.0)
-    mixture = AveragedLogExpectedImprovement([model, model], 1.0)
-    guided = PriorGuidedAcquisitionFunction(
-        mixture, InteriorPrior(space), log=True, prior_exponent=0.1
-    )
-    limits = {Evaluator(acqf).batch_limit for acqf in (alone, mixture, guided)}
-    assert len(limits) == 1 and limits.pop() < 2**14
 
 
 def test_nan_is_worst(peak) -> None:
@@ -160,34 +144,6 @@ def test_quadratics_with_interior_and_bounded_optima() -> None:
     np.testing.assert_allclose(value, again)
     stuck = ((U == 0) & (slope <= 0)) | ((U == 1) & (slope >= 0))
     assert (np.abs(slope[~stuck]) < 2e-3).all() and stuck.any()
-
-
-@pytest.mark.parametrize("width", [1e-1, 1e-3, 1e-5])
-def test_widths(width: float) -> None:
-    evaluate, calls = objective(
-        lambda U, start: -torch.log1p(((U[:, 0] - 0.4321) / width) ** 2)
-    )
-    U0 = np.array([[0.4321 + 3 * width]])
-    U, _ = maximize_in_unit_box(evaluate, U0, np.ones((1, 1), dtype=bool))
-    assert abs(U[0, 0] - 0.4321) < 1e-3 * width
-    assert len(calls) < 30
-
-
-def test_starts_in_one_box_do_not_all_climb_to_its_maximum() -> None:
-    """Two starts that lead to one maximum: the worse one ends, in the same box only."""
-
-    def f(U: Tensor, start: Tensor) -> Tensor:
-        return -((U - 0.4).square() + (U - 0.4) ** 4).sum(-1)
-
-    rows = {}
-    for name, box in {"same": [0, 0, 0], "others": [0, 1, 2]}.items():
-        evaluate, calls = objective(f)
-        U0 = np.array([[0.5, 0.5], [0.9, 0.8], [0.0, 0.2]])
-        maximize_in_unit_box(
-            evaluate, U0, np.ones((3, 2), dtype=bool), np.array(box), 1
-        )
-        rows[name] = sum(calls)
-    assert rows["same"] < rows["others"]
 
 
 def test_columns_at_bounds_do_not_slow_a_climb() -> None:
@@ -413,31 +369,3 @@ def test_one_exchange_and_nothing_else(seed: int) -> None:
         assert len(changes[i]) == len(expected)
         got = {(c, round(v, 9)) for c, v in changes[i]}
         assert got == {(c, round(v, 9)) for c, v in expected}
-
-
-def test_a_new_branch_is_drawn_at_random() -> None:
-    """Below 0 = 1: a real, an integer, and a decision with a real of its own."""
-    tree = ParameterTree(
-        6,
-        {0: {0: [5], 1: [1, 2, 3, 5]}},
-        conditions={4: Equals(3, 1)},
-        values={0: [0, 1], 3: [0, 1, 2]},
-    )
-    bounds = torch.tensor([[0.0, -1, 1, 0, 0, 0], [1, 3, 4, 2, 1, 1]]).double()
-    space = whole(tree, bounds, integer_features=[2])
-    n = 4000
-    X = bounds.new_tensor([[0, FILL, FILL, FILL, FILL, 0.3]]).expand(n, -1)
-    near, on, owner = of(space, X, (1.0,))
-    opened = near[near[:, 0] == 1]
-    assert torch.equal(owner[near[:, 0] == 1], torch.arange(n))
-    assert (opened[:, 5] == 0.3).all()  # active before and after
-    # Five standard errors; uniform numbers have a standard deviation of width/sqrt(12).
-    assert abs(float(opened[:, 1].mean()) - 1.0) < 5 * 4 / math.sqrt(12 * n)
-    for col, values in ((2, (1.0, 2.0, 3.0, 4.0)), (3, (0.0, 1.0, 2.0))):
-        p = 1 / len(values)
-        for v in values:
-            share = float((opened[:, col] == v).double().mean())
-            assert abs(share - p) < 5 * math.sqrt(p * (1 - p) / n)
-    deeper = opened[:, 3] == 1
-    assert (opened[~deeper, 4] == FILL).all()
-    assert 0 <= opened[deeper, 4].min() < 0.01 and 0.99 < opened[deeper, 4].max() <= 1

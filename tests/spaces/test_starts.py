@@ -15,12 +15,9 @@ from torch import Tensor
 
 from botorch_structured.spaces import (
     Between,
-    Equals,
-    Inactive,
     ParameterTree,
     SearchSpace,
     path_search,
-    starts,
 )
 
 KINDS = ("random", "inner", "spread", "middle", "default")
@@ -312,24 +309,6 @@ def test_paths_on_which_nothing_is_feasible_have_no_start() -> None:
     assert torch.equal(space.starts(5, seed=0), space.starts(5, seed=0))
 
 
-def test_starts_where_nearly_no_path_has_a_point() -> None:
-    """Points of `sample` take the place of those on paths without one."""
-    flags = ParameterTree(24, {i: {0: [], 1: [12 + i]} for i in range(12)})
-    total = 2.0 ** torch.arange(12, dtype=torch.double)
-
-    def one_in_fifty(X: Tensor) -> Tensor:
-        return (X[..., :12] @ total * 7919 // 3) % 50 == 0
-
-    space = SearchSpace(
-        [f"x{i}" for i in range(24)], [[0] * 24, [1] * 24], flags, feasible=one_in_fifty
-    )
-    with patch.object(starts, "_OTHERS", (10,)):
-        X = space.starts(seed=0, at_most=10)
-        assert len(X) == 5 == len(space.tree.path_key(X).unique())
-        assert space.feasible(X).all()
-        assert torch.equal(X, space.starts(seed=0, at_most=10))
-
-
 @pytest.mark.parametrize("n", [20, 70])
 def test_flags_are_covered_and_not_listed(n: int) -> None:
     tree = ParameterTree(2 * n, {i: {0: [], 1: [n + i]} for i in range(n)})
@@ -393,13 +372,6 @@ def test_paths_that_share_columns_come_first() -> None:
     for n, at_most in ((16, None), (None, 16)):
         configs = space.decode(space.starts(n, seed=0, at_most=at_most))
         assert len({c["m"] for c in configs}) == 13
-    # a column that is active where a decision is not
-    conditions = {i: Equals(0, 1.0) for i in (1, 2, 3, 4)} | {5: Inactive(1)}
-    values = {i: [0.0, 1.0] for i in range(5)}
-    conditions |= {6 + i: Equals(i, 1.0) for i in range(1, 5)}
-    space = unit_space(ParameterTree(11, conditions=conditions, values=values))
-    assert space.tree.num_paths == 17
-    assert len(space.starts(5, seed=0)[:, :6].unique(dim=0)) == 5
 
 
 def test_few_starts_differ_at_the_top() -> None:

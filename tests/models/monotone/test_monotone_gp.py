@@ -423,8 +423,9 @@ def test_adaptive_points() -> None:
     g = torch.Generator().manual_seed(2)
     X = torch.rand(8, 1, generator=g) ** 3  # few on the right
     Y = X.square() + 0.02 * torch.randn(8, 1, generator=g)
-    model = MonotoneGP(X, Y, {0: 1}, min_probability=0.9).eval()
-    first = len(model.virtual_points)
+    model = MonotoneGP(X, Y, {0: 1})
+    model.min_probability = 0.9
+    first = len(model.eval().virtual_points)
     assert 1 <= first < 10
     points = torch.linspace(0.0, 1.0, 50).unsqueeze(-1)
     assert (model.probability_monotone(points, 0) > 0.85).all()
@@ -484,7 +485,6 @@ class Rotated(Normalize):
         ({"virtual_X": GRID[:, :1]}, r"virtual_X: expected v x 2 .*, got \(16, 1\)"),
         ({"virtual_X": GRID * float("nan")}, "virtual_X: expected finite"),
         ({"virtual_X": "near"}, 'virtual_X: expected a tensor, "adaptive" or "grid"'),
-        ({"min_probability": 1.0}, r"min_probability: .* \(0, 1\), got 1.0"),
         ({"bounds": GRID}, r"bounds: expected a tensor, 2 x 2 .*, got \(16, 2\)"),
         ({"bounds": torch.ones(2, 2)}, "bounds: expected finite lower bounds below"),
         ({"covar_module": MaternKernel(nu=1.5)}, "covar_module: .* nu=1.5"),
@@ -578,7 +578,8 @@ def test_no_virtual_point_is_added_twice(monkeypatch: pytest.MonkeyPatch) -> Non
     """Also where data contradict the sign, so that it remains in doubt there."""
     monkeypatch.setattr(monotone_inference, "_CANDIDATES", 8)
     X, _ = rising_data()
-    model = MonotoneGP(X, -3.0 * X[:, :1], {0: 1}, nu=1.0, min_probability=0.9)
+    model = MonotoneGP(X, -3.0 * X[:, :1], {0: 1}, nu=1.0)
+    model.min_probability = 0.9
     model.likelihood.noise = 1e-4
     assert len(model.eval().virtual_points.unique(dim=0)) == 8
     monkeypatch.setattr(monotone_inference, "_MOST_SIGNS", 5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from operator import attrgetter
 from typing import Any
 
@@ -23,12 +24,12 @@ from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
 from botorch_structured.linalg.correlations import RBF
+from botorch_structured.models.stationary_evidence import (
+    EvidenceTerm,
+    StationaryEvidence,
+)
 from botorch_structured.models.treed.leaf_modules import (
     LeafNoiseLikelihood,
-)
-from botorch_structured.models.treed.objective import (
-    LeafDensity,
-    LeafTerm,
 )
 from botorch_structured.models.treed.treed_gp import TreedGP
 from botorch_structured.test_functions import RKHS1D
@@ -116,6 +117,9 @@ def test_the_sum_over_nodes_is_that_over_leaves_and_paths(
             torch.testing.assert_close(value, total / 40.0, rtol=1e-9, atol=1e-9)
 
 
+ONE_COLUMN = ScaleKernel(MaternKernel(nu=2.5, active_dims=[1]))
+
+
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(
     "kwargs",
@@ -127,6 +131,8 @@ def test_the_sum_over_nodes_is_that_over_leaves_and_paths(
         {**PUBLISHED, "known": True},
         {"max_leaves": 1},
         {"max_leaves": 1, "gamma": True},
+        {"max_leaves": 1, "covar_module": RBFKernel()},
+        {"max_leaves": 1, "covar_module": ONE_COLUMN},
     ],
 )
 def test_what_a_fit_maximises_is_the_objective(
@@ -134,7 +140,7 @@ def test_what_a_fit_maximises_is_the_objective(
 ) -> None:
     """Value and gradient on arrays, against autograd."""
     X, Y = step_data(40, seed=seed)
-    kwargs = dict(kwargs)
+    kwargs = deepcopy(kwargs)
     if kwargs.pop("known", False):
         kwargs["train_Yvar"] = 0.01 + 0.1 * X[:, :1]
     if kwargs.pop("gamma", False):
@@ -143,7 +149,7 @@ def test_what_a_fit_maximises_is_the_objective(
     if "max_leaves" not in kwargs:  # whose lengthscales are no logarithms
         randomised(model, seed)
     mll = ExactMarginalLogLikelihood(model.likelihood, model)
-    problem = model._leaf_problem(mll.train())
+    problem = model._objective(mll.train())
     assert problem is not None
     loss = model.compute_custom_loss(mll)
     free = [p for p in mll.parameters() if p.requires_grad]
@@ -203,7 +209,7 @@ GENERAL: list[Callable[[Tensor, Tensor], TreedGP]] = [
     # nodes above the leaves have this noise, too
     lambda X, Y: TreedGP(X, Y, leaf_noise=False),
     lambda X, Y: TreedGP(X, Y, likelihood=GaussianLikelihood()),
-    lambda X, Y: TreedGP(X, Y, covar_module=RBFKernel(active_dims=[1]), max_leaves=1),
+    lambda X, Y: TreedGP(X, Y, covar_module=MaternKernel(nu=1.5), max_leaves=1),
 ]
 
 
@@ -211,7 +217,7 @@ GENERAL: list[Callable[[Tensor, Tensor], TreedGP]] = [
 def test_other_models_have_no_written_out_objective(make: Any) -> None:
     model = make(*step_data())
     mll = ExactMarginalLogLikelihood(model.likelihood, model)
-    assert model._leaf_problem(mll) is None
+    assert model._objective(mll) is None
 
 
 def with_gamma_prior() -> GaussianLikelihood:
@@ -279,8 +285,8 @@ def test_smooth_data_without_noise_get_jitter() -> None:
     """And where that is not enough, the fit is told."""
     rng = np.random.default_rng(0)
     X, y = rng.random((30, 2)), rng.standard_normal(30)
-    term = LeafTerm(X, y, None, (10, 30), np.array([1.0, 0.3]), None)
-    density = LeafDensity([term], RBF)
+    term = EvidenceTerm(X, y, None, (10, 30), np.array([1.0, 0.3]))
+    density = StationaryEvidence([term], RBF)
     assert np.isfinite(density(np.array([2.0, 2.0, 2.0, 0.0, -60.0]))[0])
     with pytest.raises(NotPSDError):
         density(np.array([2.0, 2.0, 30.0, 0.0, -60.0]))
@@ -292,10 +298,10 @@ def test_large_nodes_are_represented_by_some_of_their_rows(published: bool) -> N
     model = TreedGP(*step_data(400), **PUBLISHED if published else {})
     (data,) = model._plan()
     mll = ExactMarginalLogLikelihood(model.likelihood, model)
-    problem = model._leaf_problem(mll.train())
+    problem = model._objective(mll.train())
     assert problem is not None
     leaves = data.root.leaves()
-    for leaf, density in zip(leaves, problem.densities, strict=True):
+    for leaf, density in zip(leaves, problem.evidences, strict=True):
         sizes = [size for term in density.terms for size in term.sizes]
         weights = np.concatenate([term.weights for term in density.terms])
         rows = [len(data.data(node)) for node in leaf.path()]

@@ -106,6 +106,22 @@ def shape_of(model: TreedGP) -> list[Any]:
     return [(node.split, node.size) for node in model.partition.nodes]
 
 
+def test_an_output_of_few_leaves_alone() -> None:
+    """The trees of the outputs differ in size; parameters are padded to the largest."""
+    X = torch.linspace(0.0, 1.0, 40).unsqueeze(-1)
+    steps = (4.0 * X).floor() * torch.tensor([1.0, -1.0, 2.0, 0.5])[
+        (4.0 * X).clamp(max=3.0).long()
+    ]
+    model = TreedGP(X, torch.cat([torch.sin(X), steps], -1))
+    assert model.partition.element(0).num_leaves < model.partition.num_leaves
+    points = torch.rand(5, 1)
+    for k in range(2):
+        expected = model.posterior(points)
+        actual = model.subset_output([k]).posterior(points)
+        torch.testing.assert_close(actual.mean[..., 0], expected.mean[..., k])
+        torch.testing.assert_close(actual.variance[..., 0], expected.variance[..., k])
+
+
 def test_the_kernel_that_explains_more_is_taken() -> None:
     """A smooth function asks for an RBF kernel, a rough one for Matern-5/2."""
     g = torch.Generator().manual_seed(0)
