@@ -618,18 +618,6 @@ def test_functions_in_place_of_the_default_model() -> None:
     assert seen == [3, 4, 5]
 
 
-@pytest.mark.usefixtures("random_points")
-@pytest.mark.parametrize("seed", [2**64 - 3, -1])
-def test_seeds_next_to_the_ends(seed: int) -> None:
-    def objective(trial: optuna.Trial) -> float:
-        if trial.number == 4:  # drawn, as no trial has shown it before
-            trial.suggest_float("y", 0, 1)
-        return trial.suggest_float("x", 0, 1)
-
-    study = make_study(StructuredSampler(seed=seed, warn_independent_sampling=False))
-    assert len(ended(study, objective, 7).trials) == 7
-
-
 def test_a_constraint_that_a_branch_does_not_have_holds_there() -> None:
     """As for Optuna: a trial is feasible where none of its own is positive."""
 

@@ -4,19 +4,11 @@ from functools import partial
 import pytest
 import search_problems
 import torch
-from botorch.acquisition import (
-    LogExpectedImprovement,
-    qLogExpectedImprovement,
-    qLogNoisyExpectedImprovement,
-)
-from botorch.sampling import SobolQMCNormalSampler
 from hypothesis import given, settings
-from search_problems import data
 from strategies import random_tree, seeds
 from torch import Tensor
 
-from botorch_structured.models import TreeStructuredGP
-from botorch_structured.optim import optimize_acqf_local_search, optimize_acqf_paths
+from botorch_structured.optim import optimize_acqf_local_search
 from botorch_structured.spaces import Between, ParameterTree, SearchSpace
 
 best_of_random = partial(optimize_acqf_local_search, max_iter=0)
@@ -156,31 +148,6 @@ def test_a_start_at_a_known_point_moves_off() -> None:
     for x, less in ((without, lower), (far, same)):
         assert less < 0 < value
         assert 0.03 <= float((x[0, 2] - 0.3141).abs()) < 0.0303
-
-
-@pytest.mark.parametrize("kind", ["ei", "qei", "qnei"])
-def test_as_good_as_with_gradients(small, kind, device) -> None:
-    tree, bounds = small
-    bounds = bounds.to(device)
-    X, Y = (t.to(device) for t in data(tree))
-    model = TreeStructuredGP(X, Y, tree).eval()
-    sampler = SobolQMCNormalSampler(torch.Size([32]), seed=0)
-    acqf = {
-        "ei": lambda: LogExpectedImprovement(model, Y.max()),
-        "qei": lambda: qLogExpectedImprovement(model, Y.max(), sampler=sampler),
-        "qnei": lambda: qLogNoisyExpectedImprovement(model, X, sampler=sampler),
-    }[kind]()
-    for seed in range(2):
-        kwargs = {"X_avoid": X, "seed": seed}
-        new, value = optimize_acqf_local_search(acqf, bounds, tree, **kwargs)
-        assert new.device.type == device.type
-        assert torch.allclose(acqf(new.unsqueeze(0))[0], value, rtol=1e-6)
-        _, random = optimize_acqf_local_search(acqf, bounds, tree, max_iter=0, **kwargs)
-        _, gradient = optimize_acqf_paths(acqf, bounds, tree, **kwargs)
-        assert value > random
-        # Logarithms: within a thousandth of the improvement.
-        assert value >= gradient - 1e-3
-    assert all(p.requires_grad for p in model.covar_module.parameters())
 
 
 def test_a_plateau_ends_the_climb(small) -> None:

@@ -75,16 +75,6 @@ def test_jenatton_is_its_definition(variant: dict) -> None:
     assert problem.tree.path_index(X).tolist() == leaves
 
 
-@pytest.mark.parametrize("variant", VARIANTS, ids=str)
-def test_jenatton_optimum_and_bounds(variant: dict) -> None:
-    problem = JenattonTree(**variant)
-    assert problem(problem.optimizers).item() == problem.optimal_value == 0.1
-    assert problem(problem.space.sample(300, seed=0)).min() > 0.1
-    P, shared = variant["num_leaves"], 2 * variant.get("shared", False)
-    assert problem.bounds[0].tolist() == [0.0] * (P - 1) + [-1.0] * P + [0.0] * shared
-    assert (problem.bounds[1] == 1.0).all()
-
-
 @pytest.mark.parametrize("balanced", [True, False])
 def test_inactive_columns_are_ignored(balanced: bool) -> None:
     problem = JenattonTree(
