@@ -239,16 +239,3 @@ def test_a_climb_comes_back_behind_a_constraint(seed: int) -> None:
     assert found[0] @ weights <= limit
     nearest = 1.0 - weights * (weights.sum() - limit) / weights.square().sum()
     torch.testing.assert_close(found[0], nearest, rtol=0.0, atol=1e-5)
-
-
-def test_a_walk_tries_all_values_of_a_category() -> None:
-    bounds = torch.tensor([[0.0, 0.0], [1.0, 7.0]]).double()
-    values = [float(v) for v in range(8)]
-    box = whole(ParameterTree(2), bounds, categorical_features={1: values})
-
-    class Third(Linear):
-        def forward(self, X: Tensor) -> Tensor:
-            return X[:, 0, 0] + (X[:, 0, 1] == 3.0)
-
-    found, value = refined(Third(), box, torch.tensor([[0.5, 0.0]]).double())
-    assert found.tolist() == [[1.0, 3.0]] and value.tolist() == [2.0]

@@ -181,21 +181,6 @@ def test_steps_are_checked(small) -> None:
     assert not acqf.seen
 
 
-def test_the_best_of_a_thousand_in_one_call(learners) -> None:
-    tree, bounds = learners
-    acqf = Function(lambda X: torch.sin(1e3 * X.sum(-1)))
-    X, value = best_of_random(acqf, bounds, tree, integer_features=[3], seed=0)
-    (seen,) = acqf.seen
-    # Path 3 has no columns: its points are one, and scored once.
-    assert 600 < len(seen) <= 1000
-    assert len(seen.unique(dim=0)) == len(seen)
-    values = torch.sin(1e3 * seen.sum(-1))
-    assert value == values.max()
-    assert torch.equal(X[0], seen[values.argmax()])
-    best_of_random(acqf, bounds, tree, raw_samples=7)
-    assert len(acqf.seen[1]) <= 7
-
-
 def test_points_are_distributed_as_those_of_the_search_space() -> None:
     """Paths, integers and reals: same shares, same moments, within five sigma."""
     tree = ParameterTree(

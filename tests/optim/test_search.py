@@ -66,16 +66,6 @@ def test_finds_the_maximum(optimize, peak, learners, best, expected, device) -> 
 
 
 @climbing
-def test_single_precision(optimize, peak, learners) -> None:
-    tree, bounds = learners
-    acqf = peak(tree, PEAK.float(), bonus_for(0))
-    X, value = optimize(acqf, bounds.float(), tree, **KINDS)
-    assert X.dtype == value.dtype == torch.float
-    # The bonus of 100 leaves 1e-5 of the value, so 3e-3 of the columns.
-    assert torch.allclose(X[0, 1:3], PEAK[1:3].float(), atol=4e-3)
-
-
-@climbing
 def test_fixed_decisions_restrict_the_paths(optimize, peak, learners) -> None:
     tree, bounds = learners
     acqf = peak(tree, PEAK, bonus_for(0))

@@ -266,20 +266,6 @@ def test_several_at_once_and_failures(old: OldStudiesMean) -> None:
     assert study.ask()[0] not in study.starts[:4]
 
 
-def test_a_function_says_which_start_a_path_has(old: OldStudiesMean) -> None:
-    def middle(space: SearchSpace, seed: int) -> torch.Tensor:
-        return space.starts(kind="middle", seed=seed)
-
-    study = Study(DICTIONARIES, seed=3, earlier=old, starts=middle)
-    assert study.starts == Study(DICTIONARIES, seed=3, earlier=old).starts
-    # where old studies mislead
-    assert visited(-1.0, starts=middle)[1].trials[2].config == {"branch": "a", "x": 0.5}
-    # configurations are all asked for
-    starts = Study(DICTIONARIES, seed=3, starts=middle).starts
-    given = Study(DICTIONARIES, seed=3, earlier=old, starts=starts)
-    assert given.ask(len(starts)) == starts
-
-
 def test_standard_errors(old: OldStudiesMean) -> None:
     study = Study(DICTIONARIES, seed=3, earlier=old)
     for k in range(7):

@@ -93,18 +93,6 @@ def test_inactive_columns_are_ignored(balanced: bool) -> None:
         assert (gradient[continuous] != 0).all()
 
 
-def test_starts_are_one_point_on_each_path() -> None:
-    problem = JenattonTree(8, shared=True)
-    X = problem.starts(3)
-    # as in the prototype behind the published figures: order of the leaves, own
-    # variable, then the shared one
-    rng = np.random.default_rng(1003)
-    for row, leaf in zip(X, rng.permutation(8), strict=True):
-        assert problem.tree.path_index(row.unsqueeze(0)).item() == leaf
-        assert row[7 + leaf].item() == pytest.approx(2 * rng.random() - 1)
-        assert row[15 + (leaf >= 4)].item() == pytest.approx(rng.random())
-
-
 @pytest.mark.parametrize("negate", [False, True])
 def test_the_column_of_tasks(negate: bool) -> None:
     tasks = QuadraticTasks(num_tasks=7, seed=3, negate=negate)
