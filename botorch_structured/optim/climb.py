@@ -18,7 +18,6 @@ from torch import Tensor
 from botorch_structured.optim.boxes import Boxes
 from botorch_structured.optim.problem import Array, KnownPoints
 from botorch_structured.optim.view import View, view_on
-from botorch_structured.spaces.arguments import check_count
 
 # Most iterations of a climb.
 _MAX_CLIMB = 40
@@ -39,27 +38,21 @@ class Evaluator:
 
     Args:
         acq_function: Maps ``b x 1 x d`` to ``b``.
-        batch_limit: Most rows in one call; by default as many as memory allows.
         device: Where it is evaluated.
     """
 
     def __init__(
         self,
         acq_function: AcquisitionFunction,
-        batch_limit: int | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
         self.acq_function = acq_function
         self.device = device
         self._view: View | None = None
-        self.batch_limit = (
-            self._default_limit()
-            if batch_limit is None
-            else check_count("batch_limit", batch_limit)
-        )
+        self.batch_limit = self._most_rows()
 
-    def _default_limit(self) -> int:
-        """Most rows by the numbers that a call needs at once, at most 2^25.
+    def _most_rows(self) -> int:
+        """Most rows in one call, by the numbers that it needs at once: at most 2^25.
 
         They are points times training points times Monte Carlo samples.
         """

@@ -766,16 +766,23 @@ class SearchSpace:
                 named.setdefault(shown, []).append(p)
         return named
 
-    def can_have(self, p: Column, fixed: Mapping[int, float]) -> bool:
-        """Whether some configuration with columns fixed has a parameter.
+    def possible_with(self, fixed: Mapping[int, float]) -> set[str]:
+        """The names of the parameters that some configuration with columns fixed has.
+
+        It is found out at random points on all paths, or on random ones of more than
+        4,096.
 
         Args:
-            p: A column or a constant.
             fixed: Column -> its value wherever it is active.
         """
-        if isinstance(p, Constant):
-            return self.tree.can_hold(p.condition, fixed)
-        return self.tree.can_be_active(self._position[p.name], fixed)
+        states = torch.from_numpy(self.tree._search.states).long()
+        states = states.repeat(1 + 256 // len(states), 1)
+        X = Starts(self, "random", 0).place(states, "random")
+        for c, value in fixed.items():
+            X[:, c] = value
+        active = self.tree.active_mask(X, strict=False)
+        present = self._present(X, active).any(0).tolist()
+        return {p.name for p, on in zip(self.parameters, present, strict=True) if on}
 
     def _present(self, X: Tensor, active: Tensor) -> Tensor:
         """``n x (d + num_constants)`` booleans: which parameters points have."""

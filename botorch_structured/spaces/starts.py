@@ -132,13 +132,13 @@ class Starts:
 
         All are, but those on paths where no feasible point is found.
         """
-        X = self._place(states, kind)
+        X = self.place(states, kind)
         good = self.space.feasible(X)
         lower, upper = self.space.bounds
         width = (upper - lower).clamp(min=1e-300)
         for i in (~good).nonzero().flatten().tolist():
             for size in _OTHERS:
-                others = self._place(states[i].expand(size, -1), "random")
+                others = self.place(states[i].expand(size, -1), "random")
                 others = others[self.space.feasible(others)]
                 if len(others):
                     distance = ((others - X[i]) / width).square().sum(-1)
@@ -147,7 +147,7 @@ class Starts:
                     break
         return X, good
 
-    def _place(self, states: Tensor, kind: str) -> Tensor:
+    def place(self, states: Tensor, kind: str) -> Tensor:
         """``n x D`` states -> ``n x d`` points, feasible or not."""
         X = self.space.fill.repeat(len(states), 1)
         active = self.tree.active_mask(self.tree.points_at(states))

@@ -43,7 +43,8 @@ def make() -> tuple[LogExpectedImprovement, Tensor]:
 
 def test_pieces_make_no_difference() -> None:
     acqf, X = make()
-    whole, parts = Evaluator(acqf), Evaluator(acqf, batch_limit=5)
+    whole, parts = Evaluator(acqf), Evaluator(acqf)
+    parts.batch_limit = 5
     x, row = X.numpy(), np.arange(len(X))
     expected = acqf(X.unsqueeze(1)).detach().numpy()
     np.testing.assert_allclose(whole.values(x), expected)

@@ -18,7 +18,7 @@ from search_problems import data
 from torch import Tensor
 
 from botorch_structured.models import ConditionalGP
-from botorch_structured.optim import optimize_acqf_paths
+from botorch_structured.optim import boxes, optimize_acqf_paths, search
 from botorch_structured.spaces import Between, ParameterTree, SearchSpace
 
 
@@ -115,25 +115,15 @@ def test_numeric_decisions_move_inside_their_interval(peak) -> None:
     assert torch.allclose(X, torch.tensor([[4.0, 0.1, 0.9]]).double())
 
 
-def test_paths_to_avoid(peak) -> None:
-    """Listed, or drawn and changed where they are too many to list; else an error."""
+def test_paths_that_are_drawn_and_changed(peak, monkeypatch) -> None:
+    """Where there are too many to search all."""
     tree = ParameterTree(8, {c: {0: [], 1: [4 + c]} for c in range(4)})
     bounds = torch.tensor([[0.0] * 8, [1.0] * 8]).double()
     acqf = peak(tree, torch.full((8,), 0.5).double(), lambda X: X[..., :4].sum(-1))
+    for module in (boxes, search):
+        monkeypatch.setattr(module, "MAX_PATHS", 4)
     best, _ = optimize_acqf_paths(acqf, bounds, tree)
     assert best[0, :4].tolist() == [1.0] * 4
-    for max_paths in (256, 4):
-        X, _ = optimize_acqf_paths(
-            acqf, bounds, tree, avoid_paths=tree.path_key(best), max_paths=max_paths
-        )
-        assert X[0, :4].sum() == 3.0
-    every = torch.cartesian_prod(*[torch.arange(2.0).double()] * 8)
-    with pytest.raises(CandidateGenerationError, match="among avoid_paths"):
-        optimize_acqf_paths(
-            acqf, bounds, tree, avoid_paths=tree.path_key(every).unique()
-        )
-    with pytest.raises(ValueError, match="avoid_paths: expected keys of"):
-        optimize_acqf_paths(acqf, bounds, tree, avoid_paths=best)
 
 
 def test_linear_constraints_bind_where_all_their_columns_are_active(peak) -> None:

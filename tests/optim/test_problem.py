@@ -105,15 +105,12 @@ BAD = [
     (dict(fill="a"), "fill: expected a number or 4, got 'a'"),
     (dict(fill=nan), "fill: expected finite"),
     (dict(feasible=3), "feasible: expected a function"),
-    (dict(fixed_features={0: 0.0, -4: 1.0}), "fixed_features: .*column 0 twice"),
     (dict(inequality_constraints=5), "inequality_constraints: .*got 5"),
     (at_least(4, value=0.0), r"inequality_constraints\[0\]: .*got 4"),
     (at_least(3, value=nan), r"inequality_constraints\[0\]: .*finite"),
     (at_least(0, 1, value=0.0), r"constraints\[0\]: .*shapes \(2,\) and \(1,\)"),
     (dict(q=0), "q: expected a positive integer, got 0"),
     (dict(seed=0.5), "seed: expected an integer"),
-    (dict(batch_limit=0), "batch_limit: expected a positive integer, got 0"),
-    (dict(max_paths=0), "max_paths: expected a positive integer, got 0"),
     (dict(raw_samples=0), "raw_samples: expected a positive integer, got 0"),
     (dict(min_distance="a"), "min_distance: expected a number, got 'a'"),
     (dict(bounds=torch.zeros(2, 4).long()), r"bounds: .*\(2, 4\) of torch.int64"),
@@ -198,7 +195,6 @@ def test_boxes_refuse_what_is_no_box() -> None:
         (dict(q=2), "takes pending points"),
         (dict(X_avoid=unit[:, :1]), "X_avoid: expected"),
         (dict(feasible=3), "feasible: expected"),
-        (dict(batch_limit=-1), "batch_limit: expected"),
         (dict(seed="a"), "seed: expected"),
         (dict(bounds=[[0.0], [1.0]]), "bounds: expected"),
         (dict(bounds=torch.zeros(2, 0)), "bounds: expected"),
@@ -374,8 +370,6 @@ def test_models_hand_on_what_the_space_says() -> None:
         acqf, space.bounds, model.tree, fixed_features={0: 0.0}, seed=0
     )
     assert x[0, 1] == x[0, 1].round()
-    with pytest.raises(ValueError, match="fix_shared: expected True or False, got 'no"):
-        optimize_acqf_two_step(path_acqf, acqf, space=space, fix_shared="no")
     x, _ = optimize_acqf_two_step(path_acqf, acqf, space=space, X_avoid=X, seed=0)
     assert space.feasible(x).all() and torch.equal(space.encode(space.decode(x)), x)
 

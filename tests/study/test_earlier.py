@@ -84,7 +84,6 @@ def forms(path: Path) -> dict[str, Any]:
         "studies": two,
         "logs": [path / "0.jsonl", str(path / "1.jsonl")],
         "csv": path / "old.csv",
-        "rows": table(two),
         "points": list(zip(X, Y, strict=True)),
         "searches": searches,
     }
@@ -94,6 +93,10 @@ def forms(path: Path) -> dict[str, Any]:
         found["frame"] = pd.DataFrame(table(two))
         found["frames of searches"] = [pd.DataFrame(search) for search in searches]
     return found
+
+
+def frame(rows: list[dict[str, Any]]) -> Any:
+    return pytest.importorskip("pandas").DataFrame(rows)
 
 
 def test_all_forms_say_the_same(tmp_path: Path) -> None:
@@ -125,7 +128,7 @@ def test_studies_of_other_spaces_are_matched_by_names_and_values() -> None:
         {"learner": "near", "k": 7, "C": 1e5, "scale": False, "value": 3.0},
     ]
     with pytest.warns(UserWarning) as caught:
-        found = read_earlier(SPACE, rows)
+        found = read_earlier(SPACE, frame(rows))
     assert isinstance(found, list) and len(caught) == 1
     ((X, Y),) = found
     configs = SPACE.decode(X)
@@ -138,9 +141,9 @@ def test_studies_of_other_spaces_are_matched_by_names_and_values() -> None:
 def test_evaluations_of_no_known_path_are_no_evidence() -> None:
     rows = [{"k": k, "scale": True, "value": 1.0} for k in (1, 10)]  # no learner
     with pytest.raises(ValueError, match="got none. 2 of 2 evaluations are left out"):
-        read_earlier(SPACE, rows)
+        read_earlier(SPACE, frame(rows))
     with pytest.raises(ValueError, match="got none"):
-        read_earlier(SPACE, [{"params_C": 1.0, "value": 1.0}] * 3)
+        read_earlier(SPACE, frame([{"params_C": 1.0, "value": 1.0}] * 3))
 
 
 def test_what_broke_a_constraint_counts_as_failed(tmp_path: Path) -> None:
@@ -211,10 +214,10 @@ def test_errors(old: OldStudiesMean, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="earlier: expected the log of a Study"):
         read_earlier(SPACE, wrong)
     with pytest.raises(ValueError, match="earlier: expected a column 'value', got"):
-        read_earlier(SPACE, [{"learner": "svm", "loss": 1.0}])
+        read_earlier(SPACE, frame([{"learner": "svm", "loss": 1.0}]))
     one = [{"learner": "svm", "C": 1.0, "scale": True, "value": 1.0}]
     with pytest.raises(ValueError, match="study with two or more evaluations"):
-        read_earlier(SPACE, one)
+        read_earlier(SPACE, frame(one))
     with pytest.raises(ValueError, match="earlier: expected one objective"):
         Study(DICTIONARIES, {"a": "minimize", "b": "minimize"}, earlier=old)
     with pytest.raises(ValueError, match="earlier: expected one objective, and no"):

@@ -148,7 +148,6 @@ def test_settings_of_another_study_are_refused(
     ("number", "old", "new", "message"),
     [
         (1, '"study": 1', '"study": 2', "study: expected 1, the version of the format"),
-        (1, '"seed": 3', '"seed": "3"', "seed: expected a whole number"),
         (4, '{"asked', '{"asked', "expected a JSON object, got"),
         (4, '"sizes": "', '"sizes": "9', "asked: 'sizes': expected one of"),
         (5, '"told"', '"said"', "expected told, values, cost, error, got"),
@@ -188,10 +187,7 @@ def test_other_files_are_left_alone(tmp_path: Path, content: str) -> None:
     with pytest.raises(ValueError, match="notes.txt line 1: expected"):
         Study(SPACE, log=path)
     assert path.read_text() == content
-    if os.path.exists("/dev/full"):  # which has no end
-        with pytest.raises(ValueError, match="log: expected a file, got .*, a device"):
-            Study(SPACE, log="/dev/full")
-    with pytest.raises(ValueError, match="log: expected a file, got .*, a folder"):
+    with pytest.raises(ValueError, match="log: expected a file, got the folder"):
         Study(SPACE, log=tmp_path)
 
 
@@ -375,11 +371,7 @@ class Named:
 @pytest.mark.parametrize(
     "choices",
     [
-        [frozenset("ab")],
-        [(1, {"k": frozenset("ab")})],
         [object(), object()],
-        [frozenset("ab"), frozenset("cd")],
-        [("x", frozenset("ab")), ("y", 1)],
         [(1, 2), "(1, 2)"],
         [Named(), Named()],
     ],

@@ -480,14 +480,13 @@ def test_bad_arguments_of_optimize(arguments: dict[str, Any], message: str) -> N
         Study(SPACE).optimize(**{"evaluate": value, "num_evaluations": 1, **arguments})
 
 
-@pytest.mark.parametrize("told", [None, "0.5", [0.5], {"loss": 0.5}, {"value": None}])
-def test_optimize_stops_where_nothing_is_returned(told: Any) -> None:
+def test_optimize_stops_where_nothing_is_returned() -> None:
     """A forgotten return would look like a failure each time."""
     study = Study(SPACE, seed=0)
     with pytest.raises(
         ValueError, match=r"^evaluate\(config\) of trial 0.*: expected .*, got "
     ):
-        study.optimize(lambda config: told, 5, progress=False, catch=ValueError)
+        study.optimize(lambda config: None, 5, progress=False, catch=ValueError)
     assert not study.trials and len(study.pending) == 1
     study.tell(study.pending[0], None)
     assert study.trials[0].state == "failed"

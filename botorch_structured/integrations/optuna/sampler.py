@@ -453,7 +453,7 @@ class StructuredSampler(BaseSampler):
     def _space(self, asked: Sequence[Asked]) -> TrialSpace | None:
         """None if nothing is declared, and no trial has asked for a parameter."""
         if self._declared is not None:
-            return DeclaredSpace(self._declared, asked)
+            return DeclaredSpace(self._declared)
         shown = [one for one in asked if one.values]
         return None if all(one.expected for one in shown) else LearntSpace(shown)
 

@@ -28,24 +28,28 @@ from botorch.utils.datasets import SupervisedDataset
 from botorch.utils.types import DEFAULT
 from gpytorch import settings
 from gpytorch.distributions import MultivariateNormal
-from gpytorch.kernels import Kernel, RBFKernel
+from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import (
     FixedNoiseGaussianLikelihood,
     GaussianLikelihood,
     Likelihood,
 )
-from gpytorch.means import ConstantMean, Mean
+from gpytorch.means import Mean
 from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from linear_operator import to_linear_operator
 from torch import Tensor
 
 from botorch_structured._botorch_names import DefaultType
 from botorch_structured.linalg.blocks import few_threads, given_last
-from botorch_structured.linalg.correlations import RBF
 from botorch_structured.linalg.parameters import Hyperparameter, UnknownFormError
 from botorch_structured.models import checks, fast_inference
 from botorch_structured.models.checks import check_modules, check_training_data
 from botorch_structured.models.map_fit import FIT_OPTIONS, fit_map
+from botorch_structured.models.stationary_evidence import (
+    StationaryEvidence,
+    StationaryObjective,
+    plain_objective,
+)
 from botorch_structured.models.treed.cart import as_array
 from botorch_structured.models.treed.growth import NOISE_FLOOR, GrownTrees, grow_trees
 from botorch_structured.models.treed.leaf_modules import (
@@ -59,8 +63,6 @@ from botorch_structured.models.treed.leaf_modules import (
     shared_noise_likelihood,
 )
 from botorch_structured.models.treed.objective import (
-    LeafDensity,
-    LeafProblem,
     TreeData,
     leaf_terms,
     path_evidence,
@@ -537,53 +539,55 @@ class TreedGP(fast_inference.FastSingleTaskGP):
             ftol = 1e-4 if self._share_all else 1e-6
             options = {**FIT_OPTIONS, "maxcor": 30, "ftol": ftol, "gtol": 5e-5}
         with few_threads(self.train_targets.shape[-1]):
-            problem = self._leaf_problem(mll.train())
-            return fit_map(mll, options, objective=problem, **kwargs)
+            objective = self._objective(mll.train())
+            return fit_map(mll, options, objective=objective, **kwargs)
 
-    def _leaf_problem(self, mll: MarginalLogLikelihood) -> LeafProblem | None:
+    def _objective(self, mll: MarginalLogLikelihood) -> StationaryObjective | None:
         """The objective as a sum of functions of the leaves' hyperparameters.
 
         None for a batch, and unless the kernel, the mean, the noise and all priors are
         the default ones, and no method is a subclass's own.
         """
+        if not self._is_treed:
+            return plain_objective(mll)
         kernel = self.covar_module
         mean = self.mean_module
         likelihood = self.likelihood
         if (
-            not isinstance(mean, ConstantMean)
+            not isinstance(kernel, TreedStationary)
+            or kernel.warp
+            or kernel.categorical
+            or not isinstance(mean, TreedMean)
             or any(True for _ in self.added_loss_terms())
             or self.train_targets.ndim > 1
         ):
             return None
-        variance: Tensor | None = None
-        if isinstance(kernel, TreedStationary):
-            if kernel.warp or kernel.categorical:
-                return None
-            length = kernel.lengthscale_of_leaf.raw_value
-            variance = kernel.variance_of_leaf.raw_value
-            correlation = kernel.correlation(0)
-        elif type(kernel) is RBFKernel and kernel.active_dims is None:
-            length = kernel.raw_lengthscale
-            correlation = RBF
-        else:
-            return None
-        share_all = self._share_all or not self._is_treed
         raw_noise: Tensor | None = None
         noise = None
         if self._has_leaf_noise:
             raw_noise = likelihood.noise_covar.noise_of_leaf.raw_value
         elif isinstance(likelihood, FixedNoiseGaussianLikelihood):
             noise = as_array(self._known_noise())
-        elif share_all:
+        elif self._share_all:
             raw_noise = likelihood.noise_covar.raw_noise
         else:  # a node above the leaves has their noise, but other values of its own
             return None
         (data,) = self._plan()
-        terms = leaf_terms(data, noise, None if share_all else as_array(self.levels))
-        densities = [LeafDensity(term, correlation) for term in terms]
+        levels = None if self._share_all else as_array(self.levels)
+        correlation = kernel.correlation(0)
         try:
-            raw = length, variance, mean.raw_constant, raw_noise
-            return LeafProblem(mll, raw, densities)
+            return StationaryObjective(
+                mll,
+                [
+                    StationaryEvidence(terms, correlation)
+                    for terms in leaf_terms(data, noise, levels)
+                ],
+                data.X.shape[-1],
+                kernel.lengthscale_of_leaf.raw_value,
+                kernel.variance_of_leaf.raw_value,
+                mean.raw_constant,
+                raw_noise,
+            )
         except UnknownFormError:
             return None
 
@@ -703,13 +707,14 @@ class TreedGP(fast_inference.FastSingleTaskGP):
         )
         elements = (part.reshape(-1, *part.shape[-2:]) for part in parts)
         trees = self.partition.tree_shape.numel()
+        leaves = self.partition.num_leaves
         return [
             TreedPredictor(
                 k % trees,
                 self.partition.element(k % trees),
                 self.covar_module,
                 self.mean_module,
-                noise.mT.expand(self.partition.num_leaves, n),
+                noise.mT[:leaves].expand(leaves, n),
                 points,
                 outcomes.squeeze(-1),
                 self._lend,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -193,34 +191,6 @@ def test_they_are_those_of_gpytorch(seed: int, kind: str, shape: Any, m: int) ->
     points = torch.rand(*shape, 3, d) if seed % 2 else torch.rand(*shape, 1, d)
     check(model, points)
     check(model, points[0] if points.ndim == 4 else points.squeeze(0))
-
-
-@pytest.mark.parametrize("m", [1, 2])
-def test_also_for_fantasies(m: int) -> None:
-    model = make_model(7, "matern", m=m)
-    model.posterior(torch.rand(2, 2))
-    new, values = torch.rand(3, 1, 2), torch.randn(4, 3, 1, m)
-    check(model.condition_on_observations(new, values), torch.rand(3, 5, 2))
-
-
-def test_what_is_kept_follows_the_model() -> None:
-    model, points = make_model(7, "rbf"), torch.rand(4, 2)
-    before = model.posterior(points).mean
-    model.train()  # as GPyTorch asks for
-    model.covar_module.base_kernel.lengthscale = 0.2
-    assert not torch.allclose(model.posterior(points).mean, before)
-    check(model, points)
-    X, y = model.train_inputs[0], model.train_targets
-    model.set_train_data(X.clone(), y + X[:, 0], strict=False)
-    check(model, points)
-    model.train().eval()
-    check(model, points)
-    for same in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert torch.equal(same.posterior(points).mean, model.posterior(points).mean)
-    other = make_model(7, "rbf")
-    other.posterior(points)
-    other.load_state_dict(model.state_dict())
-    check(other, points)
 
 
 @pytest.mark.parametrize("m", [1, 2])

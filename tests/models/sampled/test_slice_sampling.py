@@ -139,19 +139,6 @@ def test_widths_are_tuned_to_the_slices() -> None:
     np.testing.assert_array_equal(fixed, widths)  # only warmup tunes them
 
 
-def test_the_last_evaluation_is_the_new_value() -> None:
-    """The target takes it for the current one."""
-    calls = []
-
-    def log_density(v: float) -> float:
-        calls.append(v)
-        return -0.5 * v * v
-
-    value, log_p = slice_update(log_density, 0.5, -0.125, 2.0, np.random.default_rng(1))
-    assert value == calls[-1] != 0.5
-    assert log_p == -0.5 * value**2
-
-
 def test_an_empty_slice_stays_where_it_is() -> None:
     """A log density that rounding has made too high at the current point."""
     rng = np.random.default_rng(0)

@@ -227,18 +227,3 @@ def test_another_model_is_refused(options: Any, message: str) -> None:
         fit_gpytorch_mll(mll, start_from=earlier)
     # nothing is taken from a model that is refused
     assert all(map(torch.equal, before, model.parameters()))
-
-
-def test_other_kernels_and_trees_without_decisions() -> None:
-    X, Y = data(TREE, 12)
-    few = {"optimizer_kwargs": {"options": {"maxiter": 3}}}
-    for make in (
-        lambda n: ConditionalGP(X[:n], Y[:n], TREE, covar_module=MaternKernel(1.5)),
-        lambda n: TreeStructuredGP(X[:n], Y[:n], {}),
-    ):
-        before, model = make(11), make(12)
-        for m, start in ((before, None), (model, before)):
-            mll = ExactMarginalLogLikelihood(m.likelihood, m)
-            kwargs = {} if start is None else {"start_from": start}
-            fit_gpytorch_mll(mll, **few, **kwargs)
-        assert not model.training
