@@ -6,6 +6,7 @@ import logging
 import math
 import pickle
 import re
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -205,20 +206,6 @@ def test_a_trial_may_be_taken_up_in_another_process(tmp_path: Path) -> None:
     again = optuna.Trial(other, trial._trial_id)
     assert tree(again) == tree(trial)
     assert not taken.independent
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_the_first_trials_of_threads_differ(seed: int) -> None:
-    """They are drawn before there is a space."""
-    together = threading.Barrier(4)
-
-    def objective(trial: optuna.Trial) -> float:
-        together.wait()
-        return float(trial.suggest_int("n", 1, 4))
-
-    study = make_study(StructuredSampler(seed=seed))
-    study.optimize(objective, n_trials=4, n_jobs=4)
-    assert sorted(t.params["n"] for t in study.trials) == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("seed", range(3))
