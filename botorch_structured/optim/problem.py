@@ -771,7 +771,7 @@ def promising(
     objective = getattr(acq_function, "objective", None)
     score = model.train_targets
     is_plain = transform is None and isinstance(objective, IdentityMCObjective | None)
-    if not is_plain or score.dim() > 1:
+    if not is_plain or score.shape != X.shape[:1]:  # also of fantasies
         if len(X) > 2048:
             return nothing
         # One point a batch, as a joint covariance is not needed.
