@@ -771,8 +771,7 @@ def promising(
     objective = getattr(acq_function, "objective", None)
     score = model.train_targets
     is_plain = transform is None and isinstance(objective, IdentityMCObjective | None)
-    # pending points are among the targets alone
-    if not is_plain or score.dim() > 1 or len(score) != len(X):
+    if not is_plain or score.shape != X.shape[:1]:  # also of fantasies
         if len(X) > 2048:
             return nothing
         # One point a batch, as a joint covariance is not needed.
