@@ -672,7 +672,7 @@ def log_evidence(
         if len(parts) > 1:
             grams = [np.concatenate(grams)]
             places = [np.concatenate(places)]
-        total: Array = np.bincount(places[0], grams[0], width * width)
+        total: Any = np.bincount(places[0], grams[0], width * width)
         total[: num_weights * width : width + 1] += 1.0
         gram: Array = total.reshape(width, width)
         root, log_diagonal = inverse_factors(gram[None, :-2, :-2])
