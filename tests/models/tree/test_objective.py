@@ -55,7 +55,7 @@ def distances(request: Any, monkeypatch: Any) -> None:
 
 @pytest.mark.usefixtures("distances")
 @pytest.mark.parametrize("rows_per_weight", [0.0, math.inf], ids=["blocks", "as one"])
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seeds)
 def test_tree_kernel(rows_per_weight: float, seed: int) -> None:
     """Of random trees and options; by factors of each leaf, or one of all rows."""
