@@ -464,11 +464,13 @@ class RawParameters:
     def write(self, theta: Array) -> None:
         """Set the raw values with a gradient in the model."""
         self.values[self.free] = theta
+        changed = []
         for part, place, p in self._parts:
             if p is not None:
                 part[:] = self.values[place]
-                # or a graph from before the fit would have wrong gradients
-                increment_version(p)
+                changed.append(p)
+        # or a graph from before the fit would have wrong gradients
+        increment_version(changed)
 
     def gradient(self, value: Tensor) -> Array:
         """The derivative of a tensor by the raw values with a gradient, ``k``."""

@@ -89,7 +89,8 @@ class Factor:
         A place that a path does not use is the last one.
         """
         places = positions(self.seen[which]).numpy()
-        return places, np.take_along_axis(self.lengths[which], places, 1)
+        lengths = self.lengths[which]
+        return places, lengths[np.arange(len(lengths))[:, None], places]
 
 
 class Form:
@@ -269,7 +270,7 @@ class Form:
         lengths = self._tree_lengths(kernel)
         if kernel.leaf_kernels is None:
             own_columns = np.append(columns[:width], columns[-1])
-            unordered = np.isin(own_columns, [*self.listed_codes])
+            unordered = np.array([c in self.listed_codes for c in own_columns])
             factor = Factor("", own_columns, lengths, seen, unordered)
             self._correlated.append(factor)
             self.factors.append(factor)
@@ -330,7 +331,7 @@ class Form:
                     read(getattr(hyper, name), "raw_value"),
                     -2.0,
                 )
-        return np.broadcast_to(lengths, (count, width + 1))
+        return lengths[None].repeat(count, 0)
 
     def _read_weights(self, kernel: TreeStructuredKernel) -> None:
         read = self._read
