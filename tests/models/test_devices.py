@@ -608,6 +608,17 @@ def test_fits_end_at_the_same_optimum_everywhere(
         np.testing.assert_allclose(ends, ends[0], atol=0.01)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_fits_of_single_precision_begin_where_others_do(kind: Any) -> None:
+    X = leaf_points(2, 8, 0)
+    starts = []
+    for data in (X, X.float()):
+        likelihood = kind(data, wave(data), dependencies(2)).double().likelihood
+        leaf_model.begin_fit(likelihood)
+        starts.append(likelihood.noise.item())
+    assert starts[0] == pytest.approx(starts[1], rel=1e-6)
+
+
 def test_more_starts_end_no_worse() -> None:
     """They are the same in each fit, and leave the global random state."""
     X = leaf_points(2, 20, 0)

@@ -209,7 +209,9 @@ def begin_fit(likelihood: GaussianLikelihood) -> None:
     """
     raw = likelihood.noise_covar.raw_noise
     if raw.requires_grad:
-        raw.data.masked_fill_(raw.data == math.log(START), math.log(FIT_START))
+        # in single precision, of which the host fits a copy in double precision
+        as_made = raw.data.float() == math.log(START)
+        raw.data.masked_fill_(as_made, math.log(FIT_START))
 
 
 class _FitRecord(NamedTuple):
