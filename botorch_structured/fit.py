@@ -110,8 +110,8 @@ def fit_slice_sampling(
         warmup: Sweeps over all parameters before the first kept one, of each chain;
             widths are tuned meanwhile. Default: 128, or 8 with ``start_from``.
         thinning: Sweeps between two samples. Diagnostics use all sweeps.
-        num_chains: Chains from different starting points: one after the other, or, of a
-            tree model with more than 200 rows on a GPU, all in one batch.
+        num_chains: Chains from different starting points, one after the other, or, of a
+            tree model on a GPU, all in one batch.
         seed: The same seed gives the same samples. Global random states are neither
             read nor changed.
         start_from: A previous result, or its ``chains``, for a model with the same
@@ -306,13 +306,9 @@ def _density_of(
     coordinates: PriorCoordinates,
     num_chains: int,
 ) -> Target:
-    """The density, of all chains at once for many rows on a device."""
+    """The density, of all chains at once where a GPU has a batch of them."""
     model: Any = mll.model
-    is_leafwise = isinstance(model, LeafModel)
-    twin = model.host_copy(mll.train()) if is_leafwise else None
-    if twin is not None:
-        return _density_of(twin, PriorCoordinates(twin.model), num_chains)
-    if is_leafwise and model.train_targets.device.type != "cpu":
+    if isinstance(model, LeafModel) and model.train_targets.device.type != "cpu":
         with suppress(RuntimeError):  # of an objective without a batch
             target = BatchedDensity(mll, coordinates, num_chains)
             start = coordinates.to_position(coordinates.read_values())

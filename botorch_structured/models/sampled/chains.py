@@ -44,7 +44,7 @@ from botorch.exceptions.warnings import BotorchWarning
 from botorch.models.gpytorch import GPyTorchModel
 from numpy.typing import NDArray
 
-from botorch_structured.linalg.blocks import Steps, finish
+from botorch_structured.linalg.blocks import Array, Steps, finish
 from botorch_structured.models.sampled.coordinates import PriorCoordinates
 from botorch_structured.models.sampled.density import (
     BatchedDensity,
@@ -52,7 +52,6 @@ from botorch_structured.models.sampled.density import (
     StationaryDensity,
 )
 
-Array = NDArray[np.float64]
 Target = ModelDensity | StationaryDensity | BatchedDensity
 
 # Each half of a chain needs two draws for a variance.

@@ -25,7 +25,6 @@ from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import ConstantMean
 from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from linear_operator.utils.errors import NanError, NotPSDError
-from numpy.typing import NDArray
 from scipy.linalg import lapack
 from torch.nn import Parameter
 
@@ -33,11 +32,9 @@ from botorch_structured.kernels.leaf_kernels import ConditionalKernel
 from botorch_structured.linalg.correlations import ARRAY_VALUES, computes_as
 from botorch_structured.linalg.parameters import UnknownFormError
 from botorch_structured.models.fast_inference import FastInference, noise_is_known
-from botorch_structured.models.sampled.coordinates import PriorCoordinates
+from botorch_structured.models.sampled.coordinates import PriorCoordinates, Vector
 from botorch_structured.models.tree.form import correlation_of
 from botorch_structured.models.tree.leaf_model import LeafModel
-
-Vector = NDArray[np.float64]
 
 
 class ModelDensity:

@@ -524,17 +524,14 @@ class LeafModel(FastSingleTaskGP):
 
     # -- as BoTorch calls it ------------------------------------------------------
 
-    def host_copy(self, mll: MarginalLogLikelihood) -> MarginalLogLikelihood | None:
-        """A copy in double precision on the CPU if it is better evaluated.
+    def _fit_on_host(self, mll: MarginalLogLikelihood, kwargs: dict[str, Any]) -> bool:
+        """Fit a copy in double precision on the CPU where it has a closed form.
 
         Evidences in single precision lose their digits at a noise below 1e-6, and fits
         of few rows take less time on one thread than on a GPU.
 
-        Args:
-            mll: An objective of this model, in training mode.
-
         Returns:
-            None if it is there already, has many rows on a device, or a graph.
+            Whether there is one, and the parameters are those of its fit.
         """
         tensors = (*self.train_inputs, self.train_targets, *mll.parameters())
         kinds = set()
@@ -543,11 +540,19 @@ class LeafModel(FastSingleTaskGP):
         rows = self.train_targets.shape[-1]
         if (
             kinds == {("cpu", torch.float64)}
+            or kwargs.get("closure") is not None
+            or kwargs.get("optimizer") is not None
             or any(t.grad_fn is not None for t in tensors)
             or (rows > HOST_ROWS and any(device != "cpu" for device, _ in kinds))
         ):
-            return None
-        return deepcopy(mll).to("cpu", torch.float64)
+            return False
+        twin = deepcopy(mll).to("cpu", torch.float64)
+        if not twin.model._fit_objectives(twin, kwargs):
+            return False
+        twin.model.custom_fit(twin, **kwargs)
+        mll.load_state_dict(twin.state_dict())
+        self._fit_record = twin.model._fit_record
+        return True
 
     def custom_fit(
         self,
@@ -589,13 +594,8 @@ class LeafModel(FastSingleTaskGP):
             mll.train()  # in evaluation mode inputs are transformed already
         if num_restarts != 1:
             check_count("num_restarts", num_restarts)
-        custom = kwargs.get("closure"), kwargs.get("optimizer")
-        twin = self.host_copy(mll) if custom == (None, None) else None
-        if twin is not None and twin.model._fit_objectives(twin, kwargs):
-            arguments = {"start_from": start_from, "num_restarts": num_restarts}
-            twin.model.custom_fit(twin, **arguments, **kwargs)
-            mll.load_state_dict(twin.state_dict())
-            self._fit_record = twin.model._fit_record
+        arguments = {"start_from": start_from, "num_restarts": num_restarts}
+        if self._fit_on_host(mll, {**arguments, **kwargs}):
             return mll.eval()
         if num_restarts > 1:
             kwargs["max_attempts"] = num_restarts
