@@ -377,8 +377,8 @@ class KnownPoints:
         self.X = X
         width = problem.bounds[1] - problem.bounds[0]
         # up to these differences two points are the same to any model
-        room = max(1e-8 if width.itemsize == 8 else 1e-5, problem.min_distance)
-        room = np.where(problem.values.discrete, 1e-6, room * width)
+        share = max(1e-8 if width.itemsize == 8 else 1e-5, problem.min_distance)
+        room = np.where(problem.values.discrete, 1e-6, share * width)
         # in a column without room any other number is far away
         self._scale = np.maximum(room, 1e-150)
         self._nearest = cKDTree(X / self._scale)

@@ -139,9 +139,11 @@ def fit_models(
     check_space(space)
     check_table("train_X", train_X, space.dim)
     check_table("train_Y", train_Y, 1)
-    return _fit_models(
-        space, train_X, train_Y, read_models(start_from or ()), averaged, **kwargs
-    )
+    starts = [*(start_from or ())]
+    if not all(isinstance(model, LeafModel) for model in starts):
+        got = [type(model).__name__ for model in starts]
+        raise ValueError(f"start_from: expected models of an earlier fit, got {got}.")
+    return _fit_models(space, train_X, train_Y, starts, averaged, **kwargs)
 
 
 def _fit_models(
@@ -547,21 +549,6 @@ def check_space(space: Any) -> None:
     """Raise a ``ValueError`` unless it is a space."""
     if not isinstance(space, SearchSpace):
         raise ValueError(f"space: expected a SearchSpace, got {type(space).__name__}.")
-
-
-def read_models(models: Any) -> list[LeafModel]:
-    """Models that fits can start from, as a list; a ``ValueError`` for others."""
-    if not isinstance(models, Iterable):
-        got: Any = type(models).__name__
-    else:
-        models = list(models)
-        if all(isinstance(model, LeafModel) for model in models):
-            return models
-        got = [type(model).__name__ for model in models]
-    raise ValueError(
-        "start_from: expected an earlier suggestion, or the list of its models, got "
-        f"{got}."
-    )
 
 
 def _compressed_tail(maximize: bool = True) -> ChainedOutcomeTransform:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import pickle
 from math import nan
 from typing import Any
@@ -156,19 +155,6 @@ def test_what_a_table_may_hold() -> None:
     for wrong in (3, None, "on", ["on"], [3.0], [[full]]):
         with pytest.raises(ValueError, match="configs: expected a mapping"):
             space.encode(wrong)
-
-
-def test_data_frames() -> None:
-    pandas = pytest.importorskip("pandas")
-    space = SearchSpace.from_configspace(pipeline())
-    configs = space.decode(space.sample(20, seed=0))
-    text = pandas.DataFrame(configs).to_csv(index=False)
-    # otherwise pandas 2 reads some numbers a last digit off
-    frame = pandas.read_csv(io.StringIO(text), float_precision="round_trip")
-    X = space.encode(configs)
-    assert torch.equal(space.encode(frame), X)
-    assert torch.equal(space.encode(frame.iloc[3]), X[3:4])
-    assert torch.equal(space.encode(frame.convert_dtypes()), X)
 
 
 @given(seeds)

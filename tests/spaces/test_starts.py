@@ -276,16 +276,6 @@ def test_forbidden_paths_have_no_start() -> None:
     assert outside.tree.num_paths == 3 and len(outside.starts()) == 1
 
 
-def test_paths_on_which_nothing_is_feasible_have_no_start() -> None:
-    tree = ParameterTree(4, {i: {0: [], 1: [2 + i]} for i in range(2)})
-    arguments = ["a", "b", "x", "y"], [[0] * 4, [1] * 4], tree
-    space = SearchSpace(*arguments, feasible=lambda X: X[..., 0] != X[..., 1])
-    for kind in KINDS:
-        assert space.starts(kind=kind)[:, :2].tolist() == [[0, 1], [1, 0]]
-    assert space.starts(5, seed=0)[:, :2].sum(-1).tolist() == [1] * 5
-    assert torch.equal(space.starts(5, seed=0), space.starts(5, seed=0))
-
-
 @pytest.mark.parametrize("n", [20, 70])
 def test_flags_are_covered_and_not_listed(n: int) -> None:
     tree = ParameterTree(2 * n, {i: {0: [], 1: [n + i]} for i in range(n)})
