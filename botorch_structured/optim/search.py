@@ -268,7 +268,6 @@ class Search:
                 avoid,
                 around=False,
             ).X
-            X = X[~avoid.contains(X)]
         _, first = np.unique(X, axis=0, return_index=True)
         return X[np.sort(first)]
 
@@ -288,26 +287,11 @@ class Search:
         good = self.problem.good if around else avoid.X[:0]
         keys = self.problem.good_keys
         sample = raw_candidates(boxes, per_box, good, keys, self.rng)
-        sample = self._unknown(boxes, sample, avoid)
+        sample = sample.take(~avoid.contains(sample.X))
         if len(sample.X):
             return sample
-        return self._unknown(boxes, all_candidates(boxes), avoid)
-
-    def _unknown(
-        self,
-        boxes: Boxes,
-        sample: Sample,
-        avoid: KnownPoints,
-    ) -> Sample:
-        """The candidates without those that are known."""
-        if self.problem.min_distance:
-            return sample.take(~avoid.contains(sample.X))
-        # A random value of a continuous column equals a known one with probability 0.
-        finite = ~np.any(boxes.continuous, axis=-1)
-        rows = finite[sample.box].nonzero()[0]
-        keep = np.ones(len(sample.X), dtype=bool)
-        keep[rows] = ~avoid.contains(sample.X[rows])
-        return sample if keep.all() else sample.take(keep)
+        sample = all_candidates(boxes)
+        return sample.take(~avoid.contains(sample.X))
 
     def _change_decisions(
         self,
@@ -606,12 +590,6 @@ def optimize_acqf_two_step(
         else:
             # whether all points of a path are known is for the second step to find out
             pinned = paths.pin(~matters, paths.lower)
-            all_listed = problem.tree.num_paths <= MAX_PATHS
-            if all_listed and not pinned.free.any():  # one point on each path
-                rows = np.arange(len(pinned.keys))
-                values = first.on(pinned.lower).values(pinned.lower, rows)
-                order = _ranked(rows, values)
-                return paths.take(order), pinned.lower[order]
             nothing = KnownPoints(problem, avoid.X[:0])
             points, _ = search.maximise(
                 pinned,
