@@ -110,10 +110,7 @@ class LearntSpace:
         row = {}
         for name, (distribution, value) in trial.values.items():
             if (i := self._column(name, distribution)) is not None:
-                number = trial.numbers[name]
-                if name in self._united:
-                    number = self.parameters[i].number(value)
-                row[i] = number
+                row[i] = self.parameters[i].number(value)
         return row
 
     def fixed_entries(self, fixed: Mapping[str, Any]) -> dict[str, Any]:
@@ -135,11 +132,6 @@ class LearntSpace:
             for p, name in zip(self.parameters, self.names, strict=True)
             if name in config
         }
-
-    def has_seen(self, config: Mapping[str, Any]) -> bool:
-        """Whether some trial has each decision of a configuration of the space."""
-        numbers = self._numbers(Asked(self.values(config))).items()
-        return all(x in self._at[i] for i, x in numbers if self._is_decision(i))
 
     # -- trials in numbers -------------------------------------------------------------
 

@@ -83,8 +83,9 @@ class StructuredSampler(BaseSampler):
         seed: A study with ``n_jobs=1`` is then the same each time.
         model: In place of the default model, see `Study`.
         acquisition: In place of the default acquisition function, see `Study`.
-        warn_independent_sampling: Whether to log a warning where a parameter was not in
-            a suggested path, and is random therefore.
+        warn_independent_sampling: Whether to log warnings, each once: where a declared
+            space does not have what an objective asks for, and where all points of the
+            space were tried.
         earlier: Old studies to begin from: Optuna's, such as ``[optuna.load_study(
             study_name=name, storage=storage) for name in
             optuna.get_all_study_names(storage) if name.startswith("boosting")]``, or
@@ -148,9 +149,7 @@ class StructuredSampler(BaseSampler):
         self._learnt_of: SearchSpace | None = None
         self._suggested: dict[tuple[str, int], SuggestedPath] = {}
         self._kept: dict[str, ToldStudy] = {}  # by the name of the study
-        # studies and parameters that were warned of; None: trials that are left out;
-        # no name: that points are repeated
-        self._unknown: set[tuple[str, str | None]] = set()
+        self._said: set[tuple[str, str]] = set()  # studies, and what was warned of
 
     def space_of(self, study: optuna.Study) -> SearchSpace | None:
         """The space of a study as its trials show it, or as it was declared.
@@ -283,8 +282,13 @@ class StructuredSampler(BaseSampler):
             value = suggestion.values[param_name][1]
             if not parameter.is_choice or parameter.contains(value):
                 return parameter.nearest(value)
-        if suggestion.whole and self._warns:
-            self._warn(study, trial.number, param_name)
+        if self._declared is not None:
+            self._warn(
+                study,
+                param_name,
+                f"Trial {trial.number} asked for {param_name!r}, which the declared "
+                "space does not have, or on other paths only: its value is random.",
+            )
         return self._draw(trial.number, parameter)
 
     def _draw(self, number: int, parameter: TrialParameter) -> Any:
@@ -293,32 +297,12 @@ class StructuredSampler(BaseSampler):
         numbers = (seed, number, zlib.crc32(parameter.name.encode()))
         return parameter.draw(int(np.random.SeedSequence(numbers).generate_state(1)[0]))
 
-    def _warn(self, study: optuna.Study, number: int, name: str) -> None:
-        """Say that a parameter was not expected; once if it never will be."""
-        text = (
-            "is not on the path that it was suggested: its value is random. If this "
-            "happens again and again, declare the space: StructuredSampler(space=...)."
-        )
-        if self._declared is not None:
-            text = "the declared space has on other paths only: its value is random."
-            if name not in self._declared.names:
-                if (study.study_name, name) in self._unknown:
-                    return
-                self._unknown.add((study.study_name, name))
-                text = "the declared space does not have: its value is always random."
-        _logger.warning(f"Trial {number} asked for {name!r}, which {text} {_SWITCH}")
-
-    def _say_left_out(self, study: optuna.Study, trial: FrozenTrial) -> None:
-        """Say once that a trial is not in the declared space."""
-        key = (study.study_name, None)
-        if self._declared is None or key in self._unknown:
-            return
-        if trial.state == TrialState.COMPLETE and self._warns:
-            self._unknown.add(key)
-            _logger.warning(
-                f"Trial {trial.number} is left out, as others like it are: the "
-                f"declared space does not have {trial.params}. {_SWITCH}"
-            )
+    def _warn(self, study: optuna.Study, what: str, text: str) -> None:
+        """Log a warning, once for a study and what it is about."""
+        key = study.study_name, what
+        if self._warns and key not in self._said:
+            self._said.add(key)
+            _logger.warning(f"{text} {_SWITCH}")
 
     def after_trial(
         self,
@@ -399,7 +383,13 @@ class StructuredSampler(BaseSampler):
         pending = []
         for other, config in zip(others, configs, strict=True):
             if config is None:
-                self._say_left_out(study, other)
+                if self._declared is not None and other.state == TrialState.COMPLETE:
+                    self._warn(
+                        study,
+                        "left out",
+                        f"Trial {other.number} is left out, as others like it are: the "
+                        f"declared space does not have {other.params}.",
+                    )
             elif other.state == TrialState.RUNNING:
                 pending.append(config)
         inner = told.study(
@@ -415,14 +405,13 @@ class StructuredSampler(BaseSampler):
                 fixed=possible_together(space.space, space.fixed_entries(fixed)),
             )
         except CandidateGenerationError:
-            key = study.study_name, ""
-            _logger.log(
-                optuna.logging.INFO if key in self._unknown else optuna.logging.WARNING,
-                f"Trial {number}: every point is known, one is repeated.",
+            self._warn(
+                study,
+                "repeated",
+                f"Trial {number}: every point is known, one is repeated, as later on.",
             )
-            self._unknown.add(key)
             (config,) = space.space.decode(space.space.sample(1, seed=inner.seed))
-        return SuggestedPath(space.values(config), whole=space.has_seen(config))
+        return SuggestedPath(space.values(config))
 
     def _space(self, asked: Sequence[Asked]) -> TrialSpace | None:
         """None if nothing is declared, and no trial has asked for a parameter."""

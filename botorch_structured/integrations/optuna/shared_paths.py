@@ -34,12 +34,10 @@ class SuggestedPath:
 
     Args:
         values: ``{name: (distribution, value)}``; the distribution of a declared
-            parameter is None until a trial has asked for it.
-        whole: Whether this is a whole path, and not decisions that lead to a new one.
+            parameter is None.
     """
 
     values: Values = field(default_factory=dict)
-    whole: bool = False
 
     def shares_branch(self, values: Values) -> bool:
         """Whether no choice or whole number tells it from the values of a trial."""
@@ -89,7 +87,7 @@ class SharedPaths:
                 values[name] = distribution, distribution.to_external_repr(internal)
             else:
                 values[name] = None, self._columns[name].decode(internal)
-        return SuggestedPath(values, shared["whole"])
+        return SuggestedPath(values)
 
     def keep(self, number: int, suggestion: SuggestedPath) -> None:
         """Let other processes know of a suggestion."""
@@ -103,7 +101,7 @@ class SharedPaths:
                 rows.append([name, text, distribution.to_internal_repr(value)])
             elif name in self._columns:  # not a constant
                 rows.append([name, "", self._columns[name].encode(value)])
-        shared = {"trial": number, "whole": suggestion.whole, "values": rows}
+        shared = {"trial": number, "values": rows}
         self._study.set_user_attr(_place(number), json.dumps(shared))
 
     def forget(self, number: int) -> None:

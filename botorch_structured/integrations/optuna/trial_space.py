@@ -12,7 +12,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import islice
 from numbers import Real
 from typing import Any
@@ -214,15 +213,6 @@ class Asked:
     complete: bool = True
     expected: bool = False
 
-    @cached_property
-    def numbers(self) -> dict[str, float]:
-        """The place of each value on the axis of its column."""
-        return {
-            name: TrialParameter(name, distribution).number(value)
-            for name, (distribution, value) in self.values.items()
-            if distribution is not None
-        }
-
 
 class DeclaredSpace:
     """A space that was declared: parameters are columns.
@@ -249,10 +239,6 @@ class DeclaredSpace:
     def values(self, config: Mapping[str, Any]) -> Values:
         """See `LearntSpace.values`; distributions are those of trials, None here."""
         return {name: (None, value) for name, value in config.items()}
-
-    def has_seen(self, config: Mapping[str, Any]) -> bool:
-        """See `LearntSpace.has_seen`: what is declared needs no trial."""
-        return True
 
 
 def check_declared(
