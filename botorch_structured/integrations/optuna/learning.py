@@ -94,10 +94,18 @@ class LearntSpace:
                 entries[self.names[i]] = self.parameters[i].entry(value)
         return entries
 
-    def _key(self, name: str, distribution: Any) -> tuple[str, Any]:
+    def _key(
+        self,
+        name: str,
+        distribution: Any,
+    ) -> tuple[str, Any]:
         return (name, None if name in self._united else distribution)
 
-    def _column(self, name: str, distribution: Any) -> int | None:
+    def _column(
+        self,
+        name: str,
+        distribution: Any,
+    ) -> int | None:
         """The column of a parameter, if a trial has asked for it."""
         # hashing is slow, and most trials share the very distributions
         column = self._column_of_object.get((name, id(distribution)))
@@ -255,7 +263,11 @@ class LearntSpace:
                 ways.append({**way, split.decision: spans})
         return ways, explained
 
-    def _splits(self, with_it: int, without: int) -> list[_DecisionSplit]:
+    def _splits(
+        self,
+        with_it: int,
+        without: int,
+    ) -> list[_DecisionSplit]:
         """Decisions that tell some trials from others, the best ones first.
 
         Args:
@@ -346,7 +358,11 @@ class LearntSpace:
         ]
         return reduce(or_, settings)
 
-    def _atom(self, i: int, spans: Sequence[_Span]) -> Condition:
+    def _atom(
+        self,
+        i: int,
+        spans: Sequence[_Span],
+    ) -> Condition:
         if self.parameters[i].is_choice:
             return In(i, [value for value, _ in spans])
         return reduce(or_, (Between(i, *span) for span in spans))

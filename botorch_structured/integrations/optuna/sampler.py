@@ -195,7 +195,11 @@ class StructuredSampler(BaseSampler):
         """Another seed: Optuna calls this where trials run in several threads."""
         self._seed = _new_seed()
 
-    def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
+    def before_trial(
+        self,
+        study: optuna.Study,
+        trial: FrozenTrial,
+    ) -> None:
         """Choose the whole path of a trial as soon as it exists."""
         for _ in range(_ROUNDS):
             with _ONE_AT_A_TIME:
@@ -211,7 +215,13 @@ class StructuredSampler(BaseSampler):
                 return
             shared.keep(trial.number, suggestion)
             now = SharedPaths(study, self._declared)
-            if not self._has_news(study, trial.number, suggestion, shared, now):
+            if not self._has_news(
+                study,
+                trial.number,
+                suggestion,
+                shared,
+                now,
+            ):
                 return
 
     def _has_news(
@@ -235,7 +245,10 @@ class StructuredSampler(BaseSampler):
         return False
 
     def _path(
-        self, study: optuna.Study, trial: FrozenTrial, shared: SharedPaths
+        self,
+        study: optuna.Study,
+        trial: FrozenTrial,
+        shared: SharedPaths,
     ) -> Values:
         """The values that a trial asked for, and is expected to ask for yet."""
         values = self._values(trial)
@@ -247,7 +260,9 @@ class StructuredSampler(BaseSampler):
         return values
 
     def infer_relative_search_space(
-        self, study: optuna.Study, trial: FrozenTrial
+        self,
+        study: optuna.Study,
+        trial: FrozenTrial,
     ) -> dict[str, BaseDistribution]:
         """None: `sample_independent` knows the path, and the ranges of the trial."""
         return {}
@@ -291,13 +306,22 @@ class StructuredSampler(BaseSampler):
             )
         return self._draw(trial.number, parameter)
 
-    def _draw(self, number: int, parameter: TrialParameter) -> Any:
+    def _draw(
+        self,
+        number: int,
+        parameter: TrialParameter,
+    ) -> Any:
         """A random value of a parameter that is not on the path of a trial."""
         seed = self._seed % (1 << 64)  # NumPy takes no negative ones
         numbers = (seed, number, zlib.crc32(parameter.name.encode()))
         return parameter.draw(int(np.random.SeedSequence(numbers).generate_state(1)[0]))
 
-    def _warn(self, study: optuna.Study, what: str, text: str) -> None:
+    def _warn(
+        self,
+        study: optuna.Study,
+        what: str,
+        text: str,
+    ) -> None:
         """Log a warning, once for a study and what it is about."""
         key = study.study_name, what
         if self._warns and key not in self._said:
@@ -343,7 +367,10 @@ class StructuredSampler(BaseSampler):
         return [Asked(self._values(t), t.state == TrialState.COMPLETE) for t in trials]
 
     def _choose(
-        self, study: optuna.Study, trial: FrozenTrial, shared: SharedPaths
+        self,
+        study: optuna.Study,
+        trial: FrozenTrial,
+        shared: SharedPaths,
     ) -> SuggestedPath:
         """A suggestion for a trial, given those of others."""
         number = trial.number
@@ -432,7 +459,11 @@ class StructuredSampler(BaseSampler):
             if all(d == last[name] for name, (d, _) in one.values.items())
         ]
 
-    def _maker(self, study: optuna.Study, space: TrialSpace) -> Callable[..., Study]:
+    def _maker(
+        self,
+        study: optuna.Study,
+        space: TrialSpace,
+    ) -> Callable[..., Study]:
         """A function that makes a `Study` of objectives and constraints."""
         # in a learnt space `LearntSpace.untried` comes before
         has_starts = self._declared is not None or self._earlier
@@ -445,7 +476,11 @@ class StructuredSampler(BaseSampler):
             earlier=self._learn(study, space),
         )
 
-    def _learn(self, study: optuna.Study, space: TrialSpace) -> OldStudiesMean | None:
+    def _learn(
+        self,
+        study: optuna.Study,
+        space: TrialSpace,
+    ) -> OldStudiesMean | None:
         """The old studies of a space, as it is now."""
         if self._earlier and self._learnt_of != space.space:
             minimize = study.direction == optuna.study.StudyDirection.MINIMIZE

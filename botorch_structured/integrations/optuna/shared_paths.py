@@ -67,7 +67,11 @@ class SharedPaths:
             no user attributes.
     """
 
-    def __init__(self, study: optuna.Study, declared: SearchSpace | None) -> None:
+    def __init__(
+        self,
+        study: optuna.Study,
+        declared: SearchSpace | None,
+    ) -> None:
         self._study = study
         columns = () if declared is None else declared.columns
         self._columns: dict[str, Any] = {column.name: column for column in columns}
@@ -89,7 +93,11 @@ class SharedPaths:
                 values[name] = None, self._columns[name].decode(internal)
         return SuggestedPath(values)
 
-    def keep(self, number: int, suggestion: SuggestedPath) -> None:
+    def keep(
+        self,
+        number: int,
+        suggestion: SuggestedPath,
+    ) -> None:
         """Let other processes know of a suggestion."""
         rows: list[list[Any]] = []
         for name, (distribution, value) in suggestion.values.items():

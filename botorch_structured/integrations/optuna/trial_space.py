@@ -64,7 +64,11 @@ class TrialParameter:
         distribution: Its distribution.
     """
 
-    def __init__(self, name: str, distribution: BaseDistribution) -> None:
+    def __init__(
+        self,
+        name: str,
+        distribution: BaseDistribution,
+    ) -> None:
         self.name = name
         self.distribution: Any = distribution  # each kind has attributes of its own
         self.is_choice = isinstance(distribution, CategoricalDistribution)
@@ -242,7 +246,9 @@ class DeclaredSpace:
 
 
 def check_declared(
-    space: SearchSpace, parameter: TrialParameter, asked: Values
+    space: SearchSpace,
+    parameter: TrialParameter,
+    asked: Values,
 ) -> None:
     """That an objective takes all values of a declared parameter.
 
