@@ -19,6 +19,8 @@ from ConfigSpace import (
     ConfigurationSpace,
     EqualsCondition,
     Float,
+    ForbiddenLessThanRelation,
+    Integer,
 )
 from optuna.exceptions import ExperimentalWarning
 from optuna.storages import BaseStorage, InMemoryStorage, JournalStorage, RDBStorage
@@ -732,21 +734,28 @@ def test_trials_outside_of_the_space_are_said_once(
     assert len(told(study)) == 3
 
 
-def test_what_a_trial_did_not_ask_for_is_drawn() -> None:
-    """On its path; a trial whose path is not known is left out, unless it is whole,
-    and what it lacks is in the middle."""
-    dictionaries = [{"kind": [k], k: (0.0, 1.0), "q": (0.0, 2.0)} for k in "ab"]
-    space = SearchSpace.from_dictionaries(dictionaries)
-    entries = [{"kind": "b", "b": 0.3}, {"kind": "b"}, {"q": 0.5}, {"q": 0.5}, {}]
-    drawn, *others = configurations(space, entries, [7, None, 7, None, None])
-    assert drawn is not None and 0.0 <= drawn.pop("q") <= 2.0
-    assert drawn == {"kind": "b", "b": 0.3}
-    assert others == [
-        {"kind": "b", "b": 0.5, "q": 1.0},
-        None,
-        {"kind": "a", "a": 0.5, "q": 0.5},
-        None,
-    ]
+def test_what_a_trial_did_not_ask_for_is_drawn_on_a_path_that_has_the_rest() -> None:
+    """Rare ones: a parameter below a choice that comes up in one of 40 draws; two that
+    forbid most values of each other."""
+    rare = [{"kind": [f"k{i}"], f"p{i}": (0.0, 1.0), "q": [1, 2]} for i in range(40)]
+    space = SearchSpace.from_dictionaries(rare)
+    found = configurations(
+        space, [{f"p{i}": 0.3} for i in range(40)], [False] * 40, list(range(40))
+    )
+    for i, config in enumerate(found):
+        assert config is not None
+        assert config["kind"] == f"k{i}" and config[f"p{i}"] == 0.3
+    assert {config["q"] for config in found if config is not None} == {1, 2}
+    cs = ConfigurationSpace()
+    a, b, c = Integer("a", (0, 1000)), Integer("b", (0, 1000)), Float("c", (0.0, 1.0))
+    cs.add(a, b, c, ForbiddenLessThanRelation(a, b))
+    space = SearchSpace.from_configspace(cs)
+    values = (5, 10, 20, 50, 100)
+    found = configurations(
+        space, [{"a": v} for v in values], [False] * 5, list(range(5))
+    )
+    for v, config in zip(values, found, strict=True):
+        assert config is not None and config["a"] == v and config["b"] <= v
 
 
 @pytest.mark.usefixtures("random_points")

@@ -89,10 +89,11 @@ class ToldStudy:
             paths[t.number] if t.number in paths else self.asked(t).values for t in new
         ]
         entries = [space.entries(values) for values in asked]
-        # Another trial may have stopped before it asked for all: a number that is
-        # missing did not matter, and may have had any value.
-        seeds = [None if t.state == TrialState.COMPLETE else t.number for t in new]
-        made = configurations(space.space, entries, seeds)
+        whole = [trial.state == TrialState.COMPLETE for trial in new]
+        # Another trial that ended may have stopped before it asked for all: a parameter
+        # that is missing did not matter, and may have had any value.
+        seeds = [t.number if t.state.is_finished() else None for t in new]
+        made = configurations(space.space, entries, whole, seeds)
         for trial, config in zip(new, made, strict=True):
             configs[trial.number] = config
             if trial.state.is_finished():

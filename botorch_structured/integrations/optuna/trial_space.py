@@ -13,6 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache, cached_property
 from itertools import islice
 from numbers import Real
 from typing import Any
@@ -26,6 +27,7 @@ from optuna.distributions import (
     IntDistribution,
 )
 from optuna.trial import FrozenTrial, TrialState
+from torch import Tensor
 
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.spaces.arguments import brief
@@ -318,6 +320,7 @@ def possible_together(space: SearchSpace, entries: Mapping[str, Any]) -> dict[st
 def configurations(
     space: SearchSpace,
     entries: Sequence[Mapping[str, Any]],
+    whole: Sequence[bool],
     seeds: Sequence[int | None],
 ) -> list[dict[str, Any] | None]:
     """Configurations of a space from entries of some columns.
@@ -325,35 +328,44 @@ def configurations(
     Args:
         space: The space.
         entries: Of each, names of columns and constants, and their entries.
-        seeds: Of each, the seed of active numbers that are missing. None: they hold the
-            middle of their range, and decisions may be missing, too.
+        whole: Of each, whether active columns that are missing are not part of it:
+            then they hold the middle of their range.
+        seeds: Of each, the seed of those that are missing otherwise; None: not drawn.
 
     Returns:
         Of each, the configuration; None where values are outside of the space, or
-        decisions or all numbers are missing.
+        missing.
     """
     position = {name: c for c, name in enumerate(space.names)}
-    decisions = {*space.tree.decision_columns}
     X = space.fill.repeat(len(entries), 1)
-    told: list[set[int]] = []  # the columns that entries have
+    told: list[list[int]] = []  # the columns that entries have
     usable = torch.ones(len(entries), dtype=torch.bool)
     for i, entry in enumerate(entries):
-        columns = {position[name]: v for name, v in entry.items() if name in position}
-        told.append({*columns})
+        columns = {
+            position[name]: value for name, value in entry.items() if name in position
+        }
+        told.append(list(columns))
         try:
-            for c, value in columns.items():
-                X[i, c] = space.columns[c].encode(value)
+            numbers = [space.columns[c].encode(value) for c, value in columns.items()]
         except ValueError:
             usable[i] = False
-    masks = space.tree.active_mask(X).tolist()
-    for i, (active, seed) in enumerate(zip(masks, seeds, strict=True)):
-        missing = {c for c, on in enumerate(active) if on} - told[i]
-        if not told[i] or (missing & decisions and seed is not None):
-            usable[i] = False
-        elif missing and seed is not None:
-            generator = torch.Generator().manual_seed(seed)
-            for c in sorted(missing):
-                X[i, c] = space.columns[c].draw(1, generator).item()
+        else:
+            X[i, told[i]] = X.new_tensor(numbers)
+
+    @cache
+    def others() -> Tensor:
+        return torch.cat([space.sample(2_000, seed=0), space.starts(seed=0)])
+
+    for i, active in enumerate(space.tree.active_mask(X).tolist()):
+        lacks = any(on and c not in told[i] for c, on in enumerate(active))
+        if lacks and usable[i] and not whole[i]:
+            seed = seeds[i]
+            rows = X[:0]
+            if seed is not None and told[i]:
+                rows = _completions(space, X[i], told[i], others())
+            usable[i] = len(rows) > 0
+            if seed is not None and len(rows):
+                X[i] = rows[seed % len(rows)]
     good = (usable & space.feasible(X)).nonzero().flatten()
     configs: list[dict[str, Any] | None] = [None] * len(entries)
     decoded = space.decode(space.impute(X[good]))
@@ -362,6 +374,30 @@ def configurations(
         if all(takes(Constant("", config[k]), entries[i][k]) for k in constants):
             configs[i] = config
     return configs
+
+
+def _completions(
+    space: SearchSpace,
+    x: Tensor,
+    columns: list[int],
+    others: Tensor,
+) -> Tensor:
+    """Feasible points that have, and have active, the entries of ``x`` in some columns.
+
+    Those of them that no path has active together with the others do not matter.
+
+    Args:
+        space: The space.
+        x: The point.
+        columns: Columns of it.
+        others: Points from which the rest is taken.
+    """
+    entries = {c: x[c].item() for c in columns}
+    columns = [c for c in columns if space.tree.can_be_active(c, entries)]
+    X = others.clone()
+    X[:, columns] = x[columns]
+    active = space.tree.active_mask(X, strict=False)[:, columns].all(-1)
+    return X[active & space.feasible(X)]
 
 
 def trial_values(
