@@ -52,9 +52,6 @@ from torch.nn.functional import pad
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
-# Many matrices of up to this size are factorised by one call of NumPy, in a third of
-# the time of LAPACK one by one; of 16 rows on that takes longer.
-_SMALL = 8
 _UNREAD: ContextVar[list[Tensor] | None] = ContextVar("unread_flags", default=None)
 # Up to so many rows per weight one n x n factor takes less time than those of blocks.
 _ROWS_PER_WEIGHT = 1.5
@@ -149,23 +146,14 @@ def inverse_factors(covariance: Array) -> tuple[Array, float]:
     Raises:
         NotPSDError: If one of them has no factor even with jitter.
     """
-    size = covariance.shape[-1]
-    if size <= _SMALL and len(covariance) > 1:
-        try:
-            factors = np.linalg.cholesky(covariance)
-        except np.linalg.LinAlgError:
-            pass  # one of them needs jitter
-        else:
-            diagonal = factors.reshape(len(factors), -1)[:, :: size + 1]
-            total = 2.0 * float(np.add.reduce(np.log(diagonal), None))
-            return np.linalg.inv(factors), total
-    inverse = np.empty_like(covariance)
-    total = 0.0
-    for one, out in zip(covariance, inverse, strict=True):
-        factor = cholesky(one, lower=False)  # the transpose of its inverse is in rows
-        total += 2.0 * float(np.add.reduce(np.log(factor.diagonal())))
-        out[:] = lapack.dtrtri(factor, lower=0, overwrite_c=1)[0].T
-    return inverse, total
+    inverse = covariance.copy()
+    for one, matrix in zip(inverse, covariance, strict=True):
+        # in place: by columns the transpose is the upper factor
+        if lapack.dpotrf(one.T, 0, 1, 1)[1]:
+            one[:] = cholesky(matrix, lower=False).T
+        lapack.dtrtri(one.T, 0, 0, 1)
+    logs = np.log(inverse.diagonal(0, 1, 2))
+    return inverse, -2.0 * float(np.add.reduce(logs, None))
 
 
 def given_last(
@@ -684,11 +672,10 @@ def log_evidence(
         if len(parts) > 1:
             grams = [np.concatenate(grams)]
             places = [np.concatenate(places)]
-        total = np.bincount(places[0], grams[0], width * width)
-        gram = np.asarray(total, dtype=np.float64).reshape(width, width)
-        precision = gram[:-2, :-2]
-        precision.flat[:: num_weights + 1] += 1.0
-        root, log_diagonal = inverse_factors(precision[None])
+        total: Any = np.bincount(places[0], grams[0], width * width)
+        total[: num_weights * width : width + 1] += 1.0
+        gram: Array = total.reshape(width, width)
+        root, log_diagonal = inverse_factors(gram[None, :-2, :-2])
         logdet += log_diagonal
         covariance[:-2, :-2] = root[0].T @ root[0]
         mean = root[0].T @ (root[0] @ gram[:-2, -1])

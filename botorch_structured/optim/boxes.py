@@ -270,7 +270,11 @@ def path_boxes(
     if problem.tree.num_paths <= MAX_PATHS:
         rows = problem.tree.path_points.numpy().astype(problem.lower.dtype)
     else:
-        drawn = random_rows(problem, MAX_PATHS, rng)
+        generator = torch.Generator().manual_seed(int(rng.integers(1 << 31)))
+        drawn: Array = problem.tree.random_paths(MAX_PATHS, generator).numpy()
+        drawn = drawn.astype(problem.lower.dtype)
+        for col, value in problem.fixed.items():
+            drawn[:, col] = value
         near = np.concatenate([points, problem.good])[-MAX_PATHS:]
         rows = np.concatenate([drawn, near])
         rows = rows[first_of_each(problem.keys(rows))]
@@ -285,16 +289,7 @@ def path_boxes(
     )
 
 
-def random_rows(problem: Problem, n: int, rng: np.random.Generator) -> Array:
-    """``n`` points on random paths, with fixed decisions at their fixed values."""
-    generator = torch.Generator().manual_seed(int(rng.integers(1 << 31)))
-    drawn = problem.tree.random_paths(n, generator)
-    rows: Array = drawn.numpy().astype(problem.lower.dtype)
-    for col, value in problem.fixed.items():
-        rows[:, col] = value
-    return rows
-
-
+@dataclass
 class Sample:
     """Candidates, the box each lies in, and the source each comes from.
 
@@ -305,15 +300,13 @@ class Sample:
             the refinement are taken from each source.
     """
 
-    def __init__(
-        self,
-        X: Array,
-        box: Array,
-        source: Array | None = None,
-    ) -> None:
-        self.X = X
-        self.box = box
-        self.source = np.zeros_like(box) if source is None else source
+    X: Array
+    box: Array
+    source: Any = None
+
+    def __post_init__(self) -> None:
+        if self.source is None:
+            self.source = np.zeros_like(self.box)
 
     def take(self, index: Any) -> Sample:
         """The candidates at ``index``."""
@@ -322,14 +315,8 @@ class Sample:
 
 def join(samples: Sequence[Sample]) -> Sample:
     """All candidates, one sample after the other."""
-    X = []
-    box = []
-    source = []
-    for sample in samples:
-        X.append(sample.X)
-        box.append(sample.box)
-        source.append(sample.source)
-    return Sample(np.concatenate(X), np.concatenate(box), np.concatenate(source))
+    fields = zip(*((s.X, s.box, s.source) for s in samples), strict=True)
+    return Sample(*map(np.concatenate, fields))
 
 
 def _admissible(boxes: Boxes, sample: Sample) -> Sample:

@@ -14,7 +14,7 @@ import numpy as np
 from botorch.acquisition import AcquisitionFunction
 from torch import Tensor
 
-from botorch_structured.optim.boxes import Boxes, project, whole_box
+from botorch_structured.optim.boxes import project, whole_box
 from botorch_structured.optim.problem import (
     Array,
     Feasible,
@@ -145,7 +145,8 @@ def optimize_acqf_local_search(
     )
     evaluator = search.evaluator
     whole = whole_box(problem)
-    hood = one_exchange(whole, steps, search.rng)
+    # eq. (7); a column that is an integer and categorical moves to the next values
+    hood = Neighbourhood(whole, slots_of(whole, steps, far=False), search.rng)
     good = project(whole, problem.good)[:num_restarts]
 
     def propose(avoid: KnownPoints) -> tuple[Array, Array]:
@@ -176,29 +177,6 @@ def optimize_acqf_local_search(
         return points, np.concatenate([values[best], reached[moved]])
 
     return search.greedily(propose)
-
-
-def one_exchange(
-    space: Boxes, steps: Sequence[float], rng: np.random.Generator
-) -> Neighbourhood:
-    r"""The neighbours of the paper's local search, :math:`N_j(\gamma)` in equation (7).
-
-    ================================  ================================================
-    active parameter                  its other values
-    ================================  ================================================
-    real                              each step down and up, cut at the bounds
-    integer                           one less and one more
-    integer that is categorical, too  the admissible values next to it
-    categorical, decision by value    every other one
-    numeric decision                  as a real or an integer column
-    ================================  ================================================
-
-    Args:
-        space: `whole_box`.
-        steps: Steps of real columns, in widths of the bounds, the largest first.
-        rng: Draws parameters that are switched on.
-    """
-    return Neighbourhood(space, slots_of(space, steps, far=False), rng)
 
 
 def _steps(step: float, min_step: float) -> list[float]:

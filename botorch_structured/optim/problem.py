@@ -7,7 +7,6 @@ size.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,7 +17,6 @@ import torch
 from botorch.acquisition import AcquisitionFunction, OneShotAcquisitionFunction
 from botorch.acquisition.objective import IdentityMCObjective
 from botorch.models import MultiTaskGP, SingleTaskGP
-from botorch.posteriors.fully_bayesian import MCMC_DIM
 from numpy.typing import NDArray
 from scipy.spatial import cKDTree
 from torch import Tensor
@@ -63,7 +61,6 @@ class Values:
             neighbours are alike (integers); of others (categoricals) it tries all.
         table: ``d x w`` listed values, ascending, followed by at least one infinity.
         discrete: ``d`` booleans: columns of integers or with a list.
-        borders: ``(w - 1) x d`` numbers half way between them, then infinities.
     """
 
     whole: Array
@@ -72,7 +69,6 @@ class Values:
     ordered: Array
     table: Array
     discrete: Array
-    borders: Array
 
     def position(self, X: Array, columns: Any = slice(None)) -> Array:
         """Positions of the nearest admissible values.
@@ -84,17 +80,10 @@ class Values:
         position: Array = np.where(self.whole[columns], np.rint(X), X)
         listed = np.broadcast_to(self.listed[columns], X.shape).nonzero()
         if len(listed[0]):
-            x = X[listed]
             numbers = np.arange(len(self.table))[columns]
             column = np.broadcast_to(numbers, X.shape)[listed]
-            count = np.zeros_like(x)
-            above = np.arange(len(x))
-            for border in self.borders:
-                above = above[x[above] > border[column[above]]]
-                if not len(above):
-                    break
-                count[above] += 1
-            position[listed] = count
+            distance = np.abs(X[listed][:, None] - self.table[column])
+            position[listed] = distance.argmin(-1)
         return position
 
     def value(self, position: Array, columns: Any = slice(None)) -> Array:
@@ -137,8 +126,8 @@ class Problem:
             outcome.
         fixed: Column -> its value, where the column is active.
         constraints: Linear constraints, binding where all their columns are active.
-        feasible: Any other restriction.
-        is_restricted: Whether a constraint or ``feasible`` restricts the points.
+        restrictions: What a space forbids, and ``feasible``.
+        is_restricted: Whether there are constraints or restrictions.
         restricting: ``d`` booleans: the columns on which that depends.
         X_avoid: ``m x d`` points not to be proposed, pending ones included.
         good: ``k x d`` points to look around, the best first.
@@ -212,11 +201,11 @@ class Problem:
         start = start.cpu()
         declaring = _declaring(tree, lists, fixed, [avoid, start])
         restricting: Sequence[int] = range(d) if feasible or constraints else ()
+        restrictions = [feasible] if feasible else []
         informed = tree.space
         if informed is not None and informed.is_restricted:
             restricting = restricting or informed.restricting_columns
-            allowed = informed.feasible
-            feasible = _both(allowed, feasible) if feasible else allowed
+            restrictions.insert(0, informed.feasible)
         self.tree = declaring
         self.space = informed
         self.bounds = limits.cpu().numpy()
@@ -226,8 +215,8 @@ class Problem:
         self.empty = self.lower > self.upper
         self.outcomes = [*map(self._outcomes, declaring.decision_columns)]
         self.constraints = constraints
-        self.feasible = feasible
-        self.is_restricted = bool(constraints) or feasible is not None
+        self.restrictions = restrictions
+        self.is_restricted = bool(constraints or restrictions)
         self.restricting = mask_of(restricting, d)
         self.X_avoid = avoid.numpy()
         self.good = start[rows].numpy()
@@ -285,7 +274,6 @@ class Problem:
             ordered,
             table,
             discrete=whole | listed,
-            borders=(0.5 * (table[:, :-1] + table[:, 1:])).T,
         )
 
     def _outcomes(self, c: int) -> tuple[Array, Array]:
@@ -347,10 +335,12 @@ class Problem:
             # by torch, as a caller may check it: other sums round in other ways
             total = torch.from_numpy(X[:, c.columns]) @ c.coefficients
             ok &= ~binds | (total >= c.rhs).numpy()
-        if self.feasible is not None and ok.any():
-            verdict = self.feasible(self.tensor(X[ok]))
-            shape = torch.Size([int(ok.sum())])
-            ok[ok] = check_booleans("feasible", verdict, shape).cpu().numpy()
+        for restriction in self.restrictions:
+            some = self.tensor(X[ok])
+            if len(some):
+                verdict = restriction(some)
+                checked = check_booleans("feasible", verdict, some.shape[:1])
+                ok[ok] = checked.cpu().numpy()
         return ok
 
     def is_new(
@@ -388,20 +378,12 @@ class KnownPoints:
     def __init__(self, problem: Problem, X: Array) -> None:
         self.problem = problem
         self.X = X
-        values = problem.values
         width = problem.bounds[1] - problem.bounds[0]
         # up to these differences two points are the same to any model
-        room = (1e-8 if width.itemsize == 8 else 1e-5) * width
-        if values.discrete.any():
-            # the next value of a discrete column is another point; between infinities
-            # that fill a table up the difference is NaN, which fmin leaves out
-            with np.errstate(invalid="ignore"):
-                gap = np.fmin.reduce(np.diff(values.table), axis=-1)
-            gap = np.where(values.whole, 1.0, gap)
-            room = np.where(values.discrete, np.fmin(room, 0.25 * gap), room)
-        distance = np.where(values.discrete, 0.0, problem.min_distance * width)
+        share = max(1e-8 if width.itemsize == 8 else 1e-5, problem.min_distance)
+        room = np.where(problem.values.discrete, 1e-6, share * width)
         # in a column without room any other number is far away
-        self._scale = np.maximum(np.maximum(room, distance), 1e-150)
+        self._scale = np.maximum(room, 1e-150)
         self._nearest = cKDTree(X / self._scale)
 
     def contains(self, X: Array) -> Array:
@@ -460,7 +442,10 @@ def _train_inputs(model: Any) -> Tensor | None:
     X = getattr(model, "_original_train_inputs", None)
     if not isinstance(X, Tensor) or model.training:
         X = (getattr(model, "train_inputs", None) or (None,))[0]
-    return _of_one_sample(model, X, ndim=2)
+    if not isinstance(X, Tensor):
+        return None
+    # batches and ensembles have them once a member
+    return X.reshape(-1, *X.shape[-2:])[0]
 
 
 def _check_model(acq_function: AcquisitionFunction, d: int) -> None:
@@ -574,13 +559,6 @@ def check_bounds(bounds: Any, d: int | None = None) -> Tensor:
     return bounds.detach()
 
 
-def _both(first: Feasible, second: Feasible) -> Feasible:
-    """Where both hold."""
-    return lambda X: (
-        first(X) & check_booleans("feasible", second(X), X.shape[:-1]).to(X.device)
-    )
-
-
 def _check_scale(bounds: Tensor, space: SearchSpace) -> None:
     """Check that bounds are on the scale of a space that knows about columns."""
     columns = set(range(space.dim) if space.is_restricted else space.integer_features)
@@ -621,7 +599,7 @@ def check_points(
     except ValueError as error:
         raise ValueError(f"{name}: {str(error).removeprefix('X: ')}") from None
     X = torch.where(active, X, fill)
-    if not math.isfinite(X.sum()) and not X.isfinite().all():
+    if not X.isfinite().all():
         row, col = (~X.isfinite()).nonzero()[0].tolist()
         raise ValueError(
             f"{name}: expected finite numbers in active columns, got {X[row, col]} in "
@@ -689,17 +667,7 @@ def read_fixed(
     fixed: dict[int, float] = {}
     for c, v in (fixed_features or {}).items():
         name = f"fixed_features[{c}]"
-        col = check_column(
-            "fixed_features",
-            c,
-            tree.dim,
-            True,
-        )
-        if col in fixed:
-            raise ValueError(
-                "fixed_features: expected each column once, got column "
-                f"{col} twice in {fixed_features}."
-            )
+        col = check_column("fixed_features", c, tree.dim, True)
         value = check_number(name, v)
         lo, hi = bounds[:, col].tolist()
         least, most = with_slack((lo, hi), col in whole)
@@ -716,12 +684,7 @@ def read_fixed(
             value = float(nearest)
         elif col not in tree.decisions_by_value:
             value = min(max(value, lo), hi)
-        _check_declared(
-            name,
-            tree,
-            col,
-            [value],
-        )
+        _check_declared(name, tree, col, [value])
         fixed[col] = value
     return fixed
 
@@ -804,11 +767,23 @@ def promising(
     if X is None or X.shape[-1] != tree.dim or not len(X):
         return nothing
     X = X.detach().to(fill)
-    with torch.no_grad():
-        score = _score(acq_function, model, X)
-    if score is None:
-        return nothing
-    return tree.impute(X, fill), best_of_paths(tree, X, score)
+    transform = getattr(acq_function, "posterior_transform", None)
+    objective = getattr(acq_function, "objective", None)
+    score = model.train_targets
+    is_plain = transform is None and isinstance(objective, IdentityMCObjective | None)
+    if not is_plain or score.shape != X.shape[:1]:  # also of fantasies
+        if len(X) > 2048:
+            return nothing
+        # One point a batch, as a joint covariance is not needed.
+        points = X.unsqueeze(-2)
+        with torch.no_grad():
+            posterior = model.posterior(points, posterior_transform=transform)
+        score = getattr(posterior, "mixture_mean", posterior.mean)
+        score = score if objective is None else objective(score, points)
+        if score.numel() > len(X):  # several objectives
+            return nothing
+    sign = 1.0 if getattr(acq_function, "maximize", True) else -1.0
+    return tree.impute(X, fill), best_of_paths(tree, X, sign * score.flatten())
 
 
 def best_of_paths(tree: ParameterTree, X: Tensor, score: Tensor) -> Tensor:
@@ -817,40 +792,3 @@ def best_of_paths(tree: ParameterTree, X: Tensor, score: Tensor) -> Tensor:
     keys = tree.path_key(X).cpu().numpy()
     first = order[first_of_each(keys[order])]
     return torch.from_numpy(first)
-
-
-def _of_one_sample(model: Any, values: Any, ndim: int) -> Tensor | None:
-    """A tensor with ``ndim`` dimensions, or None: an ensemble has it once a member."""
-    if not isinstance(values, Tensor):
-        return None
-    if getattr(model, "_is_ensemble", False):
-        while values.dim() > ndim:
-            values = values[0]
-    return values if values.dim() == ndim else None
-
-
-def _score(acq_function: AcquisitionFunction, model: Any, X: Tensor) -> Tensor | None:
-    """How good every training point is, larger is better."""
-    # what wrappers change the values of
-    while inner := getattr(acq_function, "acq_func", None) or getattr(
-        acq_function, "raw_acqf", None
-    ):
-        acq_function = inner
-    sign = 1.0 if getattr(acq_function, "maximize", True) else -1.0
-    transform = getattr(acq_function, "posterior_transform", None)
-    objective = getattr(acq_function, "objective", None)
-    plain = transform is None and isinstance(objective, IdentityMCObjective | None)
-    targets = _of_one_sample(model, getattr(model, "train_targets", None), ndim=1)
-    if plain and targets is not None and len(targets) == len(X):
-        return sign * targets
-    if len(X) > 2048:
-        return None
-    # Any posterior transform and objective apply to the mean; one point a batch, as a
-    # joint covariance is not needed.
-    posterior = model.posterior(X.unsqueeze(-2), posterior_transform=transform)
-    mean = posterior.mean
-    if getattr(model, "_is_ensemble", False):
-        mean = mean.mean(dim=MCMC_DIM)
-    score = mean if objective is None else objective(mean, X.unsqueeze(-2))
-    score = score.reshape(len(X), -1)
-    return sign * score[:, 0] if score.shape[-1] == 1 else None

@@ -26,13 +26,11 @@ from botorch_structured.optim.boxes import (
     Sample,
     all_candidates,
     boxes_at,
-    join,
     path_boxes,
-    random_rows,
     raw_candidates,
     whole_box,
 )
-from botorch_structured.optim.climb import Evaluator
+from botorch_structured.optim.climb import PATIENCE, Evaluator
 from botorch_structured.optim.problem import (
     MAX_PATHS,
     Array,
@@ -42,10 +40,18 @@ from botorch_structured.optim.problem import (
     check_acquisition,
     first_of_each,
 )
-from botorch_structured.optim.walk import best_of_each, refine
+from botorch_structured.optim.walk import (
+    Neighbourhood,
+    best_of_each,
+    refine,
+    slots_of,
+    walk,
+)
 from botorch_structured.spaces import ParameterTree, SearchSpace
 from botorch_structured.spaces.arguments import check_count, check_seed
 
+# Most neighbours of the points that change decisions, but of one at least.
+_MOST_NEIGHBOURS = 480
 # Sobol points on each path by default.
 _PER_BOX = 64
 
@@ -199,13 +205,9 @@ class Search:
         on_paths = evaluator.on(boxes.lower)
         values = on_paths.values(sample.X, sample.box)
         if evolve and self.problem.tree.num_paths > MAX_PATHS:
-            sample, values, boxes = self._evolve(
-                evaluator,
-                sample,
-                values,
-                boxes,
-                avoid,
-            )
+            X, values = self._change_decisions(evaluator, sample.X, values, avoid)
+            sample = Sample(X, np.arange(len(X)))
+            boxes, _ = boxes_at(self.problem, X)
             on_paths = evaluator.on(boxes.lower)
         by_box = _ranked(best_of_each(sample.box, values), values)
         starts = _starts(
@@ -321,52 +323,30 @@ class Search:
         keep[rows] = ~avoid.contains(sample.X[rows])
         return sample if keep.all() else sample.take(keep)
 
-    def _evolve(
+    def _change_decisions(
         self,
         evaluator: Evaluator,
-        sample: Sample,
+        X: Array,
         values: Array,
-        boxes: Boxes,
         avoid: KnownPoints,
-    ) -> tuple[Sample, Array, Boxes]:
-        """Change one or two decisions of the best candidates, again and again."""
-        problem = self.problem
-        decisions = np.array(problem.tree.decision_columns)
-        children = 256
-        for _ in range(8):
-            best = _ranked(np.arange(len(values)), values)[:16]
-            chosen = best[self.rng.integers(len(best), size=children)]
-            parent = sample.X[chosen]
-            inherits = boxes.active[sample.box[chosen]]
-            swap = np.zeros_like(parent, dtype=bool)
-            for count in (children, children // 2):
-                col = self.rng.integers(len(decisions), size=count)
-                swap[np.arange(count), decisions[col]] = True
-            other = random_rows(problem, children, self.rng)
-            more, ok = boxes_at(problem, np.where(swap, other, parent))
-            more = more.take(ok)
-            parent = parent[ok]
-            # Columns that the parent has, too, are inherited; the others are drawn.
-            inherits = inherits[ok] & (parent >= more.lower) & (parent <= more.upper)
-            drawn = more.draw(np.arange(len(more.keys)), self.rng)
-            X = problem.snap(np.where(inherits, parent, drawn), more.free)
-            new = problem.admissible(X, more.active) & ~avoid.contains(X)
-            if not new.any():
-                continue
-            X = X[new]
-            more = more.take(new)
-            row = np.arange(len(X))
-            worth = evaluator.on(more.lower).values(X, row)
-            sample = join([sample, Sample(X, len(boxes.keys) + row)])
-            boxes = Boxes(
-                problem,
-                np.concatenate([boxes.lower, more.lower]),
-                np.concatenate([boxes.upper, more.upper]),
-                np.concatenate([boxes.active, more.active]),
-                np.concatenate([boxes.keys, more.keys]),
-            )
-            values = np.concatenate([values, worth])
-        return sample, values, boxes
+    ) -> tuple[Array, Array]:
+        """Walks from the best candidates over decisions and other discrete columns."""
+        whole = whole_box(self.problem)
+        moves = slots_of(whole, [], True, 64)
+        hood = Neighbourhood(whole, moves, self.rng)
+        few = max(1, min(8, _MOST_NEIGHBOURS // len(moves)))
+        best = _ranked(np.arange(len(values)), values)[:few]
+        return walk(
+            hood,
+            evaluator,
+            X[best],
+            values[best],
+            self.problem.active(X[best]),
+            np.zeros_like(best),
+            avoid,
+            8,
+            PATIENCE,
+        )
 
 
 def _ranked(index: Array, values: Array) -> Array:
@@ -606,8 +586,6 @@ def optimize_acqf_two_step(
             f"{type(acq_function).__name__}: give it as path_acq_function, the first."
         )
     check_count("top_k", top_k)
-    if not isinstance(fix_shared, bool):
-        raise ValueError(f"fix_shared: expected True or False, got {fix_shared!r}.")
     problem = Problem(
         [acq_function, path_acq_function],
         bounds,

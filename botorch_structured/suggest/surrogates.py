@@ -139,9 +139,11 @@ def fit_models(
     check_space(space)
     check_table("train_X", train_X, space.dim)
     check_table("train_Y", train_Y, 1)
-    return _fit_models(
-        space, train_X, train_Y, read_models(start_from or ()), averaged, **kwargs
-    )
+    starts = [*(start_from or ())]
+    if not all(isinstance(model, LeafModel) for model in starts):
+        got = [type(model).__name__ for model in starts]
+        raise ValueError(f"start_from: expected models of an earlier fit, got {got}.")
+    return _fit_models(space, train_X, train_Y, starts, averaged, **kwargs)
 
 
 def _fit_models(
@@ -549,21 +551,6 @@ def check_space(space: Any) -> None:
         raise ValueError(f"space: expected a SearchSpace, got {type(space).__name__}.")
 
 
-def read_models(models: Any) -> list[LeafModel]:
-    """Models that fits can start from, as a list; a ``ValueError`` for others."""
-    if not isinstance(models, Iterable):
-        got: Any = type(models).__name__
-    else:
-        models = list(models)
-        if all(isinstance(model, LeafModel) for model in models):
-            return models
-        got = [type(model).__name__ for model in models]
-    raise ValueError(
-        "start_from: expected an earlier suggestion, or the list of its models, got "
-        f"{got}."
-    )
-
-
 def _compressed_tail(maximize: bool = True) -> ChainedOutcomeTransform:
     return ChainedOutcomeTransform(
         clip=ClipTail(maximize, tail="log"), standardize=AnyScaleStandardize(m=1)
@@ -630,22 +617,23 @@ def fit_to_some(model: LeafModel, start_from: LeafModel | None = None) -> None:
     keys = model.tree.path_key(model.train_inputs[0])
     most = max(_ROWS_OF_PATH, _ROWS // len(keys.unique()))
     sizes = [most // 2, most] if start_from is None else [most]
+    part: Any = start_from
     for size in sizes:
         rows = some_rows(keys, model.train_targets, size)
         if size < most and len(rows) > 0.75 * n:
             continue
-        start_from = _fit_rows(model, rows, start_from)
-    if start_from is model:
+        part = _fit_rows(model, rows, part)
+    if part is model:
         return
-    _take_fit(model, start_from)
+    _take_fit(model, part)
     density = leave_one_out_log_density(model)
-    expected = leave_one_out_log_density(start_from).mean()
+    expected = leave_one_out_log_density(part).mean()
     # given more rows each is predicted better, unless the fit missed something
     if density.mean() < expected - MAX_LOSS:
         worst = density.topk(most // 2, largest=False).indices
         model.train()
         rows = torch.cat([rows, worst]).unique()
-        _take_fit(model, _fit_rows(model, rows, start_from))
+        _take_fit(model, _fit_rows(model, rows, part))
 
 
 def _fit_rows(model: LeafModel, rows: Tensor, start_from: LeafModel | None) -> Any:

@@ -299,17 +299,14 @@ def test_where_to_begin(tmp_path: Path) -> None:
     client = make_client(starts=[D, B])
     path = tmp_path / "client.json"
     client.save_to_json_file(str(path))
-    assert search(client, error, 2) == [D, B]
-    assert next_of(Client.load_from_json_file(str(path))) == D
-    wrong: list[Any] = [3, "best"]
-    for starts in wrong:
-        with pytest.raises(ValueError, match="starts: expected one of"):
-            structured_generation_strategy(starts=starts)
-    for center in [*wrong, 1]:
-        with pytest.raises(ValueError, match="initialize_with_center: expected True"):
-            structured_generation_strategy(initialize_with_center=center)
-    with pytest.raises(ValueError, match="starts: "):
-        next_of(make_client(starts=[{"learner": "none"}]))
+    assert search(Client.load_from_json_file(str(path)), error, 2) == [D, B]
+    for arguments, message in (
+        ({"starts": "best"}, "starts: expected one of"),
+        ({"initialize_with_center": 1}, "initialize_with_center: expected True"),
+        ({"starts": [{"learner": "none"}]}, "starts: "),
+    ):
+        with pytest.raises(ValueError, match=message):
+            next_of(make_client(**arguments))
 
 
 def test_standard_errors_are_noise_where_all_are_given() -> None:

@@ -618,18 +618,6 @@ def test_functions_in_place_of_the_default_model() -> None:
     assert seen == [3, 4, 5]
 
 
-@pytest.mark.usefixtures("random_points")
-@pytest.mark.parametrize("seed", [2**64 - 3, -1])
-def test_seeds_next_to_the_ends(seed: int) -> None:
-    def objective(trial: optuna.Trial) -> float:
-        if trial.number == 4:  # drawn, as no trial has shown it before
-            trial.suggest_float("y", 0, 1)
-        return trial.suggest_float("x", 0, 1)
-
-    study = make_study(StructuredSampler(seed=seed, warn_independent_sampling=False))
-    assert len(ended(study, objective, 7).trials) == 7
-
-
 def test_a_constraint_that_a_branch_does_not_have_holds_there() -> None:
     """As for Optuna: a trial is feasible where none of its own is positive."""
 
@@ -768,21 +756,14 @@ def test_what_a_trial_did_not_ask_for_is_drawn_on_a_path_that_has_the_rest() -> 
 def test_nan_is_a_choice_as_others_are(declared: bool) -> None:
     """Another object each time; pending where a running trial was suggested it."""
 
-    def ask(trial: optuna.Trial) -> float:
-        x = trial.suggest_categorical("x", [float("nan"), "a"])
-        return 10.0 * (x == "a")
-
     def objective(trial: optuna.Trial) -> float:
-        return ask(trial) + trial.suggest_categorical("z", [0, 1, 2, 3, 4, 5])
+        x = trial.suggest_categorical("x", [float("nan"), "a"])
+        return 10.0 * (x == "a") + trial.suggest_categorical("z", [0, 1, 2, 3, 4, 5])
 
     space = {"x": [math.nan, "a"], "z": [0, 1, 2, 3, 4, 5]} if declared else None
     study = run(space, objective, 6)
-    trials = []
     for _ in range(4):
-        trials.append(study.ask())
-        ask(trials[-1])
-    for trial in trials:
-        trial.suggest_categorical("z", [0, 1, 2, 3, 4, 5])
+        objective(study.ask())
     asked = [(str(t.params["x"]), t.params["z"]) for t in study.trials]
     assert len(set(asked)) == len(asked)
     assert sum(x == "nan" for x, _ in asked[6:]) > 1

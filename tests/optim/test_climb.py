@@ -10,43 +10,21 @@ from botorch.acquisition import (
     LogExpectedImprovement,
 )
 from botorch.models import SingleTaskGP
-from hypothesis import given, settings
 from numpy.typing import NDArray
 from search_problems import make_problem
-from strategies import random_tree, seeds
 from torch import Tensor
 
 from botorch_structured.optim.boxes import Boxes, whole_box
 from botorch_structured.optim.climb import Evaluator, maximize_in_unit_box
-from botorch_structured.optim.local_search import one_exchange
 from botorch_structured.optim.problem import KnownPoints
 from botorch_structured.optim.walk import refine
 from botorch_structured.spaces import ParameterTree
 
 Array = NDArray[Any]
-STEPS = (0.2, 0.05)
-FILL = -7.0
 
 
 def whole(tree: ParameterTree, bounds: Tensor, **kwargs: object) -> Boxes:
-    return whole_box(make_problem(bounds, tree, fill=FILL, **kwargs))
-
-
-def points(space: Boxes, n: int, seed: int = 0) -> Tensor:
-    """Random ones of the space."""
-    X = space.draw(np.zeros(n, dtype=int), np.random.default_rng(seed))
-    problem = space.problem
-    return torch.from_numpy(np.where(problem.active(X), X, problem.fill))
-
-
-def of(
-    space: Boxes, X: Tensor, steps: tuple[float, ...], seed: int = 0
-) -> tuple[Tensor, Tensor, Tensor]:
-    """All their neighbours."""
-    hood = one_exchange(space, steps, np.random.default_rng(seed))
-    active = space.problem.tree.active_mask(X).numpy()
-    near = hood.of(X.numpy(), active, np.zeros(len(X), dtype=int))[:3]
-    return tuple(map(torch.from_numpy, near))
+    return whole_box(make_problem(bounds, tree, **kwargs))
 
 
 def refined(acqf: AcquisitionFunction, box: Boxes, X: Tensor) -> tuple[Tensor, Tensor]:
@@ -262,111 +240,3 @@ def test_a_climb_comes_back_behind_a_constraint(seed: int) -> None:
     assert found[0] @ weights <= limit
     nearest = 1.0 - weights * (weights.sum() - limit) / weights.square().sum()
     torch.testing.assert_close(found[0], nearest, rtol=0.0, atol=1e-5)
-
-
-def test_a_walk_tries_all_values_of_a_category() -> None:
-    bounds = torch.tensor([[0.0, 0.0], [1.0, 7.0]]).double()
-    values = [float(v) for v in range(8)]
-    box = whole(ParameterTree(2), bounds, categorical_features={1: values})
-
-    class Third(Linear):
-        def forward(self, X: Tensor) -> Tensor:
-            return X[:, 0, 0] + (X[:, 0, 1] == 3.0)
-
-    found, value = refined(Third(), box, torch.tensor([[0.5, 0.0]]).double())
-    assert found.tolist() == [[1.0, 3.0]] and value.tolist() == [2.0]
-
-
-def random_space(seed: int) -> Boxes:
-    """A random tree with reals, integers, integers with gaps and categoricals."""
-    tree = random_tree(seed)
-    bounds = torch.zeros(2, tree.dim, dtype=torch.double)
-    integers, categories = [], {}
-    for c in range(tree.dim):
-        if c in tree.numeric_decisions:
-            bounds[1, c] = 1.0
-        elif c in tree.decision_columns:
-            bounds[1, c] = 2.0
-        else:
-            bounds[:, c] = torch.tensor([-1.0, 4.0])
-            kind = (seed + c) % 4
-            if kind in (1, 2):
-                integers.append(c)
-            if kind in (2, 3):
-                categories[c] = [-1.0, 0.0, 3.0, 8.0]  # 8 is out of bounds
-    last, fixed = tree.dim - 1, {}
-    if seed % 3 == 0 and last not in categories:
-        fixed = {last: 0.0}
-    return whole(
-        tree,
-        bounds,
-        integer_features=integers,
-        categorical_features=categories,
-        fixed_features=fixed,
-    )
-
-
-def by_hand(space: Boxes, x: Tensor) -> set[tuple[int, float]]:
-    """Every column and value that equation (7) allows, one column after the other."""
-    problem, tree = space.problem, space.problem.tree
-    named = problem.values
-    active = tree.active_mask(x)
-    found = set()
-    for c in range(tree.dim):
-        if not active[c] or c in problem.fixed:
-            continue
-        lo, hi = problem.bounds[:, c].tolist()
-        now = float(x[c])
-        if c in tree.decision_columns and c not in tree.numeric_decisions:
-            values = {float(v) for v in problem.tree.decision_values[c]}
-        elif not named.discrete[c]:
-            width = hi - lo
-            values = {
-                min(max(now + w * s * width, lo), hi) for s in STEPS for w in (-1, 1)
-            }
-        elif named.whole[c]:
-            values = {now - 1, now + 1}
-        else:
-            values = {v for v in named.table[c].tolist() if lo <= v <= hi}
-            if named.ordered[c]:
-                below, above = (
-                    [v for v in values if v < now],
-                    [v for v in values if v > now],
-                )
-                values = {*sorted(below)[-1:], *sorted(above)[:1]}
-        found |= {(c, v) for v in values - {now} if lo <= v <= hi}
-    return found
-
-
-@settings(max_examples=40)
-@given(seed=seeds)
-def test_one_exchange_and_nothing_else(seed: int) -> None:
-    space = random_space(seed)
-    problem, tree = space.problem, space.problem.tree
-    X = points(space, 6, seed)
-    active = tree.active_mask(X)
-    near, on, owner = of(space, X, STEPS, seed)
-    assert torch.equal(on, tree.active_mask(near))
-    assert torch.equal(near, tree.impute(near, FILL))
-    assert (owner.diff() >= 0).all()
-    changes: list[list[tuple[int, float]]] = [[] for _ in X]
-    for y, y_on, i in zip(near, on, owner.tolist(), strict=True):
-        both = active[i] & y_on
-        changed = (both & (y != X[i])).nonzero().view(-1).tolist()
-        assert len(changed) == 1
-        changes[i].append((changed[0], float(y[changed[0]])))
-        if changed[0] not in tree.decision_columns:
-            assert torch.equal(y_on, active[i])
-        # Whatever a branch opens lies in the space, too.
-        new = y.numpy()[None]
-        inside = (new >= space.lower) & (new <= space.upper)
-        assert inside[0, y_on.numpy()].all()
-        snapped = problem.snap(new, y_on.numpy()[None])
-        assert (snapped == new)[0, y_on.numpy()].all()
-        for c, v in problem.fixed.items():
-            assert not y_on[c] or y[c] == v
-    for i, x in enumerate(X):
-        expected = by_hand(space, x)
-        assert len(changes[i]) == len(expected)
-        got = {(c, round(v, 9)) for c, v in changes[i]}
-        assert got == {(c, round(v, 9)) for c, v in expected}

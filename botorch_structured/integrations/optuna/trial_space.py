@@ -279,7 +279,7 @@ def check_declared(
     fixed = _encoded(space, others)
     for p in space.named().get(name, ()):
         lacking = _not_taken(p, parameter)
-        if lacking and space.can_have(p, fixed):
+        if lacking and p.name in space.possible_with(fixed):
             raise ValueError(
                 f"{name!r}: expected an objective that takes all values of the "
                 f"declared space, {p.expected()}, got {parameter.distribution}, which "
@@ -319,8 +319,9 @@ def _not_taken(column: Column | Constant, parameter: TrialParameter) -> list[str
 def possible_together(space: SearchSpace, entries: Mapping[str, Any]) -> dict[str, Any]:
     """The entries whose columns can be active together with the others."""
     numbers = _encoded(space, entries)
-    columns = [c for c in numbers if space.tree.can_be_active(c, numbers)]
-    return {(name := space.names[c]): entries[name] for c in columns}
+    possible = space.possible_with(numbers)
+    names = [name for c in numbers if (name := space.names[c]) in possible]
+    return {name: entries[name] for name in names}
 
 
 def configurations(
@@ -399,7 +400,8 @@ def _completions(
         others: Points from which the rest is taken.
     """
     entries = {c: x[c].item() for c in columns}
-    columns = [c for c in columns if space.tree.can_be_active(c, entries)]
+    possible = space.possible_with(entries)
+    columns = [c for c in columns if space.names[c] in possible]
     X = others.clone()
     X[:, columns] = x[columns]
     active = space.tree.active_mask(X, strict=False)[:, columns].all(-1)

@@ -619,6 +619,8 @@ class LeafModel(FastSingleTaskGP):
 
         def fit(kernel: str | None) -> None:
             nonlocal best, failure
+            if len(objectives) == 1 and not kwargs.get("pick_best_of_all_attempts"):
+                objectives[0].compete(best.loss)
             try:
                 self._fit(mll, objectives, **kwargs)
             except ModelFittingError as error:
@@ -632,6 +634,9 @@ class LeafModel(FastSingleTaskGP):
 
         record = None
         try:
+            if self._begins_fits and kwargs.get("optimizer") is None:
+                begin_fit(self.likelihood)
+            first = read()
             if start_from is not None:
                 take_values(self, start_from)
                 kernel = self._kernels(chosen=True)[0]
@@ -643,9 +648,7 @@ class LeafModel(FastSingleTaskGP):
                         record = _FitRecord(last.short + 1, last.loss)
             if record is None:
                 for kernel in self._kernels():
-                    restore(cold, kernel)
-                    if self._begins_fits and kwargs.get("optimizer") is None:
-                        begin_fit(self.likelihood)
+                    restore(first, kernel)
                     fit(kernel)
             if best.loss == math.inf:
                 raise failure or ModelFittingError("The evidence is not finite.")

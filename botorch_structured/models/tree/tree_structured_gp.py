@@ -405,12 +405,15 @@ class TreeStructuredGP(LeafModel):
             )
 
     def _kernels(self, chosen: bool = False) -> list[str | None]:
-        """Both are fitted, and that with the larger evidence is kept."""
+        """Both are fitted, and that with the larger evidence is kept.
+
+        RBF comes first: where it wins, it is by more, and the other fit is given up.
+        """
         if not self._choose_kernel:
             return [None]
         if chosen:
             return [self.covar_module.correlation.name]
-        return [MATERN52.name, RBF.name]
+        return [RBF.name, MATERN52.name]
 
     def path_posterior(self, X: Tensor) -> GPyTorchPosterior:
         r"""Posterior of b_p + z_p(x)'c: the outcome without the leaf's own g_p.
