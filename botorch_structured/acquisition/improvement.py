@@ -55,14 +55,9 @@ from botorch_structured._botorch_names import (
 from botorch_structured.acquisition.mixtures import check_cost_model
 from botorch_structured.spaces.arguments import check_column, check_number
 
-# The smallest standard deviations. BoTorch's 1e-6 is larger than the improvements at
-# the end of a noise-free run.
-_MIN_SIGMA = {torch.float64: 1e-12, torch.float32: 1e-6}
-
-
-def least_sigma(dtype: torch.dtype) -> float:
-    """The smallest standard deviation that is used."""
-    return _MIN_SIGMA.get(dtype, 1e-6)
+#: The smallest variance. BoTorch's 1e-12 is larger than the squared improvements at the
+#: end of a noise-free run.
+LEAST_VARIANCE = 1e-24
 
 
 def _read_best_f(best_f: float | Tensor) -> Tensor:
@@ -124,8 +119,7 @@ class _PathImprovement(AnalyticAcquisitionFunction):
                 "best_f: expected a number, or as many as X has batches, "
                 f"{tuple(mean.shape[:-1])}, got shape {tuple(self.best_f.shape)}."
             ) from None
-        floor = least_sigma(mean.dtype) ** 2
-        sigma = posterior.variance.clamp_min(floor).sqrt().view(mean.shape)
+        sigma = posterior.variance.clamp_min(LEAST_VARIANCE).sqrt().view(mean.shape)
         u = scaled_improvement(
             mean,
             sigma,
@@ -252,9 +246,8 @@ class _ContextImprovement(AnalyticAcquisitionFunction):
             mean = posterior.mean[..., :1, :]
             covariance = posterior.distribution.covariance_matrix
             variance = covariance[..., 0, 1:].square()
-            floor = least_sigma(X.dtype) ** 2
-            variance = variance / covariance[..., 1, 1:].clamp_min(floor)
-        sigma = variance.clamp_min(least_sigma(X.dtype) ** 2).sqrt()
+            variance = variance / covariance[..., 1, 1:].clamp_min(LEAST_VARIANCE)
+        sigma = variance.clamp_min(LEAST_VARIANCE).sqrt()
         best_f = self.best_f.to(X)
         u = scaled_improvement(
             mean.squeeze(-1),

@@ -66,14 +66,13 @@ from botorch.utils.multi_objective.box_decompositions.box_decomposition import (
 )
 from botorch.utils.safe_math import log1mexp
 from botorch.utils.transforms import (
-    average_over_ensemble_models,
     is_ensemble,
     t_batch_mode_transform,
 )
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from botorch_structured._botorch_names import log_ei_helper, scaled_improvement
+from botorch_structured._botorch_names import log_ei_helper
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.spaces.arguments import check_number
 
@@ -238,23 +237,14 @@ class AnyScaleLogExpectedImprovement(LogExpectedImprovement):
     outcomes is 1e-6 or less this is larger than what is known about good points.
     """
 
-    @t_batch_mode_transform(expected_q=1)
-    @average_over_ensemble_models
-    def forward(self, X: Tensor) -> Tensor:
-        """Values of ``b x 1 x d`` points, ``b``."""
-        posterior = self.model.posterior(
-            X, posterior_transform=self.posterior_transform
-        )
-        mean = posterior.mean.squeeze(-2).squeeze(-1)
-        least = torch.finfo(mean.dtype).tiny
-        sigma = posterior.variance.clamp_min(least).sqrt().view(mean.shape)
-        u = scaled_improvement(
-            mean,
-            sigma,
-            self.best_f.to(mean),
-            self.maximize,
-        )
-        return log_ei_helper(u) + sigma.log()
+    def _mean_and_sigma(
+        self,
+        X: Tensor,
+        compute_sigma: bool = True,
+        min_var: float = 1e-12,
+    ) -> tuple[Tensor, Tensor | None]:
+        least = torch.finfo(X.dtype).tiny
+        return super()._mean_and_sigma(X, compute_sigma, least)
 
 
 class AveragedLogExpectedImprovement(AnalyticAcquisitionFunction):

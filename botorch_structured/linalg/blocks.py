@@ -148,7 +148,7 @@ def inverse_factors(covariance: Array) -> tuple[Array, float]:
     """
     inverse = covariance.copy()
     for one, matrix in zip(inverse, covariance, strict=True):
-        # in place: by columns the transpose is the upper factor (lower, clean, overwrite)
+        # in place: by columns the transpose is the upper factor
         if lapack.dpotrf(one.T, 0, 1, 1)[1]:
             one[:] = cholesky(matrix, lower=False).T
         lapack.dtrtri(one.T, 0, 0, 1)
@@ -672,7 +672,7 @@ def log_evidence(
         if len(parts) > 1:
             grams = [np.concatenate(grams)]
             places = [np.concatenate(places)]
-        total = np.bincount(places[0], grams[0], width * width)
+        total: Any = np.bincount(places[0], grams[0], width * width)
         total[: num_weights * width : width + 1] += 1.0
         gram: Array = total.reshape(width, width)
         root, log_diagonal = inverse_factors(gram[None, :-2, :-2])

@@ -196,7 +196,6 @@ def test_what_tells_spaces_apart() -> None:
         {"high": 2.0},
         {"tree": tree},
         {"log_features": [1], "high": 3.0},
-        {"defaults": {"b": 0.5}},
         {"categorical_features": {0: [0.0, 1.0]}},
         {"categorical_features": {0: [0.0, 1.0]}, "choices": {0: [1, 2]}},
         {"categorical_features": {0: [0.0, 1.0]}, "choices": {0: [True, 2]}},
@@ -527,7 +526,7 @@ def test_a_space_of_numbers() -> None:
         ({"integer_features": [3]}, "integer_features: .* from 0 to 2, got 3"),
         ({"integer_features": 1}, "integer_features: expected a list"),
         ({"log_features": [-1]}, "log_features: .* from 0 to 2, got -1"),
-        ({"log_features": [0]}, "log_features: .*categorical"),
+        ({"log_features": [0]}, r"no integer_features or log_features .*got \[0\]"),
         (
             {"categorical_features": {1: [0, 5]}},
             r"_features\[1\]: .*within .*got \[5.0\]",

@@ -1151,11 +1151,9 @@ class WeightPath(SamplePath):
                 )
             x = x.squeeze(-3)
         posterior: Any = self.model.posterior(x)
-        if isinstance(posterior, GPyTorchPosterior):
-            values = posterior.mean
-        else:  # where transformed outcomes may have no mean
-            zeros = x.new_zeros(1, *posterior.base_sample_shape)
-            (values,) = posterior.rsample_from_base_samples(torch.Size([1]), zeros)
+        # outcomes under another transform may have no mean
+        zeros = x.new_zeros(1, *posterior.base_sample_shape)
+        (values,) = posterior.rsample_from_base_samples(torch.Size([1]), zeros)
         return values.squeeze(-1) if one else values.mT
 
 

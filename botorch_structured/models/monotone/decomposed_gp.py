@@ -14,8 +14,7 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import repeat
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -73,9 +72,10 @@ class DecomposedGP(ModelListGP):
     inference").
 
     A component that is known, such as a price or a cost, is a ``DeterministicModel``:
-    it adds to the mean, has no data and no column, and is not in ``models``. A product
-    of positive parts is a sum of logarithms, which has the same maximiser: demand times
-    margin (section 5) is the second example.
+    it adds to the mean, has no data and no column, and is not in ``models``. A state
+    that is loaded leaves it as it is. A product of positive parts is a sum of
+    logarithms, which has the same maximiser: demand times margin (section 5) is the
+    second example.
 
     Two things differ from ``ModelListGP``. Fantasies of the components are drawn
     jointly; ``ModelListGP`` uses the same base samples for each component, which makes
@@ -165,7 +165,11 @@ class DecomposedGP(ModelListGP):
         mean = sum(self._known_values(X, mean), mean)
         dense = sum(mvn.lazy_covariance_matrix.to_dense() for mvn in learned)
         total = MultivariateNormal(mean, at_unit_scale(to_linear_operator(dense)))
-        return self._as_posterior(total, sum(self._least(X)))
+        transforms = [getattr(m, "outcome_transform", None) for m in self.models]
+        least: Any = sum(least_variance(t, X) * X.new_ones(1, 1) for t in transforms)
+        if is_ensemble(self):
+            least = least.unsqueeze(-3)
+        return self._as_posterior(total, least)
 
     def component_posterior(
         self,
@@ -188,8 +192,6 @@ class DecomposedGP(ModelListGP):
         learned = self._learned(X, noises)
         certain = map(_certain, self._known_values(X, learned[0].mean))
         parts = self._in_order(learned, certain)
-        # a known component keeps the variance of ``_certain``
-        least = self._in_order(self._least(X), repeat(X.new_zeros(1, 1)))
         if output_indices is not None:
             k = len(parts)
             if not all(-k <= i < k for i in output_indices):
@@ -198,9 +200,7 @@ class DecomposedGP(ModelListGP):
                     f"{list(output_indices)}."
                 )
             parts = [parts[i] for i in output_indices]
-            least = [least[i] for i in output_indices]
-        together = torch.cat(torch.broadcast_tensors(*least), dim=-1)
-        return self._as_posterior(_independent(parts), together)
+        return self._as_posterior(_independent(parts))
 
     def condition_on_observations(
         self,
@@ -321,22 +321,6 @@ class DecomposedGP(ModelListGP):
         self._check_output(idcs)
         return self
 
-    def load_state_dict(
-        self,
-        state_dict: Mapping[str, Any],
-        strict: bool = True,
-        assign: bool = False,
-    ) -> None:
-        """Load all components; those that override this method have it called."""
-        super().load_state_dict(state_dict, strict=strict, assign=assign)
-        prefix = "known_models."
-        state = {
-            name.removeprefix(prefix): value
-            for name, value in state_dict.items()
-            if name.startswith(prefix)
-        }
-        self.known_models.load_state_dict(state, strict=strict, assign=assign)
-
     @property
     def _with_data(self) -> list[GPyTorchModel]:
         return list(self.models)
@@ -354,7 +338,7 @@ class DecomposedGP(ModelListGP):
 
         Args:
             learned: One for each component with data.
-            certain: One for each known component, or more.
+            certain: One for each known component.
         """
         with_data = iter(learned)
         without = iter(certain)
@@ -390,14 +374,6 @@ class DecomposedGP(ModelListGP):
         if is_ensemble(self):  # ``batch_shape x members x q``
             values = [value.unsqueeze(-2) for value in values]
         return [value.expand_as(like) for value in values]
-
-    def _least(self, X: Tensor) -> list[Any]:
-        """Smallest variances of the components with data, ``batch_shape x 1 x 1``."""
-        transforms = [getattr(m, "outcome_transform", None) for m in self.models]
-        least = [least_variance(t, X) * X.new_ones(1, 1) for t in transforms]
-        if is_ensemble(self):
-            least = [one.unsqueeze(-3) for one in least]
-        return least
 
     def _as_posterior(
         self,

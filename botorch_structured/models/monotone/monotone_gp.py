@@ -283,10 +283,6 @@ class MonotoneGP(FastSingleTaskGP):
         )
         d = train_X.shape[-1]
         signs = check_monotone(monotone, d)
-        if not isinstance(signs_in_fit, bool):
-            raise ValueError(
-                f"signs_in_fit: expected True or False, got {signs_in_fit!r}."
-            )
         if virtual_X is None:
             virtual_X = "grid" if signs_in_fit else "adaptive"
         check_imposed(nu, virtual_X, bounds, d)
@@ -370,7 +366,6 @@ class MonotoneGP(FastSingleTaskGP):
         Raises:
             TypeError: For an argument that the paper decides.
         """
-        checks.check_training_data(train_X, train_Y, kwargs.get("train_Yvar"))
         _, batch_shape = cls.get_batch_dimensions(train_X, train_Y)
         kernel = RBFKernel(batch_shape=batch_shape)
         if kwargs.get("train_Yvar") is None:

@@ -284,8 +284,8 @@ class GrownTrees:
     scales: list[Array]
     rbf: list[bool]
 
-    def theta(self, of_leaves: bool) -> Tensor:
-        """Estimates of (log l, log s^2, m, log v) of all nodes, ``E x N x 4``.
+    def estimates(self, of_leaves: bool) -> Tensor:
+        """Estimates of (l, s^2, m, v) of all nodes, ``E x N x 4``.
 
         Or of leaves. A leaf has the shortest lengthscale on its path, as a longer one
         than that of another node explains its data badly, and its own slope s^2 / l.
@@ -298,6 +298,8 @@ class GrownTrees:
             if of_leaves:
                 lengths = [[v.fit.theta[0] for v in node.path()] for node in nodes]
                 theta[:, :2] += [[min(path) - path[0]] for path in lengths]
+            theta[:, [0, 1, 3]] = np.exp(theta[:, [0, 1, 3]])
+            theta[:, 3] += NOISE_FLOOR
             parts.append(torch.as_tensor(theta))
         return pad_sequence(parts, batch_first=True, padding_value=math.nan)
 

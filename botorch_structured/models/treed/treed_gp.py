@@ -51,7 +51,7 @@ from botorch_structured.models.stationary_evidence import (
     plain_objective,
 )
 from botorch_structured.models.treed.cart import as_array
-from botorch_structured.models.treed.growth import NOISE_FLOOR, GrownTrees, grow_trees
+from botorch_structured.models.treed.growth import GrownTrees, grow_trees
 from botorch_structured.models.treed.leaf_modules import (
     LeafNoise,
     LeafNoiseLikelihood,
@@ -156,9 +156,6 @@ class TreedGP(fast_inference.FastSingleTaskGP):
         >>> model.partition.leaf_index(model.transform_inputs(train_X))
     """
 
-    train_inputs: Any
-    train_targets: Any
-    likelihood: Any
     partition: TreePartition
     # amplitude, mean and noise variance of each node above the leaves
     levels: Tensor
@@ -440,18 +437,16 @@ class TreedGP(fast_inference.FastSingleTaskGP):
     def _start_from(self, grown: GrownTrees) -> None:
         """Hyperparameters from the fits of nodes that the trees were grown by."""
         trees = self.partition.tree_shape
-        of_nodes = grown.theta(of_leaves=False)
-        parts = of_nodes[..., 1:].clone()
-        parts[..., 0] = parts[..., 0].exp()
-        parts[..., 2] = parts[..., 2].exp() + NOISE_FLOOR
-        self.levels.copy_(parts.nan_to_num(nan=1.0).reshape(self.levels.shape))
+        of_nodes = grown.estimates(of_leaves=False)
+        levels = of_nodes[..., 1:].nan_to_num(nan=1.0)
+        self.levels.copy_(levels.reshape(self.levels.shape))
         leaves = self.partition.num_leaves
         if self._share_all:
             # hyperparameters that explain all nodes of a path are near the root's
-            theta = of_nodes[:, :1].expand(-1, leaves, 4)
+            of_leaves = of_nodes[:, :1].expand(-1, leaves, 4)
         else:
-            theta = grown.theta(of_leaves=True)
-        theta = theta.reshape(*trees, leaves, 4)
+            of_leaves = grown.estimates(of_leaves=True)
+        of_leaves = of_leaves.reshape(*trees, leaves, 4)
 
         def start(hyperparameter: Hyperparameter, values: Tensor) -> None:
             """Set it in leaves that exist."""
@@ -463,13 +458,12 @@ class TreedGP(fast_inference.FastSingleTaskGP):
         if isinstance(kernel, TreedStationary):
             kernel.kind.copy_(torch.tensor(grown.rbf).reshape(trees))
             scale = torch.as_tensor(np.stack(grown.scales)).reshape(*trees, 1, -1)
-            start(kernel.lengthscale_of_leaf, theta[..., :1].exp() * scale)
-            start(kernel.variance_of_leaf, theta[..., 1].exp())
+            start(kernel.lengthscale_of_leaf, of_leaves[..., :1] * scale)
+            start(kernel.variance_of_leaf, of_leaves[..., 1])
         if isinstance(self.mean_module, TreedMean):
-            self.mean_module.constant = theta[..., 2].nan_to_num(nan=0.0)
+            self.mean_module.constant = of_leaves[..., 2].nan_to_num(nan=0.0)
         if self._has_leaf_noise:
-            noise = theta[..., 3].exp() + NOISE_FLOOR
-            start(likelihood.noise_covar.noise_of_leaf, noise)
+            start(likelihood.noise_covar.noise_of_leaf, of_leaves[..., 3])
         elif self._own_noise:
             room = likelihood.noise_covar.raw_noise_constraint
             # outcomes that are not standardised may have more noise than that
@@ -489,13 +483,8 @@ class TreedGP(fast_inference.FastSingleTaskGP):
             for key, value in state_dict.items()
             if key.startswith(name)
         }
-        if state:
-            trees = state["column"].shape[:-1]
-            if trees != partition.tree_shape:
-                raise ValueError(
-                    "state_dict: expected partitions of batch shape "
-                    f"{tuple(partition.tree_shape)}, got {tuple(trees)}."
-                )
+        # torch refuses the state of another batch of trees
+        if state and state["column"].shape[:-1] == partition.tree_shape:
             before = partition.column.shape, partition.num_leaves, self._is_treed
             partition.adopt(state)
             self._drop_caches()

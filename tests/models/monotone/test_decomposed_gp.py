@@ -246,11 +246,10 @@ class TestObservations:
 
 def test_state_pickle_and_copies() -> None:
     def build() -> DecomposedGP:
-        slope = AffineDeterministicModel(torch.zeros(D, 1).double())
+        slope = AffineDeterministicModel(torch.full((D, 1), 0.7).double())
         return DecomposedGP(slope, *components())
 
     model, X = build(), points(4)
-    model.components[0].a.fill_(0.7)
     model.models[0].covar_module.lengthscale = 0.11
     expected = model.posterior(X).mean
     fresh = build()
