@@ -5,6 +5,7 @@ import pickle
 import signal
 import sys
 import warnings
+from concurrent.futures import BrokenExecutor
 from pathlib import Path
 from typing import Any
 

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from itertools import islice
 from numbers import Real
 from typing import Any
@@ -393,7 +393,8 @@ def _completions(
         others: Points from which the rest is taken.
     """
     entries = {c: x[c].item() for c in columns}
-    columns = [c for c in columns if space.tree.can_be_active(c, entries)]
+    possible = space.possible_with(entries)
+    columns = [c for c in columns if space.names[c] in possible]
     X = others.clone()
     X[:, columns] = x[columns]
     active = space.tree.active_mask(X, strict=False)[:, columns].all(-1)
