@@ -263,7 +263,9 @@ def read_metadata(metadata: Any) -> dict[str, Any]:
 
 def _number(name: str, value: Any, failure: str) -> float:
     """A finite number, of any library, but no array and no truth value."""
-    if not (isinstance(value, (bool, str, bytes)) or getattr(value, "ndim", False)):
+    dtype: Any = getattr(value, "dtype", type(value).__name__)
+    is_other = isinstance(value, (str, bytes)) or str(dtype).endswith("bool")
+    if not (is_other or getattr(value, "ndim", False)):
         with suppress(TypeError, ValueError, RuntimeError, OverflowError):
             if math.isfinite(number := float(value)):
                 return number + 0.0  # -0.0 and 0.0 are one value

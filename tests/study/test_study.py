@@ -408,7 +408,6 @@ def test_bad_arguments() -> None:
         (study.tell_many, (*asked, [1.0]), "configs: expected a list"),
         (study.tell_many, (asked, []), r"values: expected 1, one .*, got \[\]"),
         (study.tell_many, (asked, 3.0), "values: expected 1, one .*, got 3.0"),
-        (study.tell_many, (asked, torch.tensor(3.0)), "values: .*, got tensor"),
         (study.tell_many, (asked, [1.0], 2.0), "costs: expected 1, one .*, got 2.0"),
     ]
     for call, given, message in calls:
@@ -570,7 +569,6 @@ def test_optimize_ends(caplog: pytest.LogCaptureFixture) -> None:
     for arguments, message in (
         ({"timeout": "1"}, "timeout: expected a number"),
         ({"callbacks": [3]}, "callbacks: expected a function, got 3"),
-        ({"callbacks": 3}, "callbacks: expected a function, got 3"),
     ):
         with pytest.raises(ValueError, match=message):
             study.optimize(value, 1, **arguments)  # type: ignore[arg-type]
