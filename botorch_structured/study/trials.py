@@ -263,7 +263,8 @@ def read_metadata(metadata: Any) -> dict[str, Any]:
 
 def _number(name: str, value: Any, failure: str) -> float:
     """A finite number, of any library, but no array and no truth value."""
-    if not (isinstance(value, bool) or getattr(value, "ndim", False)):
+    dtype = getattr(value, "dtype", type(value).__name__)
+    if not (str(dtype).endswith("bool") or getattr(value, "ndim", False)):
         with suppress(ValueError, OverflowError):
             return check_number(name, value)
     raise ValueError(
