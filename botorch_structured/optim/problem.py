@@ -236,10 +236,7 @@ class Problem:
         tree = self.tree
         tables: dict[int, Sequence[float]] = dict(lists)
         for c in tree.decisions_by_value:
-            outcomes = tree.decision_values[c]
-            if c in integers:
-                outcomes = [v for v in outcomes if v.is_integer()]
-            tables.setdefault(c, outcomes)
+            tables.setdefault(c, tree.decision_values[c])
         width = 2
         for numbers in tables.values():
             width = max(width, 1 + len(numbers))

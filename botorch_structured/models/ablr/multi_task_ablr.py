@@ -863,9 +863,9 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         if not batch:
             Y = Y.detach()
         if self.tasks.share_rows:
-            task = task.expand(Y.shape)
+            task, noise, Y = torch.broadcast_tensors(task, noise, Y)
             none = Y.new_full((*Y.shape[:-1], self.num_tasks), torch.nan)
-            noise = torch.ones_like(none).scatter(-1, task, noise.expand_as(Y))
+            noise = torch.ones_like(none).scatter(-1, task, noise)
             Y = none.scatter(-1, task, Y)
         # in the first process only: the sum over processes has them from there
         q = 0 if self._group.rank else Y.shape[-2]
