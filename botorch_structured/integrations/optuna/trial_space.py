@@ -312,7 +312,7 @@ def _not_taken(column: Column | Constant, parameter: TrialParameter) -> list[str
 def possible_together(space: SearchSpace, entries: Mapping[str, Any]) -> dict[str, Any]:
     """The entries whose columns can be active together with the others."""
     numbers = _encoded(space, entries)
-    possible = space.possible_with(numbers)
+    possible = space.possible_with(numbers) if numbers else ()
     names = [name for c in numbers if (name := space.names[c]) in possible]
     return {name: entries[name] for name in names}
 
