@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from botorch import fit_gpytorch_mll
+from botorch.exceptions.errors import ModelFittingError
 from botorch.models.kernels import CategoricalKernel
 from gpytorch.constraints import GreaterThan, Interval, Positive
 from gpytorch.distributions import MultivariateNormal
@@ -352,3 +353,17 @@ def test_the_loss_is_that_of_the_present_kernel_and_parameters() -> None:
     objective.write(theta)
     changed = objective.loss()
     assert changed != other and changed == objective(theta)[0]
+
+
+def test_a_fit_is_given_up_behind_another_one() -> None:
+    _, objective = objective_of(TreeStructuredGP(*data(TREE, 0, 12), TREE))
+    theta = objective.read()
+    value, _ = objective(theta)
+    objective.compete(value)
+    for _ in range(5):
+        objective(theta)
+    objective.compete(value - 0.1)  # per row
+    for _ in range(3):
+        objective(theta)
+    with pytest.raises(ModelFittingError, match="ahead"):
+        objective(theta)
