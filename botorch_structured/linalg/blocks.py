@@ -422,6 +422,13 @@ class WeightCovariance(NamedTuple):
         )
         return along, self.explained
 
+    def variances(self, features: Tensor) -> Tensor:
+        """Variances z M^-1 z' of rows of scaled features, ``... x V``."""
+        if self.explained is None:
+            return (features @ self.inverse_chol.mT).square().sum(-1)
+        explained = (features @ self.explained.mT).square().sum(-1)
+        return features.square().sum(-1) - explained
+
     def dense(self) -> Tensor:
         """M^-1, ``V x V``."""
         if self.explained is None:
@@ -672,9 +679,9 @@ def log_evidence(
         if len(parts) > 1:
             grams = [np.concatenate(grams)]
             places = [np.concatenate(places)]
-        total: Any = np.bincount(places[0], grams[0], width * width)
-        total[: num_weights * width : width + 1] += 1.0
-        gram: Array = total.reshape(width, width)
+        total = np.bincount(places[0], grams[0], width * width)
+        gram = np.asarray(total, dtype=np.float64).reshape(width, width)
+        gram.ravel()[: num_weights * width : width + 1] += 1.0
         root, log_diagonal = inverse_factors(gram[None, :-2, :-2])
         logdet += log_diagonal
         covariance[:-2, :-2] = root[0].T @ root[0]

@@ -626,12 +626,10 @@ class LeafModel(FastSingleTaskGP):
                 objectives[0].compete(best.loss)
             try:
                 self._fit(mll, objectives, **kwargs)
+                loss = sum(state.loss() for state in states)
             except ModelFittingError as error:
                 failure = error
                 return
-            loss = 0.0
-            for state in states:
-                loss += state.loss()
             if loss < best.loss:
                 best = _Fit(loss, kernel, read())
 
