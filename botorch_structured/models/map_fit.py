@@ -475,7 +475,7 @@ def _fit_objective(
         try:
             objective.write(objective.climb_at_once(max_attempts, kwargs["options"]))
             return
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:  # no batch, or no finite value
             _logger.info("Starts of a fit one after the other: %s", error)
     start = objective.read()
     best: tuple[float, Array] | None = None
