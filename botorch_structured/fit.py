@@ -56,7 +56,7 @@ from botorch_structured.models.sampled.density import (
     StationaryDensity,
 )
 from botorch_structured.models.sampled.sampled_gp import SampledGP
-from botorch_structured.models.tree.leaf_model import LeafModel
+from botorch_structured.models.tree.leaf_model import HOST_ROWS, LeafModel
 from botorch_structured.spaces.arguments import check_count
 
 # With few data posteriors have several modes (more signal, or more noise), and a chain
@@ -308,14 +308,18 @@ def _density_of(
 ) -> Target:
     """The density, of all chains at once where a GPU has a batch of them."""
     model: Any = mll.model
-    if isinstance(model, LeafModel) and model.train_targets.device.type != "cpu":
+    device = model.train_targets.device.type
+    on_gpu = isinstance(model, LeafModel) and device != "cpu"
+    density: Target | None = None
+    if not on_gpu or model.train_targets.numel() <= HOST_ROWS:
+        density = StationaryDensity.of(mll, coordinates)
+    if on_gpu and density is None:
         with suppress(RuntimeError):  # of an objective without a batch
-            target = BatchedDensity(mll, coordinates, num_chains)
+            batched = BatchedDensity(mll, coordinates, num_chains)
             start = coordinates.to_position(coordinates.read_values())
-            target.evaluate([start] * num_chains)
-            return target
-    plain = StationaryDensity.of(mll, coordinates)
-    return plain or ModelDensity(mll, coordinates)
+            batched.evaluate([start] * num_chains)
+            density = batched
+    return density or ModelDensity(mll, coordinates)
 
 
 def _warn_of(chains: Chains) -> None:
