@@ -1,17 +1,14 @@
 """What searches are made of: problems, and views of acquisition functions."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from botorch.acquisition import AcquisitionFunction
 from torch import Tensor
 
-from botorch_structured.optim.boxes import Boxes
 from botorch_structured.optim.problem import Problem
 from botorch_structured.optim.view import view_on
-from botorch_structured.optim.walk import Neighbourhood, slots_of
 from botorch_structured.spaces import ParameterTree
 
 
@@ -86,10 +83,3 @@ def in_view(function: Any, X: Tensor, gradient: bool) -> Any:
         return None
     parts = view(X.detach().numpy(), row.numpy(), gradient)
     return tuple(part if part is None else torch.from_numpy(part) for part in parts)
-
-
-def one_exchange(
-    space: Boxes, steps: Sequence[float], rng: np.random.Generator
-) -> Neighbourhood:
-    """The neighbours of the local search."""
-    return Neighbourhood(space, slots_of(space, steps, far=False), rng)

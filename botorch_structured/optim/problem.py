@@ -236,10 +236,7 @@ class Problem:
         tree = self.tree
         tables: dict[int, Sequence[float]] = dict(lists)
         for c in tree.decisions_by_value:
-            outcomes = tree.decision_values[c]
-            if c in integers:
-                outcomes = [v for v in outcomes if v.is_integer()]
-            tables.setdefault(c, outcomes)
+            tables.setdefault(c, tree.decision_values[c])
         width = 2
         for numbers in tables.values():
             width = max(width, 1 + len(numbers))
@@ -380,8 +377,8 @@ class KnownPoints:
         self.X = X
         width = problem.bounds[1] - problem.bounds[0]
         # up to these differences two points are the same to any model
-        room = max(1e-8 if width.itemsize == 8 else 1e-5, problem.min_distance)
-        room = np.where(problem.values.discrete, 1e-6, room * width)
+        share = max(1e-8 if width.itemsize == 8 else 1e-5, problem.min_distance)
+        room = np.where(problem.values.discrete, 1e-6, share * width)
         # in a column without room any other number is far away
         self._scale = np.maximum(room, 1e-150)
         self._nearest = cKDTree(X / self._scale)
@@ -771,7 +768,7 @@ def promising(
     objective = getattr(acq_function, "objective", None)
     score = model.train_targets
     is_plain = transform is None and isinstance(objective, IdentityMCObjective | None)
-    if not is_plain or score.dim() > 1:
+    if not is_plain or score.shape != X.shape[:1]:  # also of fantasies
         if len(X) > 2048:
             return nothing
         # One point a batch, as a joint covariance is not needed.

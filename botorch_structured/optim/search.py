@@ -176,7 +176,6 @@ class Search:
         evaluator: Evaluator | None = None,
         evolve: bool = True,
         per_box: int = _PER_BOX,
-        ranks: bool = False,
     ) -> tuple[Array, Array]:
         """Maximise the acquisition function over boxes.
 
@@ -187,10 +186,9 @@ class Search:
             evolve: Whether to change decisions of the best candidates, too, where there
                 are more paths than are searched.
             per_box: Sobol points in each box where ``raw_samples`` is not given.
-            ranks: Whether the best point of every box is wanted, not only of all.
 
         Returns:
-            ``n x d`` points and their ``n`` values, the best first, the best of all
+            ``n x d`` points and their ``n`` values, the best first, that of each box
             among them; none where everything admissible is known.
         """
         evaluator = evaluator or self.evaluator
@@ -225,22 +223,10 @@ class Search:
             starting.box,
             avoid,
         )
-        if not ranks:
-            points, worth = self._new(X, refined, avoid)
-            # as a rule: the first start is the best of the sample
-            if len(points) and worth[0] >= values[starts[0]]:
-                return points, worth
-        rows = np.concatenate([_ranked(np.arange(len(values)), values)[:512], by_box])
+        # a climb may end at a known point
+        rows = np.concatenate([starts, by_box])
         X = np.concatenate([X, sample.X[rows]])
-        return self._new(X, np.concatenate([refined, values[rows]]), avoid)
-
-    def _new(
-        self,
-        X: Array,
-        values: Array,
-        avoid: KnownPoints,
-    ) -> tuple[Array, Array]:
-        """The points that are not known, the best first."""
+        values = np.concatenate([refined, values[rows]])
         order = _ranked(np.arange(len(X)), values)
         order = order[~avoid.contains(X[order])]
         return X[order], values[order]
@@ -282,7 +268,6 @@ class Search:
                 avoid,
                 around=False,
             ).X
-            X = X[~avoid.contains(X)]
         _, first = np.unique(X, axis=0, return_index=True)
         return X[np.sort(first)]
 
@@ -302,26 +287,11 @@ class Search:
         good = self.problem.good if around else avoid.X[:0]
         keys = self.problem.good_keys
         sample = raw_candidates(boxes, per_box, good, keys, self.rng)
-        sample = self._unknown(boxes, sample, avoid)
+        sample = sample.take(~avoid.contains(sample.X))
         if len(sample.X):
             return sample
-        return self._unknown(boxes, all_candidates(boxes), avoid)
-
-    def _unknown(
-        self,
-        boxes: Boxes,
-        sample: Sample,
-        avoid: KnownPoints,
-    ) -> Sample:
-        """The candidates without those that are known."""
-        if self.problem.min_distance:
-            return sample.take(~avoid.contains(sample.X))
-        # A random value of a continuous column equals a known one with probability 0.
-        finite = ~np.any(boxes.continuous, axis=-1)
-        rows = finite[sample.box].nonzero()[0]
-        keep = np.ones(len(sample.X), dtype=bool)
-        keep[rows] = ~avoid.contains(sample.X[rows])
-        return sample if keep.all() else sample.take(keep)
+        sample = all_candidates(boxes)
+        return sample.take(~avoid.contains(sample.X))
 
     def _change_decisions(
         self,
@@ -616,28 +586,16 @@ def optimize_acqf_two_step(
     def ranked(paths: Boxes, avoid: KnownPoints) -> tuple[Boxes, Array]:
         """Paths and the points on them by which they are ranked, the best first."""
         if matters is None:
-            points, _ = search.maximise(
-                paths,
-                avoid,
-                first,
-                ranks=True,
-            )
+            points, _ = search.maximise(paths, avoid, first)
         else:
             # whether all points of a path are known is for the second step to find out
             pinned = paths.pin(~matters, paths.lower)
-            all_listed = problem.tree.num_paths <= MAX_PATHS
-            if all_listed and not pinned.free.any():  # one point on each path
-                rows = np.arange(len(pinned.keys))
-                values = first.on(pinned.lower).values(pinned.lower, rows)
-                order = _ranked(rows, values)
-                return paths.take(order), pinned.lower[order]
             nothing = KnownPoints(problem, avoid.X[:0])
             points, _ = search.maximise(
                 pinned,
                 nothing,
                 first,
                 per_box=16,
-                ranks=True,
             )
         X = points[first_of_each(problem.keys(points))]
         return boxes_at(problem, X)[0], X

@@ -285,9 +285,9 @@ def read_ax(search_space: Any, aligned: Iterable[Iterable[str]] = ()) -> Parts:
         aligned: Groups of names that become one column, with the first one's name.
 
     Raises:
-        ValueError: Derived and disabled parameters, tasks and fidelities, equalities
-            of parameters that are not integers or choices, something that is no search
-            space, or aligned parameters that cannot be one column.
+        ValueError: Derived and disabled parameters, tasks and fidelities, equalities,
+            something that is no search space, or aligned parameters that cannot be one
+            column.
     """
     if not hasattr(search_space, "parameter_constraints"):
         raise ValueError(
@@ -317,17 +317,12 @@ def read_ax(search_space: Any, aligned: Iterable[Iterable[str]] = ()) -> Parts:
     for c in search_space.parameter_constraints:
         weights = tuple(map(float, c.constraint_dict.values()))
         operands = tuple(map(reader.operand, c.constraint_dict))
-        sides = [(operator.gt, c.bound + 1e-8)]
         if getattr(c, "is_equality", False):
-            sides.append((operator.lt, c.bound - 1e-8))
-            names = c.constraint_dict
-            if reals := [n for n in names if isinstance(parameters[n], FloatColumn)]:
-                raise ValueError(
-                    "parameter_constraints: expected equalities of integers and "
-                    f"choices only, got {c}. Compute one of {reals} from the others in "
-                    "your function."
-                )
-        clauses += [Comparison(operands, weights, *side) for side in sides]
+            raise ValueError(
+                f"parameter_constraints: expected inequalities, got {c}. Compute one "
+                "parameter from the others in your function."
+            )
+        clauses.append(Comparison(operands, weights, operator.gt, c.bound + 1e-8))
     by_value = [
         name for name in parameters if search_space.parameters[name].is_hierarchical
     ]

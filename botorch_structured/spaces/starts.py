@@ -55,15 +55,16 @@ class Starts:
         X = torch.cat([X, again])[torch.cat([good, good_again])]
         if n is None and at_most is None:
             if not len(X):
-                raise self._no_path(f" (of {_OTHERS[-1]} random draws on each)")
+                raise self._no_path()
             return X
         others = self.space.sample(len(states) - len(X), self.seed)
         return torch.cat([X, others])
 
-    def _no_path(self, draws: str = "") -> ValueError:
+    def _no_path(self) -> ValueError:
         return ValueError(
             "space: expected some path that has points within the bounds that are not "
-            f"forbidden, got none of {self.tree.num_paths}{draws}."
+            f"forbidden, got none of {self.tree.num_paths} (by up to {_OTHERS[-1]} "
+            "random draws on each)."
         )
 
     def _choose_paths(self, n: int | None, at_most: int | None) -> np.ndarray:

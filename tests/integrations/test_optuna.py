@@ -6,6 +6,7 @@ import logging
 import math
 import pickle
 import re
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +19,8 @@ from ConfigSpace import (
     ConfigurationSpace,
     EqualsCondition,
     Float,
+    ForbiddenLessThanRelation,
+    Integer,
 )
 from optuna.exceptions import ExperimentalWarning
 from optuna.storages import BaseStorage, InMemoryStorage, JournalStorage, RDBStorage
@@ -205,20 +208,6 @@ def test_a_trial_may_be_taken_up_in_another_process(tmp_path: Path) -> None:
     again = optuna.Trial(other, trial._trial_id)
     assert tree(again) == tree(trial)
     assert not taken.independent
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_the_first_trials_of_threads_differ(seed: int) -> None:
-    """They are drawn before there is a space."""
-    together = threading.Barrier(4)
-
-    def objective(trial: optuna.Trial) -> float:
-        together.wait()
-        return float(trial.suggest_int("n", 1, 4))
-
-    study = make_study(StructuredSampler(seed=seed))
-    study.optimize(objective, n_trials=4, n_jobs=4)
-    assert sorted(t.params["n"] for t in study.trials) == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -436,19 +425,15 @@ def test_declared_values_are_some_of_those_of_the_objective(
 
 
 @pytest.mark.parametrize(
-    ("space", "hint"),
+    "space",
     [
-        (None, "declare the space"),
-        ([{"x": (0.0, 1.0)}], "does not have: its value is always"),
-        (
-            [{"x": (0.0, 1.0), "k": [0]}, {"late": (0.0, 1.0), "k": [1]}],
-            "on other paths",
-        ),
+        [{"x": (0.0, 1.0)}],
+        [{"x": (0.0, 1.0), "k": [0]}, {"late": (0.0, 1.0), "k": [1]}],
     ],
 )
-def test_unexpected_parameters_are_said(said: list[str], space: Any, hint: str) -> None:
+def test_undeclared_parameters_are_said_once(said: list[str], space: Any) -> None:
     def objective(trial: optuna.Trial) -> float:
-        if space and len(space) > 1 and trial.suggest_categorical("k", [0, 1]):
+        if len(space) > 1 and trial.suggest_categorical("k", [0, 1]):
             return trial.suggest_float("late", 0, 1)
         x = trial.suggest_float("x", 0, 1)
         if trial.number >= 4:
@@ -459,11 +444,8 @@ def test_unexpected_parameters_are_said(said: list[str], space: Any, hint: str) 
         said.clear()
         sampler = StructuredSampler(space, seed=0, warn_independent_sampling=warns)
         ended(make_study(sampler), objective, 8)
-        late = [text for text in said if "'late'" in text]
-        assert bool(late) == warns
-        if space and len(space) == 1:  # once is enough
-            assert len(set(late)) == warns
-        assert all(hint in text for text in late)
+        late = [text for text in said if "'late', which the declared space" in text]
+        assert len(late) == warns
 
 
 def _declared() -> ConfigurationSpace:
@@ -563,7 +545,8 @@ def test_a_small_space_may_be_exhausted(said: list[str]) -> None:
 
     study = ended(make_study(StructuredSampler(seed=0)), objective, 6)
     assert {t.params["x"] for t in study.trials[:3]} == {0, 1, 2}
-    assert said == ["Trial 3: every point is known, one is repeated."]
+    (text,) = said
+    assert text.startswith("Trial 3: every point is known, one is repeated")
 
 
 @pytest.mark.usefixtures("random_points")
@@ -629,18 +612,6 @@ def test_functions_in_place_of_the_default_model() -> None:
 
     ended(make_study(StructuredSampler(seed=0, model=model)), classifier, 6)
     assert seen == [3, 4, 5]
-
-
-@pytest.mark.usefixtures("random_points")
-@pytest.mark.parametrize("seed", [2**64 - 3, -1])
-def test_seeds_next_to_the_ends(seed: int) -> None:
-    def objective(trial: optuna.Trial) -> float:
-        if trial.number == 4:  # drawn, as no trial has shown it before
-            trial.suggest_float("y", 0, 1)
-        return trial.suggest_float("x", 0, 1)
-
-    study = make_study(StructuredSampler(seed=seed, warn_independent_sampling=False))
-    assert len(ended(study, objective, 7).trials) == 7
 
 
 def test_a_constraint_that_a_branch_does_not_have_holds_there() -> None:
@@ -764,7 +735,8 @@ def test_trials_outside_of_the_space_are_said_once(
 
 
 def test_what_a_trial_did_not_ask_for_is_drawn_on_a_path_that_has_the_rest() -> None:
-    """A parameter below a choice that comes up in one of 40 draws."""
+    """Rare ones: a parameter below a choice that comes up in one of 40 draws; two that
+    forbid most values of each other."""
     rare = [{"kind": [f"k{i}"], f"p{i}": (0.0, 1.0), "q": [1, 2]} for i in range(40)]
     space = SearchSpace.from_dictionaries(rare)
     found = configurations(
@@ -774,6 +746,16 @@ def test_what_a_trial_did_not_ask_for_is_drawn_on_a_path_that_has_the_rest() -> 
         assert config is not None
         assert config["kind"] == f"k{i}" and config[f"p{i}"] == 0.3
     assert {config["q"] for config in found if config is not None} == {1, 2}
+    cs = ConfigurationSpace()
+    a, b, c = Integer("a", (0, 1000)), Integer("b", (0, 1000)), Float("c", (0.0, 1.0))
+    cs.add(a, b, c, ForbiddenLessThanRelation(a, b))
+    space = SearchSpace.from_configspace(cs)
+    values = (5, 10, 20, 50, 100)
+    found = configurations(
+        space, [{"a": v} for v in values], [False] * 5, list(range(5))
+    )
+    for v, config in zip(values, found, strict=True):
+        assert config is not None and config["a"] == v and config["b"] <= v
 
 
 @pytest.mark.usefixtures("random_points")
@@ -781,21 +763,14 @@ def test_what_a_trial_did_not_ask_for_is_drawn_on_a_path_that_has_the_rest() -> 
 def test_nan_is_a_choice_as_others_are(declared: bool) -> None:
     """Another object each time; pending where a running trial was suggested it."""
 
-    def ask(trial: optuna.Trial) -> float:
-        x = trial.suggest_categorical("x", [float("nan"), "a"])
-        return 10.0 * (x == "a")
-
     def objective(trial: optuna.Trial) -> float:
-        return ask(trial) + trial.suggest_categorical("z", [0, 1, 2, 3, 4, 5])
+        x = trial.suggest_categorical("x", [float("nan"), "a"])
+        return 10.0 * (x == "a") + trial.suggest_categorical("z", [0, 1, 2, 3, 4, 5])
 
     space = {"x": [math.nan, "a"], "z": [0, 1, 2, 3, 4, 5]} if declared else None
     study = run(space, objective, 6)
-    trials = []
     for _ in range(4):
-        trials.append(study.ask())
-        ask(trials[-1])
-    for trial in trials:
-        trial.suggest_categorical("z", [0, 1, 2, 3, 4, 5])
+        objective(study.ask())
     asked = [(str(t.params["x"]), t.params["z"]) for t in study.trials]
     assert len(set(asked)) == len(asked)
     assert sum(x == "nan" for x, _ in asked[6:]) > 1

@@ -4,19 +4,11 @@ from functools import partial
 import pytest
 import search_problems
 import torch
-from botorch.acquisition import (
-    LogExpectedImprovement,
-    qLogExpectedImprovement,
-    qLogNoisyExpectedImprovement,
-)
-from botorch.sampling import SobolQMCNormalSampler
 from hypothesis import given, settings
-from search_problems import data
 from strategies import random_tree, seeds
 from torch import Tensor
 
-from botorch_structured.models import TreeStructuredGP
-from botorch_structured.optim import optimize_acqf_local_search, optimize_acqf_paths
+from botorch_structured.optim import optimize_acqf_local_search
 from botorch_structured.spaces import Between, ParameterTree, SearchSpace
 
 best_of_random = partial(optimize_acqf_local_search, max_iter=0)
@@ -158,31 +150,6 @@ def test_a_start_at_a_known_point_moves_off() -> None:
         assert 0.03 <= float((x[0, 2] - 0.3141).abs()) < 0.0303
 
 
-@pytest.mark.parametrize("kind", ["ei", "qei", "qnei"])
-def test_as_good_as_with_gradients(small, kind, device) -> None:
-    tree, bounds = small
-    bounds = bounds.to(device)
-    X, Y = (t.to(device) for t in data(tree))
-    model = TreeStructuredGP(X, Y, tree).eval()
-    sampler = SobolQMCNormalSampler(torch.Size([32]), seed=0)
-    acqf = {
-        "ei": lambda: LogExpectedImprovement(model, Y.max()),
-        "qei": lambda: qLogExpectedImprovement(model, Y.max(), sampler=sampler),
-        "qnei": lambda: qLogNoisyExpectedImprovement(model, X, sampler=sampler),
-    }[kind]()
-    for seed in range(2):
-        kwargs = {"X_avoid": X, "seed": seed}
-        new, value = optimize_acqf_local_search(acqf, bounds, tree, **kwargs)
-        assert new.device.type == device.type
-        assert torch.allclose(acqf(new.unsqueeze(0))[0], value, rtol=1e-6)
-        _, random = optimize_acqf_local_search(acqf, bounds, tree, max_iter=0, **kwargs)
-        _, gradient = optimize_acqf_paths(acqf, bounds, tree, **kwargs)
-        assert value > random
-        # Logarithms: within a thousandth of the improvement.
-        assert value >= gradient - 1e-3
-    assert all(p.requires_grad for p in model.covar_module.parameters())
-
-
 def test_a_plateau_ends_the_climb(small) -> None:
     tree, bounds = small
     acqf = Function(lambda X: torch.zeros_like(X[:, 0]))
@@ -212,21 +179,6 @@ def test_steps_are_checked(small) -> None:
         with pytest.raises(ValueError, match=message):
             optimize_acqf_local_search(acqf, bounds, tree, **arguments)
     assert not acqf.seen
-
-
-def test_the_best_of_a_thousand_in_one_call(learners) -> None:
-    tree, bounds = learners
-    acqf = Function(lambda X: torch.sin(1e3 * X.sum(-1)))
-    X, value = best_of_random(acqf, bounds, tree, integer_features=[3], seed=0)
-    (seen,) = acqf.seen
-    # Path 3 has no columns: its points are one, and scored once.
-    assert 600 < len(seen) <= 1000
-    assert len(seen.unique(dim=0)) == len(seen)
-    values = torch.sin(1e3 * seen.sum(-1))
-    assert value == values.max()
-    assert torch.equal(X[0], seen[values.argmax()])
-    best_of_random(acqf, bounds, tree, raw_samples=7)
-    assert len(acqf.seen[1]) <= 7
 
 
 def test_points_are_distributed_as_those_of_the_search_space() -> None:

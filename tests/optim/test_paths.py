@@ -5,22 +5,19 @@ import torch
 from botorch.acquisition import (
     LogExpectedImprovement,
     PosteriorMean,
-    UpperConfidenceBound,
     qLogExpectedImprovement,
-    qLogNoisyExpectedImprovement,
 )
 from botorch.exceptions.errors import CandidateGenerationError
 from botorch.fit import fit_gpytorch_mll
 from botorch.models import SingleTaskGP
 from botorch.optim import optimize_acqf_mixed
 from botorch.optim.utils.timeout import minimize_with_timeout
-from botorch.sampling import SobolQMCNormalSampler
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from scipy.optimize import OptimizeResult
 from search_problems import data
 from torch import Tensor
 
-from botorch_structured.models import ConditionalGP, TreeStructuredGP
+from botorch_structured.models import ConditionalGP
 from botorch_structured.optim import boxes, optimize_acqf_paths, search
 from botorch_structured.spaces import Between, ParameterTree, SearchSpace
 
@@ -70,33 +67,6 @@ def test_wide_integers(peak) -> None:
     acqf = peak(tree, torch.tensor([0, 271828.3, 3]).double(), bonus_for(0))
     X, _ = optimize_acqf_paths(acqf, bounds, tree, integer_features=[1, 2])
     assert X[0, 1] == 271828
-
-
-@pytest.mark.parametrize("model_class", [SingleTaskGP, TreeStructuredGP])
-@pytest.mark.parametrize("kind", ["ei", "ucb", "qei", "qnei"])
-def test_any_acquisition_function(small, model_class, kind, device) -> None:
-    tree, bounds = small
-    bounds = bounds.to(device)
-    X, Y = (t.to(device) for t in data(tree))
-    model = (
-        SingleTaskGP(X, Y)
-        if model_class is SingleTaskGP
-        else TreeStructuredGP(X, Y, tree)
-    )
-    sampler = SobolQMCNormalSampler(torch.Size([32]), seed=0)
-    acqf = {
-        "ei": lambda: LogExpectedImprovement(model, Y.max()),
-        "ucb": lambda: UpperConfidenceBound(model, 2.0),
-        "qei": lambda: qLogExpectedImprovement(model, Y.max(), sampler=sampler),
-        "qnei": lambda: qLogNoisyExpectedImprovement(model, X, sampler=sampler),
-    }[kind]()
-    new, value = optimize_acqf_paths(acqf, bounds, tree, X_avoid=X, seed=0)
-    assert new.device.type == device.type
-    assert torch.allclose(acqf(new.unsqueeze(0))[0], value, rtol=1e-6)
-    # Better than a large random search.
-    many, _ = data(tree, 2000)
-    assert value >= acqf(many.to(device).unsqueeze(1)).max() - 1e-9
-    assert all(p.requires_grad for p in model.covar_module.parameters())
 
 
 def test_at_least_as_good_as_one_optimisation_per_path(small) -> None:
@@ -203,10 +173,6 @@ def test_feasible_is_honoured_to_the_end(peak, small) -> None:
     X, _ = optimize_acqf_paths(acqf, bounds, tree, feasible=outside)
     assert X[0, 0] == 2
     assert 0.75 < float(X[0, 4]) < 0.7505
-    with pytest.raises(CandidateGenerationError, match="feasible"):
-        optimize_acqf_paths(
-            acqf, bounds, tree, feasible=lambda X: torch.zeros(len(X)).bool()
-        )
 
 
 def test_a_climb_ends_at_the_distance_from_a_known_point() -> None:

@@ -8,7 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from botorch.acquisition import qLogExpectedImprovement
+from botorch.acquisition import (
+    LogExpectedImprovement,
+    UpperConfidenceBound,
+    qLogExpectedImprovement,
+    qLogNoisyExpectedImprovement,
+)
 from botorch.exceptions.errors import CandidateGenerationError
 from botorch.exceptions.warnings import OptimizationWarning
 from botorch.models import SingleTaskGP
@@ -18,6 +23,7 @@ from search_problems import Function, data, make_problem
 from strategies import random_tree, seeds
 from torch import Tensor
 
+from botorch_structured.models import TreeStructuredGP
 from botorch_structured.optim import optimize_acqf_local_search, optimize_acqf_paths
 from botorch_structured.optim.problem import KnownPoints
 from botorch_structured.spaces import ParameterTree
@@ -57,16 +63,6 @@ def test_finds_the_maximum(optimize, peak, learners, best, expected, device) -> 
     assert torch.allclose(X, target, atol=ACCURACY[optimize], rtol=0)
     assert value.shape == torch.Size([])
     assert torch.equal(value, acqf(X.unsqueeze(0))[0])
-
-
-@climbing
-def test_single_precision(optimize, peak, learners) -> None:
-    tree, bounds = learners
-    acqf = peak(tree, PEAK.float(), bonus_for(0))
-    X, value = optimize(acqf, bounds.float(), tree, **KINDS)
-    assert X.dtype == value.dtype == torch.float
-    # The bonus of 100 leaves 1e-5 of the value, so 3e-3 of the columns.
-    assert torch.allclose(X[0, 1:3], PEAK[1:3].float(), atol=4e-3)
 
 
 @climbing
@@ -230,6 +226,30 @@ def test_candidates_keep_every_promise(optimize, seed: int) -> None:
         binds = tree.active_mask(X)[:, ends].all(-1)
         assert constraints is None or (X[binds][:, ends].sum(-1) >= 0.5).all()
         known = torch.cat([known, X])
+
+
+@climbing
+@pytest.mark.parametrize("model_class", [SingleTaskGP, TreeStructuredGP])
+@pytest.mark.parametrize("kind", ["ei", "ucb", "qei", "qnei"])
+def test_any_acquisition_function(optimize, small, model_class, kind, device) -> None:
+    tree, bounds = small
+    X, Y = (t.to(device) for t in data(tree))
+    arguments = [tree] if model_class is TreeStructuredGP else []
+    model = model_class(X, Y, *arguments)
+    sampler = SobolQMCNormalSampler(torch.Size([32]), seed=0)
+    acqf = {
+        "ei": lambda: LogExpectedImprovement(model, Y.max()),
+        "ucb": lambda: UpperConfidenceBound(model, 2.0),
+        "qei": lambda: qLogExpectedImprovement(model, Y.max(), sampler=sampler),
+        "qnei": lambda: qLogNoisyExpectedImprovement(model, X, sampler=sampler),
+    }[kind]()
+    new, value = optimize(acqf, bounds.to(device), tree, X_avoid=X, seed=0)
+    assert new.device.type == device.type
+    assert torch.allclose(acqf(new.unsqueeze(0))[0], value, rtol=1e-6)
+    # better than a large random search
+    many, _ = data(tree, 2000)
+    assert value >= acqf(many.to(device).unsqueeze(1)).max() - ACCURACY[optimize]
+    assert all(p.requires_grad for p in model.covar_module.parameters())
 
 
 @every_one

@@ -15,7 +15,6 @@ from matplotlib.text import Text
 from torch import Tensor
 
 from botorch_structured.plots import plot_covariance, plot_traces, plot_tree
-from botorch_structured.plots.tree import layout
 from botorch_structured.spaces import Between, Equals, ParameterTree, SearchSpace
 from botorch_structured.test_functions import JenattonTree
 
@@ -47,33 +46,6 @@ def overlaps(ax: Axes) -> list[tuple[str, str]]:
 
     pairs = itertools.combinations(range(len(shown)), 2)
     return [(shown[a].get_text(), shown[b].get_text()) for a, b in pairs if both(a, b)]
-
-
-@pytest.mark.parametrize(
-    "tree",
-    [
-        JenattonTree(8, shared=True).tree,
-        JenattonTree(4, balanced=False).tree,
-        NUMERIC,
-        ParameterTree(4, LEARNER),
-        ParameterTree(6, {c: {0.0: [], 1.0: [c + 3]} for c in range(3)}),
-        ParameterTree(3),
-    ],
-)
-def test_layout_has_a_leaf_for_each_path(tree: ParameterTree) -> None:
-    nodes = list(layout(tree).walk())
-    leaves = [node for node in nodes if not node.children]
-    assert sorted(path for leaf in leaves for path in leaf.paths) == list(
-        range(tree.num_paths)
-    )
-    assert [leaf.row for leaf in leaves] == list(range(tree.num_paths))
-    for path in range(tree.num_paths):
-        through = [node for node in nodes if path in node.paths]
-        made = dict(node.outcome for node in through if node.outcome is not None)
-        assert made == tree.paths[path].decisions
-        columns = sorted(c for node in through for c in node.columns)
-        decisions = set(tree.decision_columns)
-        assert columns == sorted(set(tree.paths[path].active_columns) - decisions)
 
 
 def test_names_labels_and_columns_are_written() -> None:

@@ -212,23 +212,6 @@ def test_true_is_not_one() -> None:
     assert torch.equal(space.encode(space.decode(X)), X)
 
 
-def test_several_decisions_below_each_other() -> None:
-    space = SearchSpace.from_dictionaries(
-        [
-            {"learner": ["svm"], "kernel": ["linear"], "C": (1, 9)},
-            {"learner": ["svm"], "kernel": ["rbf"], "C": (1, 9), "gamma": (0.0, 1.0)},
-            {"learner": ["tree", "forest"], "depth": (1, 9)},
-        ]
-    )
-    assert space.names == ["learner", "kernel", "C", "gamma", "depth"]
-    assert space.tree.decision_columns == [0, 1]
-    assert space.tree.num_paths == 4
-    keys = [set(config) for config in space.decode(space.starts(seed=0))]
-    assert {"learner", "kernel", "C"} in keys
-    assert {"learner", "kernel", "C", "gamma"} in keys
-    assert {"learner", "depth"} in keys
-
-
 def test_without_a_decision_there_is_one_that_is_not_shown() -> None:
     space = SearchSpace.from_dictionaries(
         [{"a": (0.0, 1.0), "b": (1, 5)}, {"a": (0.0, 2.0)}, {"dictionary": (0.0, 1.0)}]

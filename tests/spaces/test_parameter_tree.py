@@ -185,22 +185,6 @@ def test_the_dictionary_of_botorch() -> None:
     assert tree == ParameterTree(5, {0: {2: [], 1: [2, 1], 0: [1]}})
 
 
-def test_without_decisions_everything_is_one_leaf() -> None:
-    for dependencies in (None, {}):
-        tree = ParameterTree(3, dependencies)
-        X = torch.rand(2, 4, 3)
-        assert tree.num_paths == 1
-        assert tree.own_columns == [0, 1, 2]
-        assert tree.shared_columns == tree.decision_columns == []
-        assert tree.active_mask(X).all()
-        assert not tree.path_key(X).any()
-        assert not tree.path_index(X).any()
-        assert tree.decision_codes(X).shape == (2, 4, 0)
-        assert torch.equal(tree.impute(X), X)
-        assert tree.paths[0].active.tolist() == [0, 1, 2]
-        assert tree.num_edges == 0
-
-
 def test_undeclared_values_are_paths_of_their_own() -> None:
     tree = ParameterTree(3, {0: {0: [1], 1: [2]}})
     X = torch.zeros(6, 3, dtype=torch.double)

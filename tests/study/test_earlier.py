@@ -269,20 +269,6 @@ def test_several_at_once_and_failures(old: OldStudiesMean) -> None:
     assert study.ask()[0] not in study.starts[:4]
 
 
-def test_a_function_says_which_start_a_path_has(old: OldStudiesMean) -> None:
-    def middle(space: SearchSpace, seed: int) -> torch.Tensor:
-        return space.starts(kind="middle", seed=seed)
-
-    study = Study(DICTIONARIES, seed=3, earlier=old, starts=middle)
-    assert study.starts == Study(DICTIONARIES, seed=3, earlier=old).starts
-    # where old studies mislead
-    assert visited(-1.0, starts=middle)[1].trials[2].config == {"branch": "a", "x": 0.5}
-    # configurations are all asked for
-    starts = Study(DICTIONARIES, seed=3, starts=middle).starts
-    given = Study(DICTIONARIES, seed=3, earlier=old, starts=starts)
-    assert given.ask(len(starts)) == starts
-
-
 def test_standard_errors(old: OldStudiesMean) -> None:
     study = Study(DICTIONARIES, seed=3, earlier=old)
     for k in range(7):
@@ -420,17 +406,15 @@ def test_where_there_are_no_starts_to_compare_with(old: OldStudiesMean) -> None:
 
 @pytest.mark.parametrize("with_old", [False, True])
 def test_optuna(with_old: bool) -> None:
+    """Old studies with failures, another range, other choices, or nothing in common."""
     optuna = pytest.importorskip("optuna")
     from botorch_structured.integrations.optuna import StructuredSampler
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
 
-    def objective(trial: Any, shift: float = 0.3, high: float = 1e3) -> float:
-        learner = trial.suggest_categorical("learner", ["svm", "near"])
-        config = {
-            "learner": learner,
-            "scale": trial.suggest_float("s", 0, 1, step=1) < 1,
-        }
+    def objective(trial: Any, high: float = 1e3, more: tuple[str, ...] = ()) -> float:
+        learner = trial.suggest_categorical("learner", ["svm", "near", *more])
+        config = {"learner": learner, "scale": trial.suggest_int("s", 0, 1) == 0}
         if learner == "svm":
             config["C"] = trial.suggest_float("C", 1e-3, high, log=True)
         else:
@@ -439,50 +423,24 @@ def test_optuna(with_old: bool) -> None:
             raise optuna.TrialPruned
         if trial.number == 2:
             raise RuntimeError
-        return error(config, shift)
+        return -error(config)
 
-    old = []
-    for seed, high in ((0, 1e3), (1, 1e3), (2, 1e4)):  # the last one has another range
-        sampler = optuna.samplers.RandomSampler(seed=seed)
-        old.append(optuna.create_study(sampler=sampler))
-        old[-1].optimize(
-            lambda trial, high=high: objective(trial, 0.0, high), 20, catch=RuntimeError
-        )
-    sampler = StructuredSampler(seed=0, earlier=old if with_old else None)
-    study = optuna.create_study(sampler=sampler)
+    def ended(sampler: Any, n: int, *more: Any) -> Any:
+        study = optuna.create_study(direction="maximize", sampler=sampler)
+        study.optimize(lambda trial: objective(trial, *more), n, catch=RuntimeError)
+        return study
+
+    random = optuna.samplers.RandomSampler
+    others: list[tuple[Any, ...]] = [(), (1e4,), (1e3, ("tree",))]
+    old = [ended(random(seed=k), 20, *more) for k, more in enumerate(others)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        study.optimize(objective, 6, catch=RuntimeError)
-    first = study.trials[0].value
-    assert first is not None and (first < 0.05) is with_old
-    assert study.trials[4].distributions.keys() == study.trials[4].params.keys()
-
-
-def test_optuna_where_choices_and_goals_are_others(
-    recwarn: pytest.WarningsRecorder,
-) -> None:
-    optuna = pytest.importorskip("optuna")
-    from botorch_structured.integrations.optuna import StructuredSampler
-
-    def objective(trial: Any, choices: list[str], whole: bool = False) -> float:
-        name = trial.suggest_categorical("a", choices)
-        x = trial.suggest_int("x", 0, 1) if whole else trial.suggest_float("x", 0, 1)
-        return -((x - 0.8) ** 2) - 0.1 * (name != "b")
-
-    old = optuna.create_study(
-        direction="maximize", sampler=optuna.samplers.RandomSampler(seed=0)
-    )
-    old.optimize(lambda trial: objective(trial, ["a", "b"]), 15)
-    for choices, whole in ((["a", "b", "c"], False), (["b", "a"], True)):
-        sampler = StructuredSampler(seed=0, earlier=[old])
-        study = optuna.create_study(direction="maximize", sampler=sampler)
-        study.optimize(lambda trial, c=choices, w=whole: objective(trial, c, w), 4)
-        assert len(study.trials) == 4
-    # nothing in common: the search goes on without
-    sampler = StructuredSampler(seed=0, earlier=[optuna.create_study()])
-    study = optuna.create_study(direction="maximize", sampler=sampler)
-    with pytest.warns(UserWarning, match="Old studies are not used"):
-        study.optimize(lambda trial: objective(trial, ["a", "b"]), 4)
+        study = ended(StructuredSampler(seed=0, earlier=old if with_old else None), 6)
+    assert (study.trials[0].value > -0.05) is with_old
+    if with_old:
+        sampler = StructuredSampler(seed=0, earlier=[optuna.create_study()])
+        with pytest.warns(UserWarning, match="Old studies are not used"):
+            ended(sampler, 4)
 
 
 @pytest.mark.parametrize("with_old", [False, True])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import multiprocessing
 import os
-import random
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -57,11 +56,6 @@ def work(study: Study, n: int) -> Study:
     return study
 
 
-def _work(path: Path) -> None:
-    torch.set_num_threads(1)
-    work(Study(make_space(), log=path, seed=3), N)
-
-
 def seen(study: Study) -> list[Any]:
     return [(t.config, t.values, t.cost) for t in study.trials]
 
@@ -101,23 +95,6 @@ def test_blank_lines_are_skipped(lines: list[bytes], tmp_path: Path) -> None:
     assert len(Study(SPACE, log=path).trials) == sum(
         b'"told"' in line for line in lines
     )
-
-
-def test_killed_at_random_moments(lines: list[bytes], tmp_path: Path) -> None:
-    path, rng, size, kills = tmp_path / "log.jsonl", random.Random(0), 0, 0
-    while True:
-        process = FRESH.Process(target=_work, args=(path,))
-        process.start()
-        while process.is_alive() and not (path.exists() and path.stat().st_size > size):
-            time.sleep(0.001)  # until it works
-        # twice at once: a fast machine would be done before any later moment
-        process.join(rng.uniform(0.0, 0.4) if kills > 1 else 0.0)
-        if process.exitcode == 0:
-            break
-        process.kill()
-        process.join()
-        size, kills = path.stat().st_size, kills + 1
-    assert path.read_bytes() == b"".join(lines) and kills > 1
 
 
 def test_logs_of_earlier_versions_are_read(lines: list[bytes], tmp_path: Path) -> None:
@@ -358,6 +335,7 @@ def test_threads_share_a_study(tmp_path: Path) -> None:
     assert [t.config for t in again.trials] == told
 
 
+@pytest.mark.usefixtures("random_points")
 @pytest.mark.parametrize(
     "space",
     [

@@ -78,27 +78,17 @@ def test_equals_the_explicit_loop_with_many_evaluations() -> None:
 
 @pytest.mark.usefixtures("random_points")
 def test_pending_configurations_are_not_asked_again() -> None:
-    study = Study(SPACE, seed=0)
+    """Those of the study, and those that run elsewhere."""
+    study, outside = Study(SPACE, seed=0), Study(SPACE, seed=0)
     first = study.ask(6)
     assert study.pending == first  # four starts and two random points
     later = study.ask(2)
+    assert outside.ask(2, pending=first) == later == outside.pending
     for config in first:
         study.tell(config, value(config))
     assert study.pending == later
     more = study.ask(3)
     assert len(SPACE.encode(first + later + more).unique(dim=0)) == 11
-
-
-@pytest.mark.usefixtures("random_points")
-def test_configurations_that_run_elsewhere_count_as_pending() -> None:
-    trials = run(Study(SPACE, seed=0), 8).trials
-    inside, outside = Study(SPACE, seed=0), Study(SPACE, seed=0)
-    for study in (inside, outside):
-        study.tell_many([t.config for t in trials], [t.value for t in trials])
-    (first,) = inside.ask()
-    (second,) = inside.ask()
-    assert outside.ask(pending=[first]) == [second]
-    assert outside.pending == [second]
 
 
 def test_fixed_parameters_are_held() -> None:
@@ -160,20 +150,6 @@ def test_a_fixed_parameter_of_several_dictionaries() -> None:
     assert study.ask(fixed={"a": "x", "b": 7.0}) == [{"a": "x", "b": 7.0}]
     with pytest.raises(ValueError, match=r"fixed: .* \['b', 'c'\], got 'dictionary'"):
         Study(UNTOLD).ask(fixed={"dictionary": 0})
-
-
-def test_fixed_parameters_with_starts_of_ones_own_and_a_log(tmp_path: Path) -> None:
-    space = SearchSpace.from_dictionaries({"a": (0.0, 1.0), "b": (0.0, 1.0)})
-    starts = [{"a": 0.1, "b": 0.2}, {"a": 0.3, "b": 0.2}]
-    log = tmp_path / "study.jsonl"
-    study = Study(space, starts=starts, seed=0, log=log)
-    first = [study.ask(fixed={"b": 0.5})[0] for _ in range(3)]
-    assert first[:2] == [{"a": 0.1, "b": 0.5}, {"a": 0.3, "b": 0.5}]
-    assert first[2]["b"] == 0.5 and first[2] not in first[:2]
-    again = Study(space, starts=starts, seed=0, log=log)
-    # what has the value comes first, as without one
-    assert again.ask(fixed={"a": 0.3}) == [first[1]]
-    assert again.ask(2) == [first[0], first[2]]
 
 
 def test_starts_leave_branches_out_that_are_known() -> None:
@@ -274,17 +250,6 @@ def test_standard_errors_are_the_noise(tmp_path: Path) -> None:
             study.tell(config, 1.0, sem=sem)
     with pytest.raises(ValueError, match="sem: expected None for a failure"):
         study.tell(config, None, sem=1.0)
-
-
-def test_standard_errors_of_a_study_with_many_evaluations() -> None:
-    """A fit with known noise does not start from one without."""
-    X = SPACE.sample(104, seed=0)
-    study = Study(SPACE, {"a": "minimize"}, seed=0)
-    study.tell_many(SPACE.decode(X), PROBLEM(X).tolist(), sems=[{"a": 0.1}] * 104)
-    for sem in (0.1, None, None):
-        (config,) = study.ask()
-        study.tell(config, value(config), sem=sem)
-    assert len(study.ask()) == 1
 
 
 @pytest.mark.usefixtures("random_points")

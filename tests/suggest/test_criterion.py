@@ -77,19 +77,6 @@ def test_a_constraint_that_the_best_points_break() -> None:
     assert float(data["train_Y"].max()) > best  # where unconstrained search goes
 
 
-def test_a_path_that_a_constraint_rules_out_is_left() -> None:
-    """Where decisions decide the outcome."""
-    tree = ParameterTree(4, {0: {0.0: [1], 1.0: [2], 2.0: [3]}})
-    bounds = torch.tensor([[0.0] * 4, [2.0, 1.0, 1.0, 1.0]]).double()
-    space = SearchSpace(["layers", "a", "b", "c"], bounds, tree)
-    X = space.starts(9, seed=0)
-    Y = X[:, :1] - 0.1 * X[:, 1:].square().sum(-1, keepdim=True)
-    layers = X[:, :1] - 1.0
-    for q in (1, 4):
-        found = suggest(space, X, Y, q, train_C=layers, seed=0).X
-        assert (found[:, 0] < 2.0).all()
-
-
 def test_while_nothing_is_feasible_the_constraint_leads() -> None:
     X = SPACE.sample(10, seed=0)
     data = constrained(X)

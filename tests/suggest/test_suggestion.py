@@ -75,14 +75,6 @@ def test_fixed_features_hold_where_they_are_active() -> None:
     assert len(found.unique(dim=0)) == 2
 
 
-def test_an_exhausted_space_is_an_error() -> None:
-    tree = ParameterTree(1, {0: {0.0: [], 1.0: []}}, values={0: [0.0, 1.0]})
-    space = SearchSpace(["a"], torch.tensor([[0.0], [1.0]]).double(), tree)
-    X = torch.tensor([[0.0], [1.0]], dtype=torch.double)
-    with pytest.raises(CandidateGenerationError, match="2 points are known"):
-        suggest(space, X, X.clone(), seed=0)
-
-
 def test_steps_of_a_column_without_room() -> None:
     """No point of the column is a hundredth of its width away from all known ones."""
     space = SearchSpace(["a"], torch.tensor([[0.0], [1.0]]).double())

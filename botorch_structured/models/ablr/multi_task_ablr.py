@@ -863,9 +863,9 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         if not batch:
             Y = Y.detach()
         if self.tasks.share_rows:
-            task = task.expand(Y.shape)
+            task, noise, Y = torch.broadcast_tensors(task, noise, Y)
             none = Y.new_full((*Y.shape[:-1], self.num_tasks), torch.nan)
-            noise = torch.ones_like(none).scatter(-1, task, noise.expand_as(Y))
+            noise = torch.ones_like(none).scatter(-1, task, noise)
             Y = none.scatter(-1, task, Y)
         # in the first process only: the sum over processes has them from there
         q = 0 if self._group.rank else Y.shape[-2]
@@ -1151,11 +1151,9 @@ class WeightPath(SamplePath):
                 )
             x = x.squeeze(-3)
         posterior: Any = self.model.posterior(x)
-        if isinstance(posterior, GPyTorchPosterior):
-            values = posterior.mean
-        else:  # where transformed outcomes may have no mean
-            zeros = x.new_zeros(1, *posterior.base_sample_shape)
-            (values,) = posterior.rsample_from_base_samples(torch.Size([1]), zeros)
+        # outcomes under another transform may have no mean
+        zeros = x.new_zeros(1, *posterior.base_sample_shape)
+        (values,) = posterior.rsample_from_base_samples(torch.Size([1]), zeros)
         return values.squeeze(-1) if one else values.mT
 
 

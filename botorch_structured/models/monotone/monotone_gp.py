@@ -283,10 +283,6 @@ class MonotoneGP(FastSingleTaskGP):
         )
         d = train_X.shape[-1]
         signs = check_monotone(monotone, d)
-        if not isinstance(signs_in_fit, bool):
-            raise ValueError(
-                f"signs_in_fit: expected True or False, got {signs_in_fit!r}."
-            )
         if virtual_X is None:
             virtual_X = "grid" if signs_in_fit else "adaptive"
         check_imposed(nu, virtual_X, bounds, d)

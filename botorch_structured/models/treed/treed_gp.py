@@ -51,7 +51,7 @@ from botorch_structured.models.stationary_evidence import (
     plain_objective,
 )
 from botorch_structured.models.treed.cart import as_array
-from botorch_structured.models.treed.growth import NOISE_FLOOR, GrownTrees, grow_trees
+from botorch_structured.models.treed.growth import GrownTrees, grow_trees
 from botorch_structured.models.treed.leaf_modules import (
     LeafNoise,
     LeafNoiseLikelihood,
@@ -156,9 +156,6 @@ class TreedGP(fast_inference.FastSingleTaskGP):
         >>> model.partition.leaf_index(model.transform_inputs(train_X))
     """
 
-    train_inputs: Any
-    train_targets: Any
-    likelihood: Any
     partition: TreePartition
     # amplitude, mean and noise variance of each node above the leaves
     levels: Tensor
@@ -401,7 +398,10 @@ class TreedGP(fast_inference.FastSingleTaskGP):
             self.covar_module = TreedCopies(partition, self._single["covar_module"])
         else:
             self.covar_module = TreedStationary(
-                partition, dim, categorical=self._categorical, warp=self._warp
+                partition,
+                dim,
+                categorical=self._categorical,
+                warp=self._warp,
             )
         if "mean_module" in self._of_user:
             self.mean_module = TreedMeanCopies(partition, self._single["mean_module"])
@@ -440,18 +440,16 @@ class TreedGP(fast_inference.FastSingleTaskGP):
     def _start_from(self, grown: GrownTrees) -> None:
         """Hyperparameters from the fits of nodes that the trees were grown by."""
         trees = self.partition.tree_shape
-        of_nodes = grown.theta(of_leaves=False)
-        parts = of_nodes[..., 1:].clone()
-        parts[..., 0] = parts[..., 0].exp()
-        parts[..., 2] = parts[..., 2].exp() + NOISE_FLOOR
-        self.levels.copy_(parts.nan_to_num(nan=1.0).reshape(self.levels.shape))
+        of_nodes = grown.estimates(of_leaves=False)
+        levels = of_nodes[..., 1:].nan_to_num(nan=1.0)
+        self.levels.copy_(levels.reshape(self.levels.shape))
         leaves = self.partition.num_leaves
         if self._share_all:
             # hyperparameters that explain all nodes of a path are near the root's
-            theta = of_nodes[:, :1].expand(-1, leaves, 4)
+            of_leaves = of_nodes[:, :1].expand(-1, leaves, 4)
         else:
-            theta = grown.theta(of_leaves=True)
-        theta = theta.reshape(*trees, leaves, 4)
+            of_leaves = grown.estimates(of_leaves=True)
+        of_leaves = of_leaves.reshape(*trees, leaves, 4)
 
         def start(hyperparameter: Hyperparameter, values: Tensor) -> None:
             """Set it in leaves that exist."""
@@ -463,13 +461,12 @@ class TreedGP(fast_inference.FastSingleTaskGP):
         if isinstance(kernel, TreedStationary):
             kernel.kind.copy_(torch.tensor(grown.rbf).reshape(trees))
             scale = torch.as_tensor(np.stack(grown.scales)).reshape(*trees, 1, -1)
-            start(kernel.lengthscale_of_leaf, theta[..., :1].exp() * scale)
-            start(kernel.variance_of_leaf, theta[..., 1].exp())
+            start(kernel.lengthscale_of_leaf, of_leaves[..., :1] * scale)
+            start(kernel.variance_of_leaf, of_leaves[..., 1])
         if isinstance(self.mean_module, TreedMean):
-            self.mean_module.constant = theta[..., 2].nan_to_num(nan=0.0)
+            self.mean_module.constant = of_leaves[..., 2].nan_to_num(nan=0.0)
         if self._has_leaf_noise:
-            noise = theta[..., 3].exp() + NOISE_FLOOR
-            start(likelihood.noise_covar.noise_of_leaf, noise)
+            start(likelihood.noise_covar.noise_of_leaf, of_leaves[..., 3])
         elif self._own_noise:
             room = likelihood.noise_covar.raw_noise_constraint
             # outcomes that are not standardised may have more noise than that
@@ -479,7 +476,11 @@ class TreedGP(fast_inference.FastSingleTaskGP):
     # -- state --------------------------------------------------------------------
 
     def _load_from_state_dict(
-        self, state_dict: Mapping[str, Any], prefix: str, *args: Any, **kwargs: Any
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        *args: Any,
+        **kwargs: Any,
     ) -> None:
         """Take over the partition of the state before its hyperparameters."""
         name = f"{prefix}partition."
@@ -489,13 +490,8 @@ class TreedGP(fast_inference.FastSingleTaskGP):
             for key, value in state_dict.items()
             if key.startswith(name)
         }
-        if state:
-            trees = state["column"].shape[:-1]
-            if trees != partition.tree_shape:
-                raise ValueError(
-                    "state_dict: expected partitions of batch shape "
-                    f"{tuple(partition.tree_shape)}, got {tuple(trees)}."
-                )
+        # torch refuses the state of another batch of trees
+        if state and state["column"].shape[:-1] == partition.tree_shape:
             before = partition.column.shape, partition.num_leaves, self._is_treed
             partition.adopt(state)
             self._drop_caches()
@@ -507,7 +503,12 @@ class TreedGP(fast_inference.FastSingleTaskGP):
                     self._become_single()
                 self.to(self.train_targets)
                 self.train(self.training)
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        super()._load_from_state_dict(
+            state_dict,
+            prefix,
+            *args,
+            **kwargs,
+        )
 
     # -- objective and fit --------------------------------------------------------
 
@@ -520,14 +521,20 @@ class TreedGP(fast_inference.FastSingleTaskGP):
         return isinstance(self.likelihood, LeafNoiseLikelihood)
 
     def _fast_evidence(
-        self, mll: ExactMarginalLogLikelihood, kwargs: dict[str, Any]
+        self,
+        mll: ExactMarginalLogLikelihood,
+        kwargs: dict[str, Any],
     ) -> Tensor | None:
         if not self._is_treed:
             return None
         fast_inference.check_own_objective(self, mll, kwargs)
         return self._log_path_evidence()
 
-    def custom_fit(self, mll: MarginalLogLikelihood, **kwargs: Any) -> Any:
+    def custom_fit(
+        self,
+        mll: MarginalLogLikelihood,
+        **kwargs: Any,
+    ) -> Any:
         """Fit by L-BFGS-B, retries included.
 
         ``fit_gpytorch_mll`` calls this; every argument of it is honoured. Not for
@@ -690,7 +697,12 @@ class TreedGP(fast_inference.FastSingleTaskGP):
             self._predictor_cache = predictors
         return predictors
 
-    def _new_predictors(self, copies: int, n: int, graph: bool) -> list[TreedPredictor]:
+    def _new_predictors(
+        self,
+        copies: int,
+        n: int,
+        graph: bool,
+    ) -> list[TreedPredictor]:
         """One for each tree, and each batch of data that it has.
 
         Args:
@@ -772,14 +784,22 @@ class TreedGP(fast_inference.FastSingleTaskGP):
     # -- more data ----------------------------------------------------------------
 
     def set_train_data(
-        self, inputs: Any = None, targets: Tensor | None = None, strict: bool = True
+        self,
+        inputs: Any = None,
+        targets: Tensor | None = None,
+        strict: bool = True,
     ) -> None:
         """Replace the training data, see ``ExactGP.set_train_data``."""
         super().set_train_data(inputs, targets, strict)
         if targets is not None:  # BoTorch sets inputs alone, transformed or not
             self._num_fantasies = self._copies = 0
 
-    def get_fantasy_model(self, inputs: Any, targets: Tensor, **kwargs: Any) -> Any:
+    def get_fantasy_model(
+        self,
+        inputs: Any,
+        targets: Tensor,
+        **kwargs: Any,
+    ) -> Any:
         """A model with more data, the same partition and hyperparameters.
 
         See ``ExactGP``. New data may have batch dimensions of fantasies in front.
@@ -796,7 +816,10 @@ class TreedGP(fast_inference.FastSingleTaskGP):
         old_X = self.train_inputs[0]
         old_y = self.train_targets
         shape = torch.broadcast_shapes(
-            X.shape[:-2], targets.shape[:-1], old_X.shape[:-2], old_y.shape[:-1]
+            X.shape[:-2],
+            targets.shape[:-1],
+            old_X.shape[:-2],
+            old_y.shape[:-1],
         )
 
         def appended(old: Tensor, new: Tensor) -> Tensor:

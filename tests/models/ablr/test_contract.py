@@ -129,14 +129,6 @@ def test_noise_variances_in_a_list_of_models() -> None:
         expected = model.posterior(points).mean
         torch.testing.assert_close(found.mean[:, -1:], expected)
         assert (found.variance > several.posterior(points).variance).all()
-    # what cannot come from a list is as it was
-    several, model = in_a_list(1, output_tasks=[0])
-    both = model.posterior(points, output_indices=[1, 5], observation_noise=noise)
-    alone = [model.posterior(points, output_indices=[t]).mean for t in (1, 5)]
-    torch.testing.assert_close(both.mean, torch.cat(alone, -1))
-
-
-TASKS = [0, 2, 5]
 
 
 def network() -> TanhNetwork:
@@ -146,7 +138,7 @@ def network() -> TanhNetwork:
 def data(n: int = 21) -> tuple[Tensor, Tensor]:
     g = torch.Generator().manual_seed(0)
     X = torch.rand(n, 2, generator=g)
-    task = torch.tensor(TASKS)[torch.arange(n) % 3].double()
+    task = torch.tensor([0, 2, 5])[torch.arange(n) % 3].double()
     Y = torch.sin(4.0 * X[:, 0]) * (1.0 + task) + X[:, 1] + 10.0 * task
     return torch.cat([X, task.unsqueeze(-1)], -1), Y.unsqueeze(-1)
 
@@ -257,41 +249,31 @@ def test_an_output_of_a_model_shares_its_rows() -> None:
 
 @pytest.mark.parametrize("outcome_transform", [True, False])
 @pytest.mark.parametrize("with_task", [True, False])
+@pytest.mark.parametrize("known", [True, False])
 def test_a_list_of_models_conditions_each(
-    outcome_transform: bool, with_task: bool
+    outcome_transform: bool, with_task: bool, known: bool
 ) -> None:
-    (X, Y), kwargs = data(), {"feature_map": network()}
-    if not outcome_transform:
-        kwargs["outcome_transform"] = None
-    if with_task:
-        model = task_model(**kwargs)
-        rows = data(6)[0]
-    else:
-        X = X[:, :2]
-        rows = points(6)
-        model = MultiTaskABLR(X, Y, None, **kwargs)
-    other = SingleTaskGP(X, Y)
-    several = ModelListGP(model, other)
+    X, Y = data()
+    X, rows = (X, data(6)[0]) if with_task else (X[:, :2], points(6))
+    kwargs: dict[str, Any] = {} if outcome_transform else {"outcome_transform": None}
+    task = {"output_tasks": [2]} if with_task else {}
+    model = MultiTaskABLR(X, Y, -1 if with_task else None, **task, **kwargs)
+    several = ModelListGP(model, SingleTaskGP(X, Y))
     several.posterior(rows)
     new, noise = torch.rand(6, 2), torch.full((6, 2), 0.1)
-    for given in ({}, {"noise": noise}):
-        found = several.condition_on_observations([rows, rows], new, **given)
-        alone = {}
-        if given:  # BoTorch passes it as transformed outcomes have it
-            alone = {"noise": noise[:, :1]}
-            if outcome_transform:
-                _, alone["noise"] = model.outcome_transform(
-                    new[:, :1], noise[:, :1], X=rows
-                )
-        expected = model.condition_on_observations(rows, new[:, :1], **alone)
-        posterior = found.models[0].posterior(points())
-        wanted = expected.posterior(points())
-        # as of BoTorch's models, where outcomes are standardised
-        batch = (1,) if outcome_transform else ()
-        assert posterior.batch_shape == batch
-        for name in ("mean", "variance"):
-            value = getattr(wanted, name).expand(*batch, -1, -1)
-            torch.testing.assert_close(getattr(posterior, name), value)
+    given = {"noise": noise} if known else {}
+    found = several.condition_on_observations([rows, rows], new, **given)
+    alone = noise[:, :1] if known else None
+    if known and outcome_transform:  # BoTorch passes it as transformed outcomes have it
+        _, alone = model.outcome_transform(new[:, :1], alone, X=rows)
+    expected = model.condition_on_observations(rows, new[:, :1], noise=alone)
+    posterior, wanted = (m.posterior(points()) for m in (found.models[0], expected))
+    # as of BoTorch's models, where outcomes are standardised
+    batch = (1,) if outcome_transform else ()
+    assert posterior.batch_shape == batch
+    for name in ("mean", "variance"):
+        value = getattr(wanted, name).expand(*batch, -1, -1)
+        torch.testing.assert_close(getattr(posterior, name), value)
 
 
 @pytest.mark.parametrize("outcome_transform", [True, False])

@@ -13,8 +13,6 @@ from linear_operator.utils.errors import NanError
 from torch import Tensor, nn
 
 from botorch_structured.models.ablr.regressions import (
-    Regressions,
-    TaskData,
     WeightPosterior,
 )
 
@@ -55,22 +53,6 @@ def test_against_the_dense_definition(
     )
     value = ours(problem, chunk_rows=chunk_rows)
     check(problem, value, dense_log_evidence(problem), 1e-9)
-
-
-@pytest.mark.parametrize("chunk_rows", [None, 4])
-def test_several_outcomes_of_a_row(chunk_rows: int | None) -> None:
-    """Outcomes that share rows are what they are on rows of their own."""
-    g = torch.Generator().manual_seed(0)
-    shared = make_problem([12, 20, 5])
-    rows = torch.randint(0, 15, (37,), generator=g).sort().values
-    X = shared.X.detach()[:15].requires_grad_()
-    data = TaskData(
-        shared.features, X, shared.Y, shared.task, 3, rows, chunk_rows=chunk_rows
-    )
-    value = Regressions(data, shared.log_alpha, shared.log_beta).log_evidence()
-    shared.X = X
-    expected = dense_log_evidence(shared, shared.features(X)[rows])
-    check(shared, value, expected, 1e-11)
 
 
 @pytest.mark.parametrize("chunk_rows", [None, 3])

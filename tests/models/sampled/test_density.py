@@ -117,6 +117,8 @@ def test_fast_equals_the_definition(name: str, seed: int) -> None:
     z = c.to_position(c.read_values())
 
     def compare(a: float, b: float) -> None:
+        if a == b:
+            return
         with torch.no_grad():
             model = slow.mll.model
             covariance = model.likelihood(model(*model.train_inputs)).covariance_matrix
@@ -132,8 +134,8 @@ def test_fast_equals_the_definition(name: str, seed: int) -> None:
     for _ in range(8):
         axis = int(rng.integers(len(c)))
         along = fast.along(z, axis), slow.along(z, axis)
-        for _ in range(2):
-            proposal = z[axis] + rng.normal()
+        for step in (rng.normal(), rng.choice([rng.normal(), 800.0, -800.0])):
+            proposal = z[axis] + step  # also far outside of all bounds
             compare(along[0](proposal), along[1](proposal))
         if rng.random() < 0.6 and math.isfinite(along[0](proposal)):
             along[1](proposal)
@@ -221,20 +223,6 @@ def test_a_custom_loss_is_the_objective() -> None:
     z = slow.coordinates.to_position(slow.coordinates.read_values())
     noise = slow.coordinates.to_values(z)[0]
     assert slow.move_to(z) == pytest.approx(-12 * noise + z.sum())
-
-
-@pytest.mark.parametrize("which", [0, 1])
-def test_outside_the_bounds_there_is_no_density(which: int) -> None:
-    density = densities(single())[which]
-    assert density is not None
-    z = density.coordinates.to_position(density.coordinates.read_values())
-    assert math.isfinite(density.move_to(z))
-    for far in (math.log(0.99e-4), 1e3, math.inf):
-        assert density.along(z, 0)(far) == -math.inf
-    assert density.along(z, 1)(math.log(0.0249)) == -math.inf
-    far = z.copy()
-    far[0] = 1e3
-    assert density.move_to(far) == -math.inf
 
 
 @pytest.mark.parametrize("which", [0, 1])

@@ -524,27 +524,27 @@ class Silent(ScaleKernel):
         return to_dense(result).flip(0) if self.batch_shape else result
 
 
-@pytest.mark.parametrize("kernel", [OneByOne(RBFKernel()), Silent(RBFKernel())])
-def test_kernels_without_batches_are_called_one_by_one(kernel: Kernel) -> None:
+MATERN = ScaleKernel(MaternKernel(nu=0.5))
+NOT_STACKED: dict[str, list[Kernel]] = {
+    "no batches": [OneByOne(RBFKernel()), OneByOne(RBFKernel())],
+    "wrong in batches": [Silent(RBFKernel()), Silent(RBFKernel())],
+    "bases": [MATERN, ScaleKernel(RBFKernel())],
+    "lengthscales": [RBFKernel(ard_num_dims=3), RBFKernel()],
+    "parts": [MATERN, RBFKernel()],
+    "columns": [RBFKernel(active_dims=(0, 1)), RBFKernel(active_dims=(1, 2))],
+}
+
+
+@pytest.mark.parametrize("name", NOT_STACKED)
+def test_kernels_that_are_evaluated_one_by_one(name: str) -> None:
+    """They take no batches, or differ in more than parameters."""
     X, Y = data()
-    model = SampledGP(samples(SingleTaskGP(X, Y, covar_module=kernel)))
+    singles = [SingleTaskGP(X, Y, covar_module=k) for k in NOT_STACKED[name]]
+    for parameter in singles[1].parameters():
+        parameter.data.add_(0.2)
+    model = SampledGP([single.double() for single in singles])
     assert not folds(model)
     assert_is_definition(model, points(3, 2))
-
-
-def test_modules_that_differ_in_more_than_parameters_are_not_stacked() -> None:
-    X, Y = data()
-    matern = ScaleKernel(MaternKernel(nu=0.5))
-    columns = [torch.tensor([0, 1]), torch.tensor([1, 2])]
-    for kernels in (
-        [matern, ScaleKernel(RBFKernel())],
-        [RBFKernel(ard_num_dims=3), RBFKernel()],
-        [matern, RBFKernel()],
-        [RBFKernel(active_dims=c) for c in columns],
-    ):
-        model = SampledGP([SingleTaskGP(X, Y, covar_module=k) for k in kernels])
-        assert not folds(model)
-        assert_is_definition(model, points(3, 2))
 
 
 @given(seed=seeds, strict=st.booleans())

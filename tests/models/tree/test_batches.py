@@ -456,17 +456,6 @@ def test_state_of_batches(model_class: type) -> None:
     same(new, dense(new), test)
 
 
-def test_observations_one_after_the_other() -> None:
-    model = make(TreeStructuredGP, TREE, 0, n=20)
-    expected, g = dense(model), torch.Generator().manual_seed(1)
-    test = random_points(TREE, 4, g)
-    for n in (2, 40, 3):
-        X, Y = random_points(TREE, n, g), torch.randn(n, 1, generator=g)
-        model, expected = (m.condition_on_observations(X, Y) for m in (model, expected))
-        same(model, expected, test)
-    assert len(model.train_targets) == 65
-
-
 @pytest.mark.parametrize("base", [RQKernel, PeriodicKernel])
 def test_other_base_kernels_and_a_transform_that_is_fitted(base: Any) -> None:
     g = torch.Generator().manual_seed(0)

@@ -13,8 +13,8 @@ from botorch.models.transforms.input import (
     Warp,
 )
 from gpytorch.kernels import MaternKernel, PeriodicKernel, RBFKernel, ScaleKernel
-from hypothesis import assume, given, settings
-from leaf_models import as_tensors, point_moments, random_model, some_points
+from hypothesis import given, settings
+from leaf_models import point_moments, random_model, some_points
 from strategies import random_points, seeds
 from torch import Tensor
 
@@ -23,7 +23,6 @@ from botorch_structured.kernels import (
 )
 from botorch_structured.models import ConditionalGP, TreeStructuredGP
 from botorch_structured.models.tree import moments as module
-from botorch_structured.models.tree.solver import differentiable_moments
 from botorch_structured.spaces import ParameterTree
 
 pytestmark = pytest.mark.usefixtures("double")
@@ -33,16 +32,18 @@ def close(a: Tensor, b: Tensor, tolerance: float = 1e-9) -> None:
     torch.testing.assert_close(a, b.detach(), rtol=tolerance, atol=tolerance)
 
 
-def with_gradients(values: tuple[Tensor, ...], X: Tensor) -> list[Tensor]:
-    out = list(values)
+def moments_of(posterior: Any, X: Tensor) -> list[Tensor]:
+    """Means and variances, and their gradients."""
+    values = posterior.mean.flatten(), posterior.variance.flatten()
+    slopes = []
     for value in values:
-        g = None
+        slope = None
         if value.requires_grad:
-            (g,) = torch.autograd.grad(
+            (slope,) = torch.autograd.grad(
                 value.sum(), X, retain_graph=True, allow_unused=True
             )
-        out.append(torch.zeros_like(X) if g is None else g)
-    return out
+        slopes.append(torch.zeros_like(X) if slope is None else slope)
+    return [*values, *slopes]
 
 
 def all_close(found: Any, expected: Any, tolerance: float = 1e-9) -> None:
@@ -55,46 +56,30 @@ def all_close(found: Any, expected: Any, tolerance: float = 1e-9) -> None:
 
 @pytest.mark.parametrize("numbers", [1, None])
 @given(seeds)
-@settings(max_examples=12)
-def test_moments_and_their_gradients(numbers: int | None, seed: int) -> None:
-    """In one call and row by row, on paths seen before and on new ones.
+@settings(max_examples=15)
+def test_points_one_by_one_are_those_of_all_points(
+    numbers: int | None, seed: int
+) -> None:
+    """With gradients, for optimisers and for autograd, on paths old and new.
 
     With room for the tables of one path, no more than one is looked at.
     """
-    model = random_model(seed)
+    model = random_model(seed, n=12)
     with pytest.MonkeyPatch.context() as patched:
         if numbers is not None:
             patched.setattr(module, "_MAX_NUMBERS", numbers)
-        moments = model.solver.moments
         for n in (9, 1, 40):
             X = some_points(model, n, seed + n).requires_grad_()
-            expected = with_gradients(moments.graph(X), X)
-            all_close(as_tensors(moments(X, gradient=True)), expected)
-            all_close(moments(X)[:2], expected[:2])
-            one = [as_tensors(moments(x, gradient=True)) for x in X.split(1)]
-            all_close(map(torch.cat, zip(*one, strict=True)), expected)
-
-
-@given(seeds)
-@settings(max_examples=15)
-def test_derivatives_of_a_posterior(seed: int) -> None:
-    """In the points, and again in the points."""
-    model = random_model(seed, n=12)
-    # GPyTorch's Matern kernel, a factor of theirs, has no second derivative
-    assume(type(model) is not ConditionalGP or not model.solver.moments.paths.codes)
-    X = some_points(model, 6, seed).requires_grad_()
-
-    def derivatives(mean: Tensor, variance: Tensor) -> list[Tensor]:
-        value = (mean.sin() + variance.log()).sum()
-        (first,) = torch.autograd.grad(value, X, create_graph=True, allow_unused=True)
-        first = torch.zeros_like(X) if first is None else first
-        second = None
-        if first.requires_grad:
-            (second,) = torch.autograd.grad(first.square().sum(), X, allow_unused=True)
-        return [first.detach(), torch.zeros_like(X) if second is None else second]
-
-    found = differentiable_moments(X, model.solver.moments)
-    all_close(derivatives(*found), derivatives(*model.solver.moments.graph(X)), 1e-7)
+            expected = moments_of(model.posterior(X), X)
+            all_close(moments_of(model.posterior(X.unsqueeze(1)), X), expected)
+            all_close(point_moments(model, X.detach(), gradient=True), expected)
+            without = point_moments(model, X.detach())
+            assert without.mean_gradient is None
+            close(without.mean, expected[0])
+            if isinstance(model, TreeStructuredGP):
+                expected = moments_of(model.path_posterior(X), X)
+                found = point_moments(model, X.detach(), gradient=True, path=True)
+                all_close(found, expected)
 
 
 LATER: dict[str, Any] = {
@@ -134,25 +119,6 @@ def test_a_later_state_of_the_model_has_no_influence(later: str, wanted: str) ->
     expected = gradients(lambda model: None)
     assert any(g.abs().max() > 1e-3 for g in expected)
     all_close(gradients(LATER[later]), expected)
-
-
-@given(seeds)
-@settings(max_examples=15)
-def test_point_moments_are_those_of_the_posterior(seed: int) -> None:
-    model = random_model(seed, n=12)
-    X = some_points(model, 6, seed).requires_grad_()
-    posterior = model.posterior(X.unsqueeze(1))
-    values = posterior.mean.flatten(), posterior.variance.flatten()
-    found = point_moments(model, X.detach(), gradient=True)
-    all_close(found, with_gradients(values, X))
-    without = point_moments(model, X.detach())
-    assert without.mean_gradient is None
-    close(without.mean, found.mean)
-    if isinstance(model, TreeStructuredGP):
-        posterior = model.path_posterior(X.unsqueeze(1))
-        values = posterior.mean.flatten(), posterior.variance.flatten()
-        found = point_moments(model, X.detach(), gradient=True, path=True)
-        all_close(found, with_gradients(values, X))
 
 
 @pytest.mark.parametrize("kind", [TreeStructuredGP, ConditionalGP])
@@ -242,9 +208,7 @@ def test_categories_of_a_conditional_kernel(name: str) -> None:
     found = point_moments(model, test, gradient=True)
     assert found is not None
     model._solver_cache = (None,)
-    posterior = model.posterior(test.unsqueeze(1))
-    values = posterior.mean.flatten(), posterior.variance.flatten()
-    all_close(found, with_gradients(values, test), 1e-8)
+    all_close(found, moments_of(model.posterior(test.unsqueeze(1)), test), 1e-8)
 
 
 def test_kernels_without_a_closed_form() -> None:
@@ -294,12 +258,8 @@ def test_on_the_scale_of_outcomes(name: str, kind: Any, offset: str) -> None:
         with torch.no_grad():
             model.mean_module.raw_offset += torch.arange(3.0)
     test = torch.cat([X[:5, :1], X[:5, 1:] + 0.1], dim=-1).requires_grad_()
-    posterior = model.posterior(test)  # jointly: in another way
-    values = posterior.mean.flatten(), posterior.variance.flatten()
-    expected = with_gradients(values, test)
-    posterior = model.posterior(test.unsqueeze(1))
-    values = posterior.mean.flatten(), posterior.variance.flatten()
-    all_close(with_gradients(values, test), expected, 1e-7)
+    expected = moments_of(model.posterior(test), test)  # in another way
+    all_close(moments_of(model.posterior(test.unsqueeze(1)), test), expected, 1e-7)
     found = point_moments(model, test, gradient=True)
     assert (found is None) == (name in ("normal first", "warp"))
     if found is not None:

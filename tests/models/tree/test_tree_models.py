@@ -3,6 +3,8 @@
 import copy
 import pickle
 from collections.abc import Callable
+from contextlib import nullcontext
+from itertools import count
 from typing import Any
 
 import pytest
@@ -27,7 +29,7 @@ from strategies import random_points, random_tree, seeds
 from torch import Tensor
 
 from botorch_structured.kernels import ConditionalKernel, TreeStructuredKernel
-from botorch_structured.models import ConditionalGP, TreeStructuredGP, map_fit
+from botorch_structured.models import ConditionalGP, TreeStructuredGP
 from botorch_structured.spaces import ParameterTree, SearchSpace
 
 pytestmark = pytest.mark.usefixtures("double")
@@ -262,26 +264,6 @@ def test_a_million_paths() -> None:
     Y = torch.where(tree.active_mask(X), X, 0.0)[:, 20:].sum(-1, keepdim=True)
     model = TreeStructuredGP(X, Y, tree)
     assert torch.isfinite(model.posterior(X).mean).all()
-
-
-def test_one_kernel_that_fails_does_not_spoil_the_other(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    X = random_points(TREE, 12, torch.Generator().manual_seed(0))
-    model = TreeStructuredGP(X, X[:, :1], TREE)
-    original = map_fit.fit_map
-
-    def fail_for_rbf(mll: Any, *args: Any, **kwargs: Any) -> Any:
-        if model.covar_module.correlation.name == "rbf":
-            raise ModelFittingError("no")
-        return original(mll, *args, **kwargs)
-
-    monkeypatch.setattr(map_fit, "fit_map", fail_for_rbf)
-    fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
-    assert model.covar_module.correlation.name == "matern" and not model.training
-    model = TreeStructuredGP(X, X[:, :1], TREE, leaf_kernel="rbf")
-    with pytest.raises(ModelFittingError):
-        fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
 
 
 def test_paths_need_a_tree_kernel() -> None:
@@ -551,32 +533,34 @@ def test_methods_of_a_subclass_count() -> None:
 
 
 @pytest.mark.parametrize("at", [0, 1])
-def test_an_interrupted_fit_leaves_a_model(
-    at: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ModelFittingError])
+def test_a_fit_that_breaks_off_leaves_a_model(
+    error: Any, at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That of the kernel which was fitted already, or as it was before."""
+    """That of the kernel which was fitted, or as it was before an interrupt."""
     model = make_model(TreeStructuredGP, torch.arange(8) % 2)
     model.covar_module.set_correlation("matern")
     mll = ExactMarginalLogLikelihood(model.likelihood, model)
     X = torch.rand(4, 3, dtype=torch.float64).round()
-    states = [copy.deepcopy(model.state_dict())]
+    states, calls = [copy.deepcopy(model.state_dict())], count()
     fit = model._fit
 
-    def interrupt(*args: Any, **kwargs: Any) -> None:
-        if len(states) > at:
+    def broken(*args: Any, **kwargs: Any) -> None:
+        if next(calls) == at:
             mll.train()
             with torch.no_grad():
                 for p in model.parameters():
                     p.add_(1.0)
-            raise KeyboardInterrupt
+            raise error
         fit(*args, **kwargs)
         states.append(copy.deepcopy(model.state_dict()))
 
-    monkeypatch.setattr(model, "_fit", interrupt)
-    with pytest.raises(KeyboardInterrupt):
+    monkeypatch.setattr(model, "_fit", broken)
+    interrupted = error is KeyboardInterrupt
+    with pytest.raises(error) if interrupted else nullcontext():
         fit_gpytorch_mll(mll)
     state = model.state_dict()
-    assert all(torch.equal(value, state[k]) for k, value in states[at].items())
+    assert all(torch.equal(value, state[k]) for k, value in states[-1].items())
     fresh = copy.deepcopy(model)  # without caches
     torch.testing.assert_close(model.posterior(X).mean, fresh.posterior(X).mean)
 
@@ -622,20 +606,6 @@ def check_same(model: Any, other: Any, test: Tensor) -> None:
             torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-9)
 
 
-@pytest.mark.parametrize("model_class", [TreeStructuredGP, ConditionalGP])
-@pytest.mark.parametrize("n", [3, 11, 40])
-def test_predictions_after_a_fit(model_class: Any, n: int) -> None:
-    for seed in range(2):  # among them fits of which either kernel is the best
-        g = torch.Generator().manual_seed(seed)
-        X, test = random_points(TWO_LEVELS, n, g), random_points(TWO_LEVELS, 6, g)
-        Y = (3.0 * X).sin().sum(-1, keepdim=True) + 0.1 * torch.randn(
-            n, 1, generator=g, dtype=X.dtype
-        )
-        model = model_class(X, Y, TWO_LEVELS)
-        fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
-        check_same(model, fresh(model, X, Y), test)
-
-
 def _set_noise(model: Any) -> None:
     model.likelihood.noise = 0.2
 
@@ -662,24 +632,33 @@ def _set_memory(model: Any) -> None:
         p.data = p.data + 0.3
 
 
+def _nothing(model: Any) -> None: ...
+
+
 @pytest.mark.parametrize(
     "change",
     [
+        _nothing,
         _set_noise,
         _set_mean,
         _set_targets,
         _set_constraint,
-        _replace_known_noise,
         _set_memory,
+        _replace_known_noise,
     ],
 )
-def test_what_is_changed_after_a_fit_counts(change: Any) -> None:
+@pytest.mark.parametrize("model_class", [TreeStructuredGP, ConditionalGP])
+@pytest.mark.parametrize("n", [3, 20])
+def test_what_is_changed_after_a_fit_counts(
+    change: Any, model_class: Any, n: int
+) -> None:
+    """What a fit has computed serves predictions, as long as it is true."""
     g = torch.Generator().manual_seed(0)
-    X, test = random_points(TWO_LEVELS, 20, g), random_points(TWO_LEVELS, 5, g)
+    X, test = random_points(TWO_LEVELS, n, g), random_points(TWO_LEVELS, 5, g)
     Y = X.sum(-1, keepdim=True).sin()
     known = change is _replace_known_noise
     kwargs = {"train_Yvar": torch.full_like(Y, 0.01)} if known else {}
-    model = TreeStructuredGP(X, Y, TWO_LEVELS, **kwargs)
+    model = model_class(X, Y, TWO_LEVELS, **kwargs)
     fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
     other = fresh(model, X, Y, **kwargs)
     for one in (model, other):

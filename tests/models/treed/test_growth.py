@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.distributions import MultivariateNormal
+from treed_models import stationary, step_data
 
+from botorch_structured.models import TreedGP
 from botorch_structured.models.treed import growth
 from botorch_structured.models.treed.cart import (
     ChangePoint,
@@ -21,7 +23,6 @@ from botorch_structured.models.treed.cart import (
     TreeNode,
     grow,
     propose_by_variance,
-    split_by_variance,
 )
 from botorch_structured.models.treed.growth import (
     NodeEvidence,
@@ -36,29 +37,13 @@ pytestmark = pytest.mark.usefixtures("double")
 seeds = st.integers(0, 10_000)
 
 
-def matern(X: Tensor, length: Tensor, variance: Any = 1.0, rbf: bool = False) -> Tensor:
-    """Matern-5/2, or RBF."""
-    if rbf:
-        squared = ((X[:, None] - X) / length).square().sum(-1)
-        return variance * torch.exp(-0.5 * squared)
-    r = (((X[:, None] - X) / length).square().sum(-1) * 5.0).clamp_min(1e-30).sqrt()
-    return variance * (1.0 + r + r.square() / 3.0) * torch.exp(-r)
-
-
-def log_density(K: Tensor, residual: Tensor) -> Tensor:
-    """Log N(residual; 0, K), from torch's own distribution."""
-    return torch.distributions.MultivariateNormal(
-        torch.zeros_like(residual), covariance_matrix=K
-    ).log_prob(residual)
-
-
 def dense_log_density(
     theta: Tensor, X: Tensor, y: Tensor, noise: Tensor, rbf: bool
 ) -> Tensor:
     """Log density of data under (log l_1, .., log l_d, log s^2, m, log v)."""
     d = len(theta) - 3
-    K = matern(X, theta[:d].exp(), theta[d].exp(), rbf) + torch.diag(noise)
-    return log_density(K, y - theta[d + 1])
+    K = stationary(X, X, theta[:d].exp(), theta[d].exp(), rbf) + torch.diag(noise)
+    return MultivariateNormal(theta[d + 1].expand(len(y)), K).log_prob(y)
 
 
 @settings(max_examples=12)
@@ -141,30 +126,6 @@ def test_scoring_finds_the_maximum() -> None:
 Array = NDArray[np.float64]
 
 
-def grow_by_variance(
-    X: Array, y: Array, least: int, max_leaves: int | None = None
-) -> TreeNode:
-    root = TreeNode.root(X)
-    grow(root, lambda node: propose_by_variance(node, X, y, least), max_leaves)
-    return root
-
-
-def grow_by_evidence(
-    X: Array,
-    evidence: NodeEvidence,
-    max_leaves: int | None = None,
-    categorical: Sequence[int] = (),
-) -> TreeNode:
-    root = TreeNode.root(X)
-    root.fit = fit_root(evidence, root.home)
-    grow(
-        root,
-        lambda node: propose_by_evidence(node, X, evidence, 5, categorical),
-        max_leaves,
-    )
-    return root
-
-
 def data(seed: int, n: int | None = None, ties: bool = True) -> tuple[Array, Array]:
     rng = np.random.default_rng(seed)
     n = int(rng.integers(2, 40)) if n is None else n
@@ -205,78 +166,59 @@ def plain_search(
     return best if best is not None and best[0] > 1e-11 else None
 
 
-@given(seeds, st.integers(1, 6), st.sampled_from([(), (0,)]))
-def test_the_best_split_is_that_of_the_definition(
-    seed: int, least: int, categorical: tuple[int, ...]
-) -> None:
-    """A categorical column is split one value against the rest."""
+def treed(X: Array, y: Array, **kwargs: Any) -> TreedGP:
+    return TreedGP(torch.as_tensor(X), torch.as_tensor(y).unsqueeze(-1), **kwargs)
+
+
+@given(seeds, st.integers(2, 6), st.sampled_from([(), (0,)]))
+def test_trees_by_variance(seed: int, least: int, categorical: tuple[int, ...]) -> None:
+    """Each split is the best by the definition, and no leaf can be split.
+
+    A categorical column is split one value against the rest.
+    """
     X, y = data(seed)
     if categorical:
         X[:, 0] = np.floor(4 * X[:, 0])
         y = y + 3.0 * (X[:, 0] == seed % 4)
-    expected = plain_search(X, y, least, categorical)
-    found = split_by_variance(X, y, least, categorical)
-    if expected is None or found is None:
-        assert found is expected
-        return
-    assert found[0] == pytest.approx(expected[0], rel=1e-9, abs=1e-12)
-    assert found[1] == expected[1]
+    options: dict[str, Any] = {
+        "split_criterion": "variance",
+        "min_leaf_size": least,
+        "categorical_features": list(categorical),
+    }
+    model = treed(X, y, **options)
+    leaf = model.partition.leaf_index(torch.as_tensor(X)).numpy()
 
-
-def test_nothing_to_split() -> None:
-    X = np.random.default_rng(0).random((20, 2))
-    assert split_by_variance(X, np.ones(20), 2) is None
-    assert split_by_variance(X, 1e8 + np.zeros(20), 2) is None
-    assert split_by_variance(np.ones((20, 2)), X[:, 0], 2) is None
-    assert split_by_variance(X, X[:, 0], 11) is None
-    assert split_by_variance(X[:1], X[:1, 0], 1) is None
-    # two values: whichever is tau, one child would be everything
-    assert split_by_variance(np.round(X[:, :1]), X[:, 0], 2) is None
-
-
-def check_tree(root: TreeNode, X: Array, least: int) -> None:
-    n = len(X)
-    homes = np.concatenate([leaf.home for leaf in root.leaves()])
-    assert sorted(homes) == list(range(n))  # each point is at home on one leaf
-    for node in root.walk():
-        assert set(node.home) <= set(node.rows)
+    def check(node: TreeNode, rows: Array, home: Array, depth: int) -> None:
+        best = plain_search(X[rows], y[rows], least, categorical)
+        assert (node.size, node.depth) == (len(rows), depth)
         if node.split is None:
-            continue
-        left, right = node.children
-        x = X[:, node.split.column]
-        tau = node.split.threshold
-        assert tau in x[node.rows]  # at a data point
-        assert set(left.rows) == {i for i in node.rows if x[i] <= tau}
-        assert set(right.rows) == {i for i in node.rows if x[i] >= tau}
-        assert set(left.rows) & set(right.rows) == {i for i in node.rows if x[i] == tau}
-        assert set(right.home) == {i for i in node.home if x[i] > tau}
-    if root.split is not None:
-        assert min(len(leaf.rows) for leaf in root.leaves()) >= least
+            assert best is None
+            assert (leaf[home] == node.leaf).all()
+            return
+        assert best is not None
+        column, tau = node.split.column, node.split.threshold
+        assert node.split.categorical == (column in categorical)
+        left = X[:, column] == tau if node.split.categorical else X[:, column] <= tau
+        right = ~left if node.split.categorical else X[:, column] >= tau
+        sides = rows[left[rows]], rows[right[rows]]
+        value = reduction(y[rows], *(y[side] for side in sides))
+        assert value == pytest.approx(best[0], rel=1e-9, abs=1e-12)
+        homes = home[left[home]], home[~left[home]]
+        for child, *parts in zip(node.children, sides, homes, strict=True):
+            check(child, *parts, depth + 1)
 
-
-@given(seeds, st.integers(2, 6))
-def test_trees_by_variance(seed: int, least: int) -> None:
-    X, y = data(seed, n=10 + seed % 40)
-    root = grow_by_variance(X, y, least)
-    check_tree(root, X, least)
-    # as deep as it goes: no leaf can be split any more
-    for leaf in root.leaves():
-        assert split_by_variance(X[leaf.rows], y[leaf.rows], least) is None
-    few = grow_by_variance(X, y, least, max_leaves=3)
-    assert len(few.leaves()) == min(3, len(root.leaves()))
-    assert len(grow_by_variance(X, y, least, max_leaves=1).leaves()) == 1
+    everything = np.arange(len(X))
+    check(model.partition.nodes[0], everything, everything, 0)
+    few = treed(X, y, **options, max_leaves=3)
+    assert few.partition.num_leaves == min(3, model.partition.num_leaves)
 
 
 def test_few_leaves_are_those_that_gain_most() -> None:
-    x = np.linspace(0.0, 1.0, 41)[:, None]
-    y = np.where(x[:, 0] > 0.7, 10.0, 0.0) + np.where(x[:, 0] < 0.2, 1.0, 0.0)
-    root = grow_by_variance(x, y, 3, max_leaves=2)
-    assert root.split is not None and 0.68 < root.split.threshold < 0.73
-
-
-def evidence_of(X: Array, y: Array) -> NodeEvidence:
-    y = (y - y.mean()) / y.std()
-    return NodeEvidence(X, y, 1e-6)
+    x = np.linspace(0.0, 1.0, 41)
+    y = np.where(x > 0.7, 10.0, 0.0) + np.where(x < 0.2, 1.0, 0.0)
+    model = treed(x[:, None], y, split_criterion="variance", max_leaves=2)
+    split = model.partition.nodes[0].split
+    assert split is not None and 0.68 < split.threshold < 0.73
 
 
 @settings(max_examples=8)
@@ -287,24 +229,24 @@ def test_trees_by_evidence(seed: int) -> None:
     # two regimes: a step with another wavelength
     y = np.where(X[:, 0] > 0.5, 4.0 + np.sin(20.0 * X[:, -1]), 0.1 * X[:, 0])
     y = y + 0.01 * rng.standard_normal(30)
-    root = grow_by_evidence(X, evidence_of(X, y))
-    check_tree(root, X, 4)
-    assert root.split is not None and root.split.column == 0
+    model = treed(X, y)
+    split = model.partition.nodes[0].split
+    assert split is not None and split.column == 0
     below = X[X[:, 0] <= 0.5, 0].max()
-    assert abs(root.split.threshold - below) < 0.2
-    assert len(grow_by_evidence(X, evidence_of(X, y), max_leaves=1).leaves()) == 1
+    assert abs(split.threshold - below) < 0.2
+    assert min(n.size for n in model.partition.nodes if n.split is None) >= 4
+    assert treed(X, y, max_leaves=1).partition.num_leaves == 1
 
 
 def test_one_gp_is_enough_for_one_gp() -> None:
     """Draws of the model with one leaf are rarely split: the prior odds are 1 : 1."""
     split = 0
     for seed in range(20):
-        rng = np.random.default_rng(seed)
-        X = rng.random((40, 1 + seed % 3))
-        r = np.sqrt(5.0 * ((X[:, None] - X) ** 2).sum(-1)) / 0.5
-        K = (1.0 + r + r**2 / 3.0) * np.exp(-r) + 1e-4 * np.eye(40)
-        y = np.linalg.cholesky(K) @ rng.standard_normal(40)
-        split += len(grow_by_evidence(X, evidence_of(X, y)).leaves()) > 1
+        g = torch.Generator().manual_seed(seed)
+        X = torch.rand(40, 1 + seed % 3, generator=g)
+        K = stationary(X, X, torch.tensor(0.5), 1.0, rbf=False) + 1e-4 * torch.eye(40)
+        Y = torch.linalg.cholesky(K) @ torch.randn(40, 1, generator=g)
+        split += TreedGP(X, Y).partition.num_leaves > 1
     assert split <= 1
 
 
@@ -312,35 +254,8 @@ def test_evidence_knows_more_than_variance() -> None:
     """The same mean and variance, another wavelength: CART sees nothing."""
     x = np.linspace(0.0, 1.0, 80)
     y = np.where(x < 0.5, np.sin(8 * np.pi * x), np.sin(80 * np.pi * x))
-    root = grow_by_evidence(x[:, None], evidence_of(x[:, None], y))
-    assert root.split is not None and abs(root.split.threshold - 0.5) < 0.06
-
-
-@given(seeds)
-def test_points_find_their_leaves(seed: int) -> None:
-    """In torch, in a batch, where the data of a leaf are at home."""
-    pairs = [data(seed + k, n=25) for k in range(3)]
-    width = min(X.shape[1] for X, _ in pairs)
-    pairs = [(X[:, :width], y) for X, y in pairs]
-    roots = [grow_by_variance(X, y, 3) for X, y in pairs]
-    partition = TreePartition(roots, [X for X, _ in pairs], torch.Size([3]))
-    everything = torch.stack([torch.as_tensor(X) for X, _ in pairs])
-    index = partition.leaf_index(everything)
-    assert torch.equal(
-        partition.leaf_index(everything.expand(2, 3, 25, width))[1], index
-    )
-    for k, (root, (X, _)) in enumerate(zip(roots, pairs, strict=True)):
-        single = partition.element(k)
-        assert single.num_leaves == len(root.leaves()) <= partition.num_leaves
-        for number, leaf in enumerate(root.leaves()):
-            assert (index[k, torch.as_tensor(leaf.home)] == number).all()
-        assert torch.equal(single.leaf_index(everything[k]), index[k])
-        expected = [(n.split, n.depth, len(n.rows)) for n in root.walk()]
-        assert [(n.split, n.depth, n.size) for n in single.nodes] == expected
-        # data sent down the tree again arrive where they were
-        again = single.tree(X)
-        for a, b in zip(root.walk(), again.walk(), strict=True):
-            assert np.array_equal(a.rows, b.rows) and np.array_equal(a.home, b.home)
+    split = treed(x[:, None], y).partition.nodes[0].split
+    assert split is not None and abs(split.threshold - 0.5) < 0.06
 
 
 @pytest.mark.parametrize("seed", [3, 5])
@@ -350,7 +265,9 @@ def test_thresholds_are_weighed_by_their_evidence(seed: int) -> None:
     Z = 8.0 * X - 2.0
     y = Z[:, 0] * np.exp(-(Z**2).sum(-1))
     evidence = NodeEvidence(X, (y - y.mean()) / y.std(), 1e-8)
-    root = grow_by_evidence(X, evidence)
+    root = TreeNode.root(X)
+    root.fit = fit_root(evidence, root.home)
+    grow(root, lambda node: propose_by_evidence(node, X, evidence, 5, ()))
     assert root.split is not None
     for node in root.walk():
         if node.split is None:
@@ -373,7 +290,8 @@ def test_thresholds_are_weighed_by_their_evidence(seed: int) -> None:
 def test_weights_that_underflow(weights: list[float]) -> None:
     """An interval that the change is not in hides no other one, in no precision."""
     X = np.array([[0.0], [0.1], [0.2], [0.6], [0.8], [1.0]])
-    root = grow_by_variance(X, np.array([0.0, 0, 0, 5, 5, 5]), 3)
+    root, y = TreeNode.root(X), np.array([0.0, 0, 0, 5, 5, 5])
+    grow(root, lambda node: propose_by_variance(node, X, y, 3))
     values = torch.tensor([0.1, 0.2, 0.6, 0.8]).double()
     root.change = ChangePoint(values[:-1], values[1:], torch.tensor(weights).double())
     partition = TreePartition([root], [X])
@@ -389,11 +307,10 @@ def test_weights_that_underflow(weights: list[float]) -> None:
 
 
 def test_a_batch_has_no_nodes_of_its_own() -> None:
-    X, y = data(3, n=20)
-    root = grow_by_variance(X, y, 3)
-    partition = TreePartition([root, root], [X, X], torch.Size([2]))
+    X, Y = step_data(20)
+    model = TreedGP(X.expand(2, 20, 2), Y.expand(2, 20, 1))
     with pytest.raises(ValueError, match="element"):
-        partition.nodes  # noqa: B018 (an attribute that raises)
+        model.partition.nodes  # noqa: B018 (an attribute that raises)
 
 
 def test_a_change_between_points_that_are_one_in_single_precision() -> None:
