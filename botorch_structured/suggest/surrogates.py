@@ -562,11 +562,11 @@ def _compressed_tail(maximize: bool = True) -> ChainedOutcomeTransform:
 # -- some of the rows -------------------------------------------------------------
 #
 # Hyperparameters need hundreds of rows of a path, and a fit takes time cubic in them.
-# On 40 data sets of 1,800 rows on six paths (``benchmarks.quality.some_rows``, on which
+# On 60 data sets of 1,800 rows on six paths (``benchmarks.quality.some_rows``, on which
 # nothing was chosen) fits to 120 and then 240 rows of a path took .4 of the time of a
-# fit to all, and predicted as well, to .07 nats a point, on 35; on four, without noise,
-# .1 to .3 were lost, and 2.7 beside a jump, by one point. Without rows that join since
-# they are predicted badly, up to 150 were lost beside jumps.
+# fit to all, and predicted as well, to .07 nats a point, on 50; most others lost less
+# than .5, two 1.3 and 2.7. Without rows that join since they are predicted badly, up to
+# 150 were lost beside jumps.
 
 
 def some_rows(keys: Tensor, values: Tensor, most: int) -> Tensor:
