@@ -54,7 +54,7 @@ Indices = NDArray[np.int64]
 
 _UNREAD: ContextVar[list[Tensor] | None] = ContextVar("unread_flags", default=None)
 # Up to so many rows per weight one n x n factor takes less time than those of blocks.
-_ROWS_PER_WEIGHT = 1.5
+ROWS_PER_WEIGHT = 1.5
 # Inverses of blocks up to this size are products of all their inverse factors at once.
 _MEDIUM = 100
 # With no more weights M is factorised, however few the rows are.
@@ -648,7 +648,7 @@ def log_evidence(
     """
     n = len(residual)
     residual = np.append(residual, 0.0)  # for padded rows
-    if n <= _ROWS_PER_WEIGHT * num_weights:
+    if n <= ROWS_PER_WEIGHT * num_weights:
         return _as_one(blocks, residual, num_weights)
     # from factors of A_p and of M, with the residual as a column beside the features,
     # so that most products are of both

@@ -35,7 +35,7 @@ BOTH = pytest.mark.parametrize("rows_per_weight", [0.0, math.inf])
 def test_what_is_not_positive_definite(
     rows_per_weight: float, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_ROWS_PER_WEIGHT", rows_per_weight)
+    monkeypatch.setattr(module, "ROWS_PER_WEIGHT", rows_per_weight)
     residual = np.random.default_rng(0).standard_normal(2 * rows)
     index, weights = np.arange(2 * rows).reshape(2, rows), np.array([[0, 1], [0, 2]])
     features = np.ones((2, rows, 2))

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from copy import copy
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -113,10 +114,8 @@ class PathTables:
         form: Form,
         X: Tensor,
     ) -> None:
-        self._form = form
-        self._quantities = form.present()
         self.names: list[str] = []
-        self.codes: dict[int, Tensor] = {}
+        codes: dict[int, Tensor] = {}
         # weights without a wave: constants, then linear ones, then those of categories
         constants = form.still.shape[-1]
         columns: list[int] = []
@@ -127,7 +126,7 @@ class PathTables:
             columns += weights.linear_columns
             onehot += weights.onehot_columns
             for c in onehot:
-                self.codes[c] = getattr(weights, f"known_{c}")
+                codes[c] = getattr(weights, f"known_{c}")
         for factor in form.factors:
             self.names.append(factor.name)
             unordered = factor.unordered[:-1]
@@ -135,29 +134,44 @@ class PathTables:
                 raise UnknownFormError
             for c in factor.columns[:-1][unordered].tolist():
                 if c in form.listed_codes:
-                    self.codes[c] = torch.from_numpy(form.listed_codes[c])
+                    codes[c] = torch.from_numpy(form.listed_codes[c])
                 else:
                     active = kernel.tree.active_mask(X)[:, c]
-                    self.codes[c] = X[active, c].unique()
+                    codes[c] = X[active, c].unique()
         self._behind: dict[int, range] = {}
         self.width = kernel.tree.dim
-        for c, values_of in self.codes.items():
+        coded: list[int] = []
+        values: list[float] = []
+        for c, values_of in codes.items():
             start = self.width
-            self.width += len(values_of) + 1
-            self._behind[c] = range(start, self.width)
+            values += [*values_of.tolist(), math.nan]
+            self.width = kernel.tree.dim + len(values)
+            self._behind[c] = span = range(start, self.width)
+            coded += [c] * len(span)
+        self.codes = codes
+        self._coded = np.array(coded, dtype=np.int64)
+        self._values = np.array(values)
         for c in onehot:
             columns += self._behind[c]
-        self._read_weights(constants, columns)
+        # numbers of the constant weights, and columns of others without a wave
+        self._still = constants, columns
+        self._read(form)
 
-    def _read_weights(self, constants: int, columns: list[int]) -> None:
-        """j, a, b, u, w and t of all weights and of none, ``V + 1``.
+    def of(self, form: Form) -> PathTables:
+        """The tables of other paths.
 
         Args:
-            constants: The number of those that are constant.
-            columns: The columns of others without a wave.
+            form: A form of the kernel, of a row of each path.
         """
-        form = self._form
-        q = self._quantities
+        other = copy(self)
+        other._read(form)
+        return other
+
+    def _read(self, form: Form) -> None:
+        """j, a, b, u, w and t of all weights and of none, ``V + 1``."""
+        self._form = form
+        self._quantities = q = form.present()
+        constants, columns = self._still
         still = form.still.shape[-1]
         waves = len(form.frequencies)
         terms = form.smooth_columns[:-1]
@@ -187,12 +201,13 @@ class PathTables:
 
         The last place of each code is that of unknown values.
         """
-        parts = [x]
-        for c, values_of in self.codes.items():
-            code = x[:, c, None] == np.append(values_of.numpy(), math.nan)
-            code[:, -1] = ~code.any(-1)
-            parts.append(code.astype(x.dtype))
-        return np.concatenate(parts, axis=1)
+        if not self._behind:
+            return x
+        code = x[:, self._coded] == self._values
+        last = self._values != self._values
+        first = np.append(0, last.nonzero()[0][:-1] + 1)
+        code[:, last] = ~np.logical_or.reduceat(code, first, axis=1)
+        return np.concatenate([x, code], axis=1)
 
     def read(
         self,
@@ -626,11 +641,9 @@ class LeafMoments:
                 # it is the identity where padded, of which nothing is to be explained
                 inverse *= bucket.real.numpy()[place][:, :, None]
             return tables
-        X = self.solver.X
-        form = Form(self.kernel, self.kernel.locate(rows))
-        paths = PathTables(self.kernel, form, X)
+        paths = self.paths.of(Form(self.kernel, self.kernel.locate(rows)))
         m = len(rows)
-        data = np.zeros((m, 0, paths.width), X.numpy().dtype)
+        data = np.zeros((m, 0, paths.width), self.solver.X.numpy().dtype)
         tables = paths.read(slice(None), data)
         if path:
             tables["variance"] = np.zeros_like(tables["variance"])
@@ -738,7 +751,7 @@ class MomentsOnPaths:
         else:
             prior = self._prior[row]
         paths = self._moments.paths
-        extended = paths.extend(X) if paths.codes else X
+        extended = paths.extend(X)
         # one more row and column, for padding
         mean, variance = np.empty((2, n + 1), X.dtype)
         parts = []

@@ -29,6 +29,7 @@ from torch import Tensor
 from botorch_structured.kernels.leaf_kernels import LeafKernel
 from botorch_structured.kernels.tree_structured_kernel import PathMean
 from botorch_structured.linalg.blocks import (
+    ROWS_PER_WEIGHT,
     Array,
     Block,
     BlockDerivatives,
@@ -126,6 +127,7 @@ class _Leaves:
         pair: The same of pairs of rows, ``B x N x N``.
         undeclared: Number of undeclared values on the path, ``B``; None if zero.
         weights: Weights of the still features, then of waves, ``B x (K + 2 F T)``.
+        pairs: ``weight_pairs`` of these, where the evidence needs them.
         index: Quantities whose derivatives ``pull_back`` returns.
 
     Raises:
@@ -167,7 +169,7 @@ class _Leaves:
         self._present = present / math.sqrt(max(len(form.frequencies), 1))
         self._terms = form.terms[smooth]
         self._deviations = form.deviations[self.weights]
-        self._weight_pairs = weight_pairs(self.weights, form.num_weights)
+        self.pairs: Indices | None = None
         index = [*self._lengths, self._variance, self._deviations, self._terms]
         self.index = np.concatenate([*map(np.ravel, index)])
         self._unshared: Array | None = None
@@ -181,7 +183,6 @@ class _Leaves:
             count: Their count.
         """
         self.weights = number[self.weights]
-        self._weight_pairs = weight_pairs(self.weights, count)
         self._unshared = 1.0 * (self.weights == count)[:, None, :]
 
     def evaluate(
@@ -232,7 +233,7 @@ class _Leaves:
             features,
             self.rows,
             self.weights,
-            self._weight_pairs,
+            self.pairs,
         )
 
     def pull_back(
@@ -427,6 +428,9 @@ class LeafObjective:
             number = np.where(shared, shared.cumsum() - 1, count)
             for leaves in self._leaves:
                 leaves.fold(number, count)
+        if n > ROWS_PER_WEIGHT * self._num_weights:
+            for leaves in self._leaves:
+                leaves.pairs = weight_pairs(leaves.weights, self._num_weights)
         self._index = np.concatenate([*index_parts, self._noise, form.offsets])
         self._padded_level = np.concatenate(level_parts)
         self._map, self._constants = form.matrices(len(parameters.values))

@@ -60,7 +60,7 @@ def distances(request: Any, monkeypatch: Any) -> None:
 @given(seeds)
 def test_tree_kernel(rows_per_weight: float, seed: int) -> None:
     """Of random trees and options; by factors of each leaf, or one of all rows."""
-    with mock.patch.object(blocks, "_ROWS_PER_WEIGHT", rows_per_weight):
+    with mock.patch.object(blocks, "ROWS_PER_WEIGHT", rows_per_weight):
         check_objective(random_model(seed, n=(1, 2, 7, 25, 150)[seed % 5]), seed)
 
 
