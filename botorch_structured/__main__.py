@@ -32,12 +32,12 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m botorch_structured",
         description=(__doc__ or "").partition("\n\n")[2].strip(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="It takes about a minute. Stop it at any time: the same command with "
-        "--resume goes on where it was.",
+        epilog="It takes about a minute. Stop it at any time: the same command goes on "
+        "where it was, and with a larger --budget it goes on from its end.",
     )
     options.add_argument(
         "--dataset",
-        choices=("breast_cancer", "digits", "iris", "moons", "wine"),
+        choices=("breast_cancer", "digits", "iris", "wine"),
         default="breast_cancer",
         help="the data, bundled with scikit-learn (default: breast_cancer)",
     )
@@ -59,22 +59,8 @@ def parser() -> argparse.ArgumentParser:
         "--out",
         type=Path,
         metavar="DIR",
-        help="the folder for the log, the code and the picture (default: a new one in "
-        "botorch_structured_runs)",
-    )
-    options.add_argument(
-        "--resume",
-        action="store_true",
-        help="go on with the log in DIR, or with the latest one of this data set and "
-        "seed, without losing or repeating an evaluation; a larger --budget extends it",
-    )
-    options.add_argument(
-        "--timeout",
-        type=float,
-        default=30.0,
-        metavar="SECONDS",
-        help="an evaluation that takes longer is stopped and counts as failed "
-        "(default: 30)",
+        help="the folder for the log, the code and the picture, of a study to go on "
+        "with if there is one (default: botorch_structured_runs/DATASET-seedS)",
     )
     return options
 
@@ -101,19 +87,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     if chosen.budget < 1:
         options.error(f"--budget: expected at least 1, got {chosen.budget}")
-    folder = chosen.out or new_folder(chosen)
+    name = f"{chosen.dataset}-seed{chosen.seed}"
+    folder = chosen.out or Path("botorch_structured_runs") / name
     log = folder / "evaluations.jsonl"
-    if log.exists() and not chosen.resume:
-        options.error(
-            f"{folder} holds a study already: add --resume to go on with it, or name "
-            "another folder with --out"
-        )
-    if chosen.resume and not log.exists():
-        options.error(f"--resume: expected {log}, got no such file")
     try:
-        problem = ScikitLearnCASH(
-            chosen.dataset, seed=chosen.seed, timeout=chosen.timeout
-        )
+        problem = ScikitLearnCASH(chosen.dataset, seed=chosen.seed)
         folder.mkdir(parents=True, exist_ok=True)
         study = Study(
             problem.space,
@@ -136,23 +114,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(
             "\nStopped. Nothing that finished is lost; to go on:\n"
-            f"    python -m botorch_structured --resume --out {folder} "
+            f"    python -m botorch_structured --out {folder} "
             f"--dataset {chosen.dataset} --seed {chosen.seed}",
             file=sys.stderr,
         )
         return 130
-    finally:
-        problem.close()
     print(f"\n{time.perf_counter() - started:.0f} seconds")
     return 0
-
-
-def new_folder(chosen: argparse.Namespace) -> Path:
-    """A new folder for this data set and seed; with ``--resume`` the latest one."""
-    runs = Path("botorch_structured_runs")
-    name = f"{chosen.dataset}-seed{chosen.seed}"
-    made = len(list(runs.glob(f"{name}-*")))
-    return runs / f"{name}-{made if chosen.resume else made + 1}"
 
 
 def run(study: Study, problem: ScikitLearnCASH, length: int) -> None:
@@ -211,20 +179,13 @@ def learner_table(study: Study, best: Mapping[str, Any]) -> str:
 
 def script(problem: ScikitLearnCASH, dataset: str, config: Mapping[str, Any]) -> str:
     """A configuration as code that loads the data and prints its error."""
-    load = f"""\
+    return f"""\
 from sklearn.datasets import load_{dataset}
 
-X, y = load_{dataset}(return_X_y=True)"""
-    if dataset == "moons":
-        load = f"""\
-import numpy as np
-from sklearn.datasets import make_moons
+X, y = load_{dataset}(return_X_y=True)
 
-X, y = make_moons(500, noise=0.3, random_state={problem.seed})
-noise = np.random.default_rng({problem.seed}).standard_normal((500, 4))
-X = np.hstack([X, noise])"""
-    body = problem.to_sklearn_code(config)
-    return f'{load}\n\n{body}print(f"error {{error:.4f}}")\n'
+{problem.to_sklearn_code(config)}print(f"error {{error:.4f}}")
+"""
 
 
 if __name__ == "__main__":

@@ -1,8 +1,5 @@
 """The nine scikit-learn learners of Levesque et al. (2017), section V, as data.
 
-It stands outside `test_functions`, so that the process in which fits have a time limit
-imports neither torch nor BoTorch.
-
 .. [Levesque2017conditional]
     J.-C. Levesque, A. Durand, C. Gagne, R. Sabourin. Bayesian Optimization for
     Conditional Hyperparameter Spaces. International Joint Conference on Neural

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 __all__ = ["ClipTail", "Impute"]
 
-from collections.abc import Mapping
 from typing import Literal
 
 import torch
@@ -21,7 +20,6 @@ from botorch.posteriors import Posterior
 from torch import Tensor
 
 from botorch_structured.spaces import ParameterTree
-from botorch_structured.spaces.arguments import as_integer, check_column, check_number
 
 
 class ClipTail(OutcomeTransform):
@@ -77,35 +75,21 @@ class ClipTail(OutcomeTransform):
     def __init__(
         self,
         maximize: bool = True,
-        outputs: list[int] | None = None,
         tail: Literal["flat", "log"] = "flat",
     ) -> None:
         r"""
         Args:
-            maximize: Whether larger outcomes are better. Chain two transforms, each
-                with its own ``outputs``, for outcomes of both kinds.
-            outputs: The outputs to clip, from 0 on; the others pass unchanged. If
-                omitted, all.
+            maximize: Whether larger outcomes are better.
             tail: What outcomes below the cut become: "flat" or "log".
 
         Raises:
-            ValueError: ``outputs`` is no list of integers from 0 on, or an unknown
-                ``tail``.
+            ValueError: An unknown ``tail``.
         """
         super().__init__()
-        listed = isinstance(outputs, list) and all(
-            i is not None and i >= 0 for i in map(as_integer, outputs)
-        )
-        if outputs is not None and not listed:
-            raise ValueError(
-                "outputs: expected a list of integers from 0 on, or None, got "
-                f"{outputs!r}."
-            )
         if tail not in ("flat", "log"):
             raise ValueError(f'tail: expected "flat" or "log", got {tail!r}.')
         self.maximize = maximize
         self.tail = tail
-        self._outputs = outputs
         self._sign = 1.0 if maximize else -1.0  # larger is better with it
         # ``batch_shape x 1 x m`` once learned
         self._learned = ("cut",) if tail == "flat" else ("cut", "scale", "worst")
@@ -151,9 +135,7 @@ class ClipTail(OutcomeTransform):
     def _learn(self, Y: Tensor) -> Tensor:
         """The cut, ``batch_shape x 1 x m``, of ``batch_shape x n x m`` outcomes."""
         failed = -self._sign * torch.inf
-        clips = torch.zeros(Y.shape[-1], dtype=torch.bool, device=Y.device)
-        clips[slice(None) if self._outputs is None else self._outputs] = True
-        bad = (Y.isnan() | (Y == -failed)) & clips
+        bad = Y.isnan() | (Y == -failed)
         if bad.any():
             raise ValueError(
                 "Y: expected outcomes that are finite, or infinitely bad "
@@ -176,17 +158,13 @@ class ClipTail(OutcomeTransform):
         cut = torch.where(finite.any(dim=-2, keepdim=True), cut, 0.0)
         if self.tail == "log":
             worst = Z.nan_to_num(nan=torch.inf).amin(dim=-2, keepdim=True)
-            worst = torch.where(worst < cut, worst, cut)
-            self.worst = self._sign * torch.where(clips, worst, 0.0)
-            self.scale = torch.where(clips & several, spread, 1.0)
-        return torch.where(clips, self._sign * cut, failed)
+            self.worst = self._sign * torch.where(worst < cut, worst, cut)
+            self.scale = torch.where(several, spread, 1.0)
+        return self._sign * cut
 
     def subset_output(self, idcs: list[int]) -> ClipTail:
         r"""The same transform, cut included, for the outputs ``idcs``, from 0 on."""
-        outputs = self._outputs
-        if outputs is not None:
-            outputs = [i for i, k in enumerate(idcs) if k in outputs]
-        subset = self.__class__(self.maximize, outputs, self.tail)
+        subset = self.__class__(self.maximize, self.tail)
         if self.cut.numel():
             for name in self._learned:
                 setattr(subset, name, getattr(self, name)[..., idcs])
@@ -228,20 +206,18 @@ class Impute(InputTransform):
     Args:
         tree: Which columns are active where.
         bounds: ``2 x d``; the default value is the middle. By default [0, 1]^d.
-        defaults: Other default values: ``{column: value}``, or ``d`` numbers.
         transform_on_train: Whether training inputs are imputed.
         transform_on_eval: Whether test inputs are.
         transform_on_fantasize: Whether inputs of fantasies are.
 
     Raises:
-        ValueError: For bounds or defaults that do not fit the tree, or are not finite.
+        ValueError: For bounds that do not fit the tree, or are not finite.
     """
 
     def __init__(
         self,
         tree: ParameterTree,
         bounds: Tensor | None = None,
-        defaults: Mapping[int, float] | Tensor | None = None,
         transform_on_train: bool = True,
         transform_on_eval: bool = True,
         transform_on_fantasize: bool = True,
@@ -252,22 +228,17 @@ class Impute(InputTransform):
                 f"tree: expected a ParameterTree, got {type(tree).__name__}."
             )
         if bounds is None:
-            fill = torch.full((tree.dim,), 0.5, dtype=torch.float64)
-        else:
-            fill = _numbers("bounds", bounds, (2, tree.dim)).mean(dim=0)
-        if isinstance(defaults, Mapping):
-            for column, value in defaults.items():
-                column = check_column("defaults", column, tree.dim)
-                fill[column] = check_number(f"defaults[{column}]", value)
-        elif defaults is not None:
-            fill = _numbers("defaults", defaults, (tree.dim,)).clone()
-        if not fill.isfinite().all():
+            bounds = torch.tensor([[0.0], [1.0]], dtype=torch.double).repeat(
+                1, tree.dim
+            )
+        is_table = isinstance(bounds, Tensor) and bounds.shape == (2, tree.dim)
+        if not (is_table and bounds.isfinite().all()):
             raise ValueError(
-                f"defaults: expected finite values, got {fill.tolist()} (from bounds "
-                "and defaults)."
+                f"bounds: expected 2 x {tree.dim} finite numbers (a tensor), got "
+                f"{bounds}."
             )
         self.tree = tree
-        self.register_buffer("fill", fill)
+        self.register_buffer("fill", bounds.detach().double().mean(dim=0))
         self.transform_on_train = transform_on_train
         self.transform_on_eval = transform_on_eval
         self.transform_on_fantasize = transform_on_fantasize
@@ -287,20 +258,3 @@ class Impute(InputTransform):
             X: ``batch_shape x n x d``.
         """
         return X
-
-    def equals(self, other: InputTransform) -> bool:
-        """Whether another transform does the same."""
-        return (
-            super().equals(other=other)
-            and self.tree == other.tree
-            and torch.equal(self.fill, other.fill.to(self.fill))
-        )
-
-
-def _numbers(name: str, value: object, shape: tuple[int, ...]) -> Tensor:
-    if not isinstance(value, Tensor) or value.shape != shape:
-        got = tuple(value.shape) if isinstance(value, Tensor) else value
-        expected = " x ".join(map(str, shape))
-        raise ValueError(f"{name}: expected {expected} numbers (a tensor), got {got}.")
-    value = value.detach()
-    return value if value.is_floating_point() else value.double()

@@ -72,7 +72,6 @@ def picture(seeds: Sequence[int], path: Path) -> None:
         ax=right,
         X=X,
         Y=errors.masked_fill(errors == 1.0, torch.nan),  # 1 is a failure
-        value_format=".4f",
     )
     right.set_title(f"Where {MODEL} went", loc="left", fontsize="medium")
     figure.savefig(path, dpi=150)

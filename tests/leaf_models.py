@@ -1,5 +1,6 @@
 """Random tree models, for tests of what they compute leaf by leaf."""
 
+import random
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,42 +15,42 @@ from torch import Tensor
 from botorch_structured.models import ConditionalGP, TreeStructuredGP
 from botorch_structured.models.tree.moments import PointMoments
 
-OPTIONS: list[dict[str, Any]] = [
-    {},
-    {"leaf_inputs": "active", "leaf_hyperparameters": "tied", "leaf_kernel": "rbf"},
-    {"shared_features": "linear", "leaf_hyperparameters": "independent"},
-    {"shared_features": "none", "leaf_offset": "fixed", "node_weights": False},
-    {"shared_features": "fourier", "weight_variances": "independent"},
-    {"leaf_inputs": "active", "leaf_hyperparameters": "independent"},
-]
+OPTIONS: dict[str, list[Any]] = {
+    "shared_features": ["additive", "linear", "fourier", "none"],
+    "leaf_inputs": ["own", "active"],
+    "leaf_hyperparameters": ["hierarchical", "independent", "tied"],
+    "leaf_offset": ["random", "fixed"],
+    "weight_variances": ["tied", "independent"],
+    "node_weights": [True, False],
+    "leaf_kernel": ["matern", "rbf"],
+}
 
 
 def random_model(seed: int, n: int = 30) -> Any:
     """Of either class, with categorical columns and a context now and then."""
-    tree = random_tree(seed)
+    rng, tree = random.Random(seed), random_tree(seed)
     assume(tree.decision_columns)
     g = torch.Generator().manual_seed(seed)
     X, Y = random_points(tree, n, g), torch.randn(n, 1, generator=g)
+    Yvar = 0.05 + 0.1 * torch.rand(n, 1, generator=g) if rng.random() < 0.2 else None
     others = [c for c in range(tree.dim) if c not in tree.decision_columns]
-    options = dict(OPTIONS[seed % len(OPTIONS)])
-    if seed % 3 == 0 and others:
-        X[:, others[::2]] = X[:, others[::2]].mul(3.0).floor()
-        options["categorical_features"] = {c: [0.0, 1.0] for c in others[::2]}
-        X[:, others[::2]] = X[:, others[::2]].clamp_max(1.0)
+    named = others[::2] if rng.random() < 0.3 else []
+    X[:, named] = X[:, named].mul(3.0).floor().clamp_max(1.0)
+    kind = rng.choice(["tree", "tree", "tree", "conditional"])
     model: Any
-    if seed % 4 == 3 and "categorical_features" in options:
-        model = ConditionalGP(X, Y, tree, categorical_features=others[::2])
-    elif seed % 4 == 3:
-        base = ScaleKernel((RBFKernel if seed % 8 == 3 else MaternKernel)())
-        model = ConditionalGP(X, Y, tree, covar_module=base)
+    if kind == "conditional" and named:
+        model = ConditionalGP(X, Y, tree, Yvar, categorical_features=named)
+    elif kind == "conditional":
+        base = ScaleKernel(rng.choice([RBFKernel, MaternKernel])())
+        model = ConditionalGP(X, Y, tree, Yvar, covar_module=base)
     else:
-        shared = {*others} - {
-            *tree.conditions,
-            *options.get("categorical_features", ()),
-        }
-        if seed % 5 == 0 and shared:
+        options = {name: rng.choice(values) for name, values in OPTIONS.items()}
+        if named:
+            options["categorical_features"] = {c: [0.0, 1.0] for c in named}
+        shared = {*others} - {*tree.conditions, *named}
+        if shared and rng.random() < 0.3:
             options["context_features"] = sorted(shared)[:2]
-        model = TreeStructuredGP(X, Y, tree, **options)
+        model = TreeStructuredGP(X, Y, tree, Yvar, **options)
     with torch.no_grad():
         for name, p in model.named_parameters():
             p.add_(0.3 * torch.randn(p.shape, generator=g))

@@ -1,5 +1,6 @@
 """What searches are made of: problems, and views of acquisition functions."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from botorch_structured.optim.problem import Problem
 from botorch_structured.optim.view import view_on
+from botorch_structured.spaces import ParameterTree
 
 
 class Nothing(AcquisitionFunction):
@@ -18,6 +20,29 @@ class Nothing(AcquisitionFunction):
 
     def forward(self, X: torch.Tensor) -> torch.Tensor:
         raise NotImplementedError
+
+
+class Function(AcquisitionFunction):
+    """Any function of ``n x d`` points; keeps the points."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__(model=torch.nn.Module())
+        self.function = function
+        self.seen: list[Tensor] = []
+
+    def forward(self, X: Tensor) -> Tensor:
+        assert X.dim() == 3 and X.shape[1] == 1
+        self.seen.append(X.detach().squeeze(-2))
+        return self.function(X.squeeze(-2))
+
+
+def data(tree: ParameterTree, n: int = 16) -> tuple[Tensor, Tensor]:
+    """Of the fixture ``small``: as many points on each of its three paths."""
+    generator = torch.Generator().manual_seed(3)
+    X = torch.rand(n, tree.dim, generator=generator, dtype=torch.double)
+    X[:, 0] = torch.arange(n) % 3
+    X = tree.impute(X)
+    return X, -((X - 0.4) ** 2).sum(-1, keepdim=True)
 
 
 def make_problem(

@@ -7,7 +7,6 @@ break it.
 from __future__ import annotations
 
 import ast
-import importlib
 import io
 import re
 import tokenize
@@ -325,22 +324,3 @@ def test_a_public_model_is_whole(name: str) -> None:
         and sum(issubclass(model, base) for model in public) < 2
     ]
     assert not slices
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_front_door_names_what_is_there(family: str) -> None:
-    """Each ``module.name`` of the table of equations exists."""
-    package = f"botorch_structured.models.{family}"
-    table = importlib.import_module(package).__doc__ or ""
-    modules = {n.rpartition(".")[2] for n in FILES if n.startswith(f"models.{family}.")}
-    named = [
-        parts
-        for text in re.findall(r"`+([\w.]+)`+", table)
-        if len(parts := text.split(".")) > 1 and parts[0] in modules
-    ]
-    assert len(named) >= 3, "expected a table `equation -> ``module.function```"
-    for module, *names in named:
-        value = importlib.import_module(f"{package}.{module}")
-        for part in names:
-            assert hasattr(value, part), f"{module}.{'.'.join(names)} is not there"
-            value = getattr(value, part)

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from botorch.models.transforms.outcome import ChainedOutcomeTransform
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -118,17 +117,7 @@ def test_batches_and_outputs_are_separate() -> None:
     assert transform.cut.shape == (2, 1, 2)
     assert torch.equal(Z[0, :, :1], ClipTail()(one)[0])
     assert torch.equal(Z[1, :, :1], ClipTail()(two)[0])
-    # one of two outputs only, and each in its own direction
-    only = ClipTail(outputs=[0])
-    Z, _ = only(Y)
-    assert torch.equal(Z[0, :, :1], ClipTail()(one)[0])
-    assert torch.equal(Z[..., 1], Y[..., 1])
-    both = ChainedOutcomeTransform(
-        up=ClipTail(outputs=[0]), down=ClipTail(maximize=False, outputs=[1])
-    )
-    Z, _ = both(Y)
-    assert torch.equal(Z[0, :, 1:], ClipTail(maximize=False)(two)[0])
-    sub = both.subset_output([1])
+    sub = transform.subset_output([1])
     sub.eval()
     assert torch.equal(sub(Y[..., 1:])[0], Z[..., 1:])
     sub.train()
@@ -153,9 +142,6 @@ def test_eval_applies_the_stored_cut_and_noise_passes() -> None:
     again = pickle.loads(pickle.dumps(transform))
     for other in (fresh, copy.deepcopy(transform), again):
         assert other(column(-7.0))[0].item() == 1.0
-    for wrong in (1, "0", [0.5], [None], [-1]):
-        with pytest.raises(ValueError, match="outputs: expected a list of integers"):
-            ClipTail(outputs=wrong)
 
 
 @pytest.mark.parametrize("maximize", [True, False])
@@ -164,9 +150,6 @@ def test_meaningless_outcomes_raise(maximize: bool) -> None:
     for wrong in (float("nan"), best):
         with pytest.raises(ValueError, match="Y: expected .* got 1 of 2 that are NaN"):
             ClipTail(maximize=maximize)(column(1.0, wrong))
-    # what another transform looks after is not looked at
-    Y = torch.cat([column(1.0, 2.0), column(best, 0.0)], -1)
-    assert torch.equal(ClipTail(maximize=maximize, outputs=[0])(Y)[0], Y)
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=12))
@@ -192,14 +175,6 @@ def test_the_middle_of_the_range_by_default() -> None:
     assert Impute(TREE)(X)[0, 2] == 0.5  # of [0, 1]
 
 
-@pytest.mark.parametrize(
-    "defaults", [{2: 1.5}, torch.tensor([0.0, 5.0, 1.5], dtype=torch.float64)]
-)
-def test_given_defaults(defaults: Any) -> None:
-    imputed = Impute(TREE, BOUNDS, defaults)(X)
-    assert imputed[0, 2] == 1.5 and imputed[1, 1] == 5.0
-
-
 def test_when_it_applies_and_copies() -> None:
     transform = Impute(TREE, BOUNDS, transform_on_train=False)
     assert torch.equal(transform(X), X)
@@ -218,12 +193,7 @@ def test_when_it_applies_and_copies() -> None:
     [
         ({"tree": {0: {0: [1]}}}, "ParameterTree"),
         ({"bounds": BOUNDS[:, :2]}, "2 x 3"),
-        ({"defaults": {3: 0.0}}, "columns from 0 to 2"),
-        ({"defaults": torch.zeros(2)}, "3 numbers"),
-        ({"defaults": [0.0, 1.0, 2.0]}, "a tensor"),
-        ({"defaults": {1: float("nan")}}, "finite"),
-        ({"defaults": {1: "a"}}, r"defaults\[1\]: expected a number, got 'a'"),
-        ({"defaults": {0.5: 0.0}}, "columns from 0 to 2, got 0.5"),
+        ({"bounds": BOUNDS / 0.0}, "finite"),
     ],
 )
 def test_errors_of_imputation(arguments: dict[str, Any], message: str) -> None:

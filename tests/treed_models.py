@@ -36,15 +36,22 @@ def randomised(model: TreedGP, seed: int = 0) -> TreedGP:
     return model
 
 
-def kernel_of(
-    model: TreedGP, A: Tensor, B: Tensor, length: Tensor, variance: Any
+def stationary(
+    A: Tensor, B: Tensor, length: Tensor, variance: Any, rbf: bool
 ) -> Tensor:
-    """Matern-5/2 or RBF by the formula."""
+    """RBF or Matern-5/2, by the formula."""
     squared = ((A[:, None] - B) / length).square().sum(-1)
-    if model.covar_module.correlation(0).name == "rbf":
+    if rbf:
         return variance * torch.exp(-0.5 * squared)
     r = squared.mul(5.0).clamp_min(1e-30).sqrt()
     return variance * (1.0 + r + r.square() / 3.0) * torch.exp(-r)
+
+
+def kernel_of(
+    model: TreedGP, A: Tensor, B: Tensor, length: Tensor, variance: Any
+) -> Tensor:
+    rbf = model.covar_module.correlation(0).name == "rbf"
+    return stationary(A, B, length, variance, rbf)
 
 
 def hyperparameters(model: TreedGP, leaf: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from botorch_structured.plots.style import COLOURS, legend_below, new_figure, tidy
+from botorch_structured.plots.style import COLOURS, new_figure, tidy
 
 
 def panels(
@@ -70,6 +70,16 @@ def save(figure: Any, path: Path) -> None:
 
 
 def finished(figure: Any) -> Any:
-    """The same with one legend for all panels."""
-    legend_below(figure, figure.axes)
+    """The same with one legend for all panels, each label once."""
+    shown = {}
+    for ax in figure.axes:
+        handles, labels = ax.get_legend_handles_labels()
+        shown.update(zip(labels, handles, strict=True))
+    figure.legend(
+        shown.values(),
+        shown.keys(),
+        loc="outside lower center",
+        ncols=4,
+        frameon=False,
+    )
     return figure

@@ -1,12 +1,12 @@
 """Models of some of the rows against models of all: densities, and regrets of studies.
 
-    python -m benchmarks.quality.some_rows density [--out FILE]
+    python -m benchmarks.quality.some_rows density [--out FILE] [--first-seed S]
     python -m benchmarks.quality.some_rows regret [--out FILE] [--budget K] [--seeds K]
     python -m benchmarks.quality.some_rows report [--out FILE]
 
 ``density``: the mean log density (nats a point) of 400 further points under a
-`TreeStructuredGP` of 1,800 rows, fitted to at most 120 and then 240 rows of a path, as
-`suggest` does, and to all. Rows are random, or as a search leaves them: two thirds lie
+`TreeStructuredGP` of 1,800 rows, fitted to some rows of a path, as `suggest` does, and
+to all. Rows are random, or as a search leaves them: two thirds lie
 around the best of the others. ``regret``: whole studies, with ``max_rows`` and fits as
 they are by default, with all rows for both, and with 200 rows. The functions are made
 for this: six paths, smooth or rough, with and without noise. Results that the file has
@@ -191,23 +191,23 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("results/some_rows.jsonl"))
     parser.add_argument("--budget", type=int, default=600)
     parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--first-seed", type=int, default=0)
     options = parser.parse_args()
     torch.set_num_threads(1)
+    seeds = range(options.first_seed, options.first_seed + options.seeds)
     lines = options.out.read_text().splitlines() if options.out.exists() else []
     results = [json.loads(line) for line in lines]
     if options.what == "density":
         kinds = product(("random", "searched"), ("some", "all"))
         cases = [
             ("density", function, *kind, seed)
-            for seed, kind, function in product(
-                range(options.seeds), [*kinds], FUNCTIONS
-            )
+            for seed, kind, function in product(seeds, [*kinds], FUNCTIONS)
         ]
         make: Any = density
     else:
         cases = [
             ("regret", function, arm, seed, options.budget)
-            for seed, arm, function in product(range(options.seeds), STUDIES, FUNCTIONS)
+            for seed, arm, function in product(seeds, STUDIES, FUNCTIONS)
         ]
         make = regret
     if options.what != "report":

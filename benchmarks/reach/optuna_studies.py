@@ -28,6 +28,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import optuna
 import torch
 from tqdm import tqdm
@@ -70,7 +71,9 @@ def _make_jenatton(seed: int, data: Path) -> Problem:
 
 def make_learners(seed: int, dataset: Any) -> Problem:
     """Nine learners on a data set, whose rows and folds the seed decides."""
-    problem = ScikitLearnCASH(dataset, seed=seed, max_rows=_ROWS)
+    X, y = dataset
+    rows = np.random.default_rng(seed).permutation(len(y))[:_ROWS]
+    problem = ScikitLearnCASH((X[rows], y[rows]), seed=seed)
 
     def ask(trial: optuna.Trial) -> dict[str, Any]:
         learner = trial.suggest_categorical("learner", list(LEARNERS))

@@ -337,7 +337,7 @@ def plot_ranks(
     Raises:
         ImportError: Without matplotlib.
     """
-    from botorch_structured.plots.style import COLOURS, legend_below, new_figure, tidy
+    from botorch_structured.plots.style import COLOURS, new_figure, tidy
 
     traces = scaled_regrets(runs)
     widely = widely_run(traces)
@@ -361,5 +361,5 @@ def plot_ranks(
     ax.set_xlabel("evaluations")
     ax.set_ylabel(f"mean rank of {len(methods)} ({count} problems)")
     tidy(ax)
-    legend_below(figure, [ax])
+    figure.legend(loc="outside lower center", ncols=4, frameon=False)
     figure.savefig(path, dpi=120)

@@ -52,30 +52,12 @@ from botorch_structured._botorch_names import (
     log_ei_helper,
     scaled_improvement,
 )
-from botorch_structured.acquisition.mixtures import check_cost_model
+from botorch_structured.acquisition.mixtures import check_cost_model, read_best_f
 from botorch_structured.spaces.arguments import check_column, check_number
 
-# The smallest standard deviations. BoTorch's 1e-6 is larger than the improvements at
-# the end of a noise-free run.
-_MIN_SIGMA = {torch.float64: 1e-12, torch.float32: 1e-6}
-
-
-def least_sigma(dtype: torch.dtype) -> float:
-    """The smallest standard deviation that is used."""
-    return _MIN_SIGMA.get(dtype, 1e-6)
-
-
-def _read_best_f(best_f: float | Tensor) -> Tensor:
-    """Finite best values as a tensor, or a ``ValueError``.
-
-    Python's numbers in double precision: the rounding error of torch's default dtype is
-    larger than the improvements at the end of a run.
-    """
-    if not isinstance(best_f, Tensor):
-        best_f = torch.tensor(check_number("best_f", best_f), dtype=torch.double)
-    if not best_f.isfinite().all():
-        raise ValueError(f"best_f: expected finite numbers, got {best_f.tolist()}.")
-    return best_f
+#: The smallest variance. BoTorch's 1e-12 is larger than the squared improvements at the
+#: end of a noise-free run.
+LEAST_VARIANCE = 1e-24
 
 
 def _check_has_paths(name: str, model: Any) -> None:
@@ -98,7 +80,7 @@ class _PathImprovement(AnalyticAcquisitionFunction):
     ) -> None:
         _check_has_paths("model", model)
         super().__init__(model=model, posterior_transform=posterior_transform)
-        self.register_buffer("best_f", _read_best_f(best_f))
+        self.register_buffer("best_f", read_best_f(best_f))
         self.maximize = maximize
 
     @t_batch_mode_transform(expected_q=1)
@@ -124,8 +106,7 @@ class _PathImprovement(AnalyticAcquisitionFunction):
                 "best_f: expected a number, or as many as X has batches, "
                 f"{tuple(mean.shape[:-1])}, got shape {tuple(self.best_f.shape)}."
             ) from None
-        floor = least_sigma(mean.dtype) ** 2
-        sigma = posterior.variance.clamp_min(floor).sqrt().view(mean.shape)
+        sigma = posterior.variance.clamp_min(LEAST_VARIANCE).sqrt().view(mean.shape)
         u = scaled_improvement(
             mean,
             sigma,
@@ -212,7 +193,7 @@ class _ContextImprovement(AnalyticAcquisitionFunction):
             )
         columns, values = _read_target(model, target)
         super().__init__(model=model)
-        best_f = _read_best_f(best_f)
+        best_f = read_best_f(best_f)
         if best_f.numel() != 1:
             raise ValueError(
                 f"best_f: expected a finite number, got {best_f.tolist()}."
@@ -252,9 +233,8 @@ class _ContextImprovement(AnalyticAcquisitionFunction):
             mean = posterior.mean[..., :1, :]
             covariance = posterior.distribution.covariance_matrix
             variance = covariance[..., 0, 1:].square()
-            floor = least_sigma(X.dtype) ** 2
-            variance = variance / covariance[..., 1, 1:].clamp_min(floor)
-        sigma = variance.clamp_min(least_sigma(X.dtype) ** 2).sqrt()
+            variance = variance / covariance[..., 1, 1:].clamp_min(LEAST_VARIANCE)
+        sigma = variance.clamp_min(LEAST_VARIANCE).sqrt()
         best_f = self.best_f.to(X)
         u = scaled_improvement(
             mean.squeeze(-1),

@@ -66,14 +66,13 @@ from botorch.utils.multi_objective.box_decompositions.box_decomposition import (
 )
 from botorch.utils.safe_math import log1mexp
 from botorch.utils.transforms import (
-    average_over_ensemble_models,
     is_ensemble,
     t_batch_mode_transform,
 )
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from botorch_structured._botorch_names import log_ei_helper, scaled_improvement
+from botorch_structured._botorch_names import log_ei_helper
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.spaces.arguments import check_number
 
@@ -99,6 +98,19 @@ def _read_weights(weights: Tensor | Sequence[float] | None, num: int) -> Tensor:
             f"0, got {shares.tolist()}."
         )
     return shares / shares.sum()
+
+
+def read_best_f(best_f: float | Tensor) -> Tensor:
+    """Finite best values as a tensor, or a ``ValueError``.
+
+    Python's numbers in double precision: the rounding error of torch's default dtype is
+    larger than the improvements at the end of a run.
+    """
+    if not isinstance(best_f, Tensor):
+        best_f = torch.tensor(check_number("best_f", best_f), dtype=torch.double)
+    if not best_f.isfinite().all():
+        raise ValueError(f"best_f: expected finite numbers, got {best_f.tolist()}.")
+    return best_f
 
 
 class Mixtures(nn.Module):
@@ -238,23 +250,14 @@ class AnyScaleLogExpectedImprovement(LogExpectedImprovement):
     outcomes is 1e-6 or less this is larger than what is known about good points.
     """
 
-    @t_batch_mode_transform(expected_q=1)
-    @average_over_ensemble_models
-    def forward(self, X: Tensor) -> Tensor:
-        """Values of ``b x 1 x d`` points, ``b``."""
-        posterior = self.model.posterior(
-            X, posterior_transform=self.posterior_transform
-        )
-        mean = posterior.mean.squeeze(-2).squeeze(-1)
-        least = torch.finfo(mean.dtype).tiny
-        sigma = posterior.variance.clamp_min(least).sqrt().view(mean.shape)
-        u = scaled_improvement(
-            mean,
-            sigma,
-            self.best_f.to(mean),
-            self.maximize,
-        )
-        return log_ei_helper(u) + sigma.log()
+    def _mean_and_sigma(
+        self,
+        X: Tensor,
+        compute_sigma: bool = True,
+        min_var: float = 1e-12,
+    ) -> tuple[Tensor, Tensor | None]:
+        least = torch.finfo(X.dtype).tiny
+        return super()._mean_and_sigma(X, compute_sigma, least)
 
 
 class AveragedLogExpectedImprovement(AnalyticAcquisitionFunction):
@@ -301,13 +304,10 @@ class AveragedLogExpectedImprovement(AnalyticAcquisitionFunction):
         if not models:
             raise ValueError("models: expected at least one, got none.")
         super().__init__(model=models[0])
-        # a Python number may need more digits than PyTorch's default dtype has
-        dtype = best_f.dtype if torch.is_tensor(best_f) else torch.double
-        best = torch.as_tensor(best_f, dtype=dtype).detach().reshape(-1)
-        if len(best) not in (1, len(models)) or not best.isfinite().all():
+        best = read_best_f(best_f).detach().reshape(-1)
+        if len(best) not in (1, len(models)):
             raise ValueError(
-                f"best_f: expected a finite number or {len(models)} of them, got "
-                f"{best.tolist()}."
+                f"best_f: expected a number or {len(models)} of them, got {len(best)}."
             )
         shares = _read_weights(weights, len(models))
         best = best.expand(len(models))

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -761,3 +761,33 @@ def _as_one(
     ]
     evidence = -0.5 * (float(half @ half) + logdet + n * math.log(2.0 * math.pi))
     return evidence, derivatives
+
+
+# -- several at once --------------------------------------------------------------
+
+#: An algorithm that yields points, gets what is at each, and returns its result.
+Steps = Generator[Any, Any, Any]
+
+
+def finish(
+    several: Sequence[Steps],
+    evaluate: Callable[[list[Any]], Sequence[Any]] = list,
+) -> list[Any]:
+    """Results of algorithms, which go on together with one evaluation for all.
+
+    Args:
+        several: What have not started yet.
+        evaluate: What is at the last point of each; of those that have returned, whose
+            points stay, nobody reads it.
+    """
+    points = [next(steps) for steps in several]
+    results: dict[int, Any] = {}
+    while len(results) < len(several):
+        values = evaluate(points)
+        for i, steps in enumerate(several):
+            if i not in results:
+                try:
+                    points[i] = steps.send(values[i])
+                except StopIteration as end:
+                    results[i] = end.value
+    return [results[i] for i in range(len(several))]

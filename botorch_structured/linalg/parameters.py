@@ -131,8 +131,8 @@ class QuickLogNormalPrior(LogNormalPrior):
         # a prior keeps the default dtype of the time when it was made
         scale = self.scale.to(log_value.dtype)
         standard = (log_value - self.loc) / scale
-        constant = scale.log() + 0.5 * math.log(2.0 * math.pi)
-        return -0.5 * standard.square() - log_value - constant
+        sum_of_both = torch.addcmul(log_value, standard, standard, value=0.5)
+        return -0.5 * math.log(2.0 * math.pi) - sum_of_both - scale.log()
 
 
 def log_gaussian_prior(mode: float, scale: float) -> LogNormalPrior:

@@ -353,18 +353,15 @@ def columns_of(model: GPyTorchModel) -> int | None:
     if getattr(model, "_task_feature", None) is not None:
         return None
     raw = raw_inputs(model)
-    if getattr(model, "input_transform", None) is not None:
-        transform = deepcopy(model.input_transform).eval()
-        points = [transform.preprocess_transform(raw)]
-        try:
-            with torch.no_grad():
-                for is_fantasy in (False, True):
-                    with fantasize_flag(is_fantasy):
-                        points.append(transform(raw))
-        except (BotorchError, IndexError, RuntimeError, ValueError):
-            return None
-        for X in points[1:]:
-            if X.shape[-1] != points[0].shape[-1]:
+    transform = getattr(model, "input_transform", None)
+    if transform is not None:
+        width = deepcopy(transform).preprocess_transform(raw).shape[-1]
+        for fantasize in (False, True):
+            try:
+                points, _ = in_evaluation(transform, raw, width, fantasize)
+            except ValueError:
+                return None
+            if points.shape[-1] != raw.shape[-1]:
                 return None
     return raw.shape[-1]
 

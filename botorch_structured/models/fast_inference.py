@@ -181,6 +181,10 @@ class FastInference(ExactGP):
             if value is not None:
                 return -mll._add_other_terms(value, ()) / self._num_observed
         output = self(*self.train_inputs)
+        if type(output) is MultivariateNormal:
+            # a likelihood may ask for its diagonal first, which would be another kernel
+            covariance = output.lazy_covariance_matrix.evaluate_kernel()
+            output = MultivariateNormal(output.mean, covariance)
         transformed = (self.transform_inputs(t) for t in self.train_inputs)
         return -mll(output, self.train_targets, *transformed, **kwargs)
 

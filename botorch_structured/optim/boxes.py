@@ -17,12 +17,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from botorch.exceptions.errors import CandidateGenerationError, InfeasibilityError
+from botorch.exceptions.errors import InfeasibilityError
 from botorch.utils.sampling import get_polytope_samples
 from torch.quasirandom import SobolEngine
 
 from botorch_structured.linalg.blocks import positions
-from botorch_structured.optim.problem import Array, Problem, first_of_each
+from botorch_structured.optim.problem import MAX_PATHS, Array, Problem, first_of_each
 
 # Distances, as powers of ten of the width of the box, at which points known to be good
 # are perturbed: without noise the optimum of expected improvement may be at 1e-5.
@@ -227,8 +227,7 @@ def boxes_at(problem: Problem, rows: Array) -> tuple[Boxes, Array]:
 
     Returns:
         The boxes, and ``n`` booleans: which rows have one. Rows have none where a
-        fixed feature, a bound or the list of a categorical rules their path out, or
-        where it is to be avoided.
+        fixed feature, a bound or the list of a categorical rules their path out.
     """
     located = problem.tree.locate(torch.from_numpy(rows))
     codes, active, keys = map(torch.Tensor.numpy, located)
@@ -241,9 +240,6 @@ def boxes_at(problem: Problem, rows: Array) -> tuple[Boxes, Array]:
         lower[on, col] = low[code]
         upper[on, col] = high[code]
     ok = np.all(lower <= upper, axis=-1)
-    if len(problem.avoid_paths):
-        named = problem.key_tree.path_key(torch.from_numpy(rows)).numpy()
-        ok &= ~np.isin(named, problem.avoid_paths)
     return Boxes(
         problem,
         lower,
@@ -260,7 +256,7 @@ def path_boxes(
 ) -> Boxes:
     """The boxes of the paths to be searched.
 
-    All paths, or ``max_paths`` random ones if there are more, and those of known points
+    All paths, or 1,024 random ones if there are more, and those of known points
     beside them.
 
     Args:
@@ -269,24 +265,22 @@ def path_boxes(
         rng: Draws the random paths.
 
     Raises:
-        CandidateGenerationError: All paths are to be avoided.
         ValueError: The arguments leave no path.
     """
-    if problem.tree.num_paths <= problem.max_paths:
+    if problem.tree.num_paths <= MAX_PATHS:
         rows = problem.tree.path_points.numpy().astype(problem.lower.dtype)
     else:
-        drawn = random_rows(problem, problem.max_paths, rng)
-        near = np.concatenate([points, problem.good])[-problem.max_paths :]
+        generator = torch.Generator().manual_seed(int(rng.integers(1 << 31)))
+        drawn: Array = problem.tree.random_paths(MAX_PATHS, generator).numpy()
+        drawn = drawn.astype(problem.lower.dtype)
+        for col, value in problem.fixed.items():
+            drawn[:, col] = value
+        near = np.concatenate([points, problem.good])[-MAX_PATHS:]
         rows = np.concatenate([drawn, near])
         rows = rows[first_of_each(problem.keys(rows))]
     boxes, ok = boxes_at(problem, rows)
     if ok.any():
         return boxes.take(ok)
-    if len(problem.avoid_paths):
-        raise CandidateGenerationError(
-            "Expected a path to search, got none: all that fixed_features, "
-            "categorical_features and bounds leave are among avoid_paths."
-        )
     raise ValueError(
         "fixed_features, categorical_features, bounds: expected to leave at least one "
         f"path of the tree, got fixed_features={problem.fixed}, "
@@ -295,16 +289,7 @@ def path_boxes(
     )
 
 
-def random_rows(problem: Problem, n: int, rng: np.random.Generator) -> Array:
-    """``n`` points on random paths, with fixed decisions at their fixed values."""
-    generator = torch.Generator().manual_seed(int(rng.integers(1 << 31)))
-    drawn = problem.tree.random_paths(n, generator)
-    rows: Array = drawn.numpy().astype(problem.lower.dtype)
-    for col, value in problem.fixed.items():
-        rows[:, col] = value
-    return rows
-
-
+@dataclass
 class Sample:
     """Candidates, the box each lies in, and the source each comes from.
 
@@ -315,15 +300,13 @@ class Sample:
             the refinement are taken from each source.
     """
 
-    def __init__(
-        self,
-        X: Array,
-        box: Array,
-        source: Array | None = None,
-    ) -> None:
-        self.X = X
-        self.box = box
-        self.source = np.zeros_like(box) if source is None else source
+    X: Array
+    box: Array
+    source: Any = None
+
+    def __post_init__(self) -> None:
+        if self.source is None:
+            self.source = np.zeros_like(self.box)
 
     def take(self, index: Any) -> Sample:
         """The candidates at ``index``."""
@@ -332,14 +315,8 @@ class Sample:
 
 def join(samples: Sequence[Sample]) -> Sample:
     """All candidates, one sample after the other."""
-    X = []
-    box = []
-    source = []
-    for sample in samples:
-        X.append(sample.X)
-        box.append(sample.box)
-        source.append(sample.source)
-    return Sample(np.concatenate(X), np.concatenate(box), np.concatenate(source))
+    fields = zip(*((s.X, s.box, s.source) for s in samples), strict=True)
+    return Sample(*map(np.concatenate, fields))
 
 
 def _admissible(boxes: Boxes, sample: Sample) -> Sample:
@@ -517,7 +494,7 @@ def _with_replacements(
     rng: np.random.Generator,
 ) -> Sample:
     """More points for boxes in which none was admissible, but another one may be."""
-    space = boxes.problem.key_tree.space
+    space = boxes.problem.space
     if space is not None and len(chosen):
         arrays = boxes.lower, boxes.upper, boxes.active
         forbidden = space.forbids(*map(torch.from_numpy, arrays)).numpy()

@@ -18,7 +18,6 @@ from torch import Tensor
 from botorch_structured.optim.boxes import Boxes
 from botorch_structured.optim.problem import Array, KnownPoints
 from botorch_structured.optim.view import View, view_on
-from botorch_structured.spaces.arguments import check_count
 
 # Most iterations of a climb.
 _MAX_CLIMB = 40
@@ -39,27 +38,21 @@ class Evaluator:
 
     Args:
         acq_function: Maps ``b x 1 x d`` to ``b``.
-        batch_limit: Most rows in one call; by default as many as memory allows.
         device: Where it is evaluated.
     """
 
     def __init__(
         self,
         acq_function: AcquisitionFunction,
-        batch_limit: int | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
         self.acq_function = acq_function
         self.device = device
         self._view: View | None = None
-        self.batch_limit = (
-            self._default_limit()
-            if batch_limit is None
-            else check_count("batch_limit", batch_limit)
-        )
+        self.batch_limit = self._most_rows()
 
-    def _default_limit(self) -> int:
-        """Most rows by the numbers that a call needs at once, at most 2^25.
+    def _most_rows(self) -> int:
+        """Most rows in one call, by the numbers that it needs at once: at most 2^25.
 
         They are points times training points times Monte Carlo samples.
         """
@@ -434,11 +427,17 @@ def _climb_constrained(
     row: int,
     moving: Array,
 ) -> tuple[Array, float]:
-    """SLSQP from one start, then back into the feasible set, left by rounding."""
+    """SLSQP from one start."""
     problem = starts.problem
     tensor = problem.tensor
+    # SLSQP ends beyond a border by rounding: the border is within
+    within = 1e-9 if x.itemsize == 8 else 1e-5
     constraints = [
-        (tensor(np.array(c.columns)), c.coefficients.to(problem.device), c.rhs)
+        (
+            tensor(np.array(c.columns)),
+            c.coefficients.to(problem.device),
+            c.rhs + within * (1.0 + abs(c.rhs)),
+        )
         for c in problem.constraints
         if starts.active[i, c.columns].all() and moving[c.columns].any()
     ]
@@ -458,12 +457,8 @@ def _climb_constrained(
     except OptimizationGradientError:
         return x, value
     end = candidate.detach().cpu().numpy().reshape(1, -1)
-    back = np.array([0.0, 1e-14, 1e-12, 1e-10, 1e-8, 1e-6, 1e-4, 1e-2], x.dtype)
-    trial = np.where(moving, end + back[:, None] * (x - end), x)
-    trial = trial.clip(starts.lower[i], starts.upper[i])
-    ok = problem.admissible(trial, np.tile(starts.active[i], (len(trial), 1)))
-    if not ok.any():
+    end = np.where(moving, end, x).clip(starts.lower[i], starts.upper[i])
+    if not problem.admissible(end, starts.active[i : i + 1]).all():
         return x, value
-    trial = trial[ok][:1]
-    (new,) = evaluator.values(trial, np.array([row]))
-    return (trial[0], new) if new > value else (x, value)
+    (new,) = evaluator.values(end, np.array([row]))
+    return (end[0], new) if new > value else (x, value)

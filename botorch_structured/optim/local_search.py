@@ -14,9 +14,8 @@ import numpy as np
 from botorch.acquisition import AcquisitionFunction
 from torch import Tensor
 
-from botorch_structured.optim.boxes import Boxes, project, whole_box
+from botorch_structured.optim.boxes import project, whole_box
 from botorch_structured.optim.problem import (
-    MAX_PATHS,
     Array,
     Feasible,
     KnownPoints,
@@ -46,8 +45,6 @@ def optimize_acqf_local_search(
     X_start: Tensor | None = None,
     min_distance: float = 0.0,
     seed: int | None = None,
-    max_paths: int = MAX_PATHS,
-    batch_limit: int | None = None,
     min_step: float = 1e-4,
     max_iter: int = 500,
     space: SearchSpace | None = None,
@@ -107,12 +104,9 @@ def optimize_acqf_local_search(
             training point of the model on every path.
         min_distance: How far from known points to stay, in widths of the bounds.
         seed: Makes the answer repeatable.
-        max_paths: If no random point can be proposed, at most so many paths are
-            searched for one.
-        batch_limit: Most rows in one call of the acquisition function.
         min_step: The smallest step of real columns, in widths of the bounds.
-        max_iter: Iterations, each one call of the acquisition function (more where
-            ``batch_limit`` splits it), after which climbs stop. With 0 the answer is
+        max_iter: Iterations, each one call of the acquisition function, after which
+            climbs stop. With 0 the answer is
             the best of the random points, the maximiser of "GP-cond" and "GP-laplace".
         space: A `SearchSpace` in place of the arguments that describe one.
 
@@ -140,7 +134,6 @@ def optimize_acqf_local_search(
         X_avoid=X_avoid,
         X_start=X_start,
         min_distance=min_distance,
-        max_paths=max_paths,
     )
     search = Search(
         problem,
@@ -148,12 +141,12 @@ def optimize_acqf_local_search(
         q,
         num_restarts,
         raw_samples,
-        batch_limit,
         seed,
     )
     evaluator = search.evaluator
     whole = whole_box(problem)
-    hood = one_exchange(whole, steps, search.rng)
+    # eq. (7); a column that is an integer and categorical moves to the next values
+    hood = Neighbourhood(whole, slots_of(whole, steps, far=False), search.rng)
     good = project(whole, problem.good)[:num_restarts]
 
     def propose(avoid: KnownPoints) -> tuple[Array, Array]:
@@ -184,29 +177,6 @@ def optimize_acqf_local_search(
         return points, np.concatenate([values[best], reached[moved]])
 
     return search.greedily(propose)
-
-
-def one_exchange(
-    space: Boxes, steps: Sequence[float], rng: np.random.Generator
-) -> Neighbourhood:
-    r"""The neighbours of the paper's local search, :math:`N_j(\gamma)` in equation (7).
-
-    ================================  ================================================
-    active parameter                  its other values
-    ================================  ================================================
-    real                              each step down and up, cut at the bounds
-    integer                           one less and one more
-    integer that is categorical, too  the admissible values next to it
-    categorical, decision by value    every other one
-    numeric decision                  as a real or an integer column
-    ================================  ================================================
-
-    Args:
-        space: `whole_box`.
-        steps: Steps of real columns, in widths of the bounds, the largest first.
-        rng: Draws parameters that are switched on.
-    """
-    return Neighbourhood(space, slots_of(space, steps, far=False), rng)
 
 
 def _steps(step: float, min_step: float) -> list[float]:

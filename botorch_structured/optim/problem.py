@@ -7,7 +7,6 @@ size.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,7 +17,6 @@ import torch
 from botorch.acquisition import AcquisitionFunction, OneShotAcquisitionFunction
 from botorch.acquisition.objective import IdentityMCObjective
 from botorch.models import MultiTaskGP, SingleTaskGP
-from botorch.posteriors.fully_bayesian import MCMC_DIM
 from numpy.typing import NDArray
 from scipy.spatial import cKDTree
 from torch import Tensor
@@ -29,13 +27,11 @@ from botorch_structured.spaces.arguments import (
     check_by_column,
     check_column,
     check_columns,
-    check_count,
     check_function,
     check_number,
     check_values,
 )
 from botorch_structured.spaces.columns import with_slack
-from botorch_structured.spaces.path_search import MAX_LISTED
 
 Array = NDArray[Any]
 Feasible = Callable[[Tensor], Tensor]
@@ -47,7 +43,7 @@ Columns = tuple[
     Mapping[int, Sequence[float]],
     Tensor,
 ]
-# All paths are searched up to this number of them.
+# All paths are searched up to this number of them; of more, random ones.
 MAX_PATHS = 1024
 
 
@@ -65,7 +61,6 @@ class Values:
             neighbours are alike (integers); of others (categoricals) it tries all.
         table: ``d x w`` listed values, ascending, followed by at least one infinity.
         discrete: ``d`` booleans: columns of integers or with a list.
-        borders: ``(w - 1) x d`` numbers half way between them, then infinities.
     """
 
     whole: Array
@@ -74,7 +69,6 @@ class Values:
     ordered: Array
     table: Array
     discrete: Array
-    borders: Array
 
     def position(self, X: Array, columns: Any = slice(None)) -> Array:
         """Positions of the nearest admissible values.
@@ -86,17 +80,10 @@ class Values:
         position: Array = np.where(self.whole[columns], np.rint(X), X)
         listed = np.broadcast_to(self.listed[columns], X.shape).nonzero()
         if len(listed[0]):
-            x = X[listed]
             numbers = np.arange(len(self.table))[columns]
             column = np.broadcast_to(numbers, X.shape)[listed]
-            count = np.zeros_like(x)
-            above = np.arange(len(x))
-            for border in self.borders:
-                above = above[x[above] > border[column[above]]]
-                if not len(above):
-                    break
-                count[above] += 1
-            position[listed] = count
+            distance = np.abs(X[listed][:, None] - self.table[column])
+            position[listed] = distance.argmin(-1)
         return position
 
     def value(self, position: Array, columns: Any = slice(None)) -> Array:
@@ -127,7 +114,7 @@ class Problem:
 
     Attributes:
         tree: What is active where. Every outcome that may be proposed is declared.
-        key_tree: The tree as it was given, of whose keys ``avoid_paths`` are.
+        space: The `SearchSpace` that the tree belongs to, or None.
         bounds: ``2 x d``.
         fill: ``d`` numbers that inactive columns hold.
         values: What each column may hold where it is active, whatever the path. A
@@ -139,13 +126,12 @@ class Problem:
             outcome.
         fixed: Column -> its value, where the column is active.
         constraints: Linear constraints, binding where all their columns are active.
-        feasible: Any other restriction.
-        is_restricted: Whether a constraint or ``feasible`` restricts the points.
+        restrictions: What a space forbids, and ``feasible``.
+        is_restricted: Whether there are constraints or restrictions.
         restricting: ``d`` booleans: the columns on which that depends.
         X_avoid: ``m x d`` points not to be proposed, pending ones included.
         good: ``k x d`` points to look around, the best first.
         good_keys: The keys of their paths.
-        max_paths: The number of paths up to which all of them are searched.
         min_distance: How far from known points to stay, in widths of the bounds.
         device: That of the bounds.
 
@@ -169,8 +155,6 @@ class Problem:
         X_avoid: Tensor | None = None,
         X_start: Tensor | None = None,
         min_distance: float = 0.0,
-        max_paths: int = MAX_PATHS,
-        avoid_paths: Tensor | None = None,
     ) -> None:
         check_acquisition(acq_functions[0], "acq_function")
         beside: dict[str, Any] = {
@@ -184,8 +168,8 @@ class Problem:
             columns = _read_columns(**beside)
         else:
             columns = _columns_of(space, acq_functions[0], beside)
-        limits, key_tree, whole, lists, row = columns
-        d = key_tree.dim
+        limits, tree, whole, lists, row = columns
+        d = tree.dim
         for acq_function in acq_functions:
             _check_model(acq_function, d)
         if feasible is not None:
@@ -196,39 +180,34 @@ class Problem:
                 "min_distance: expected a share of the width of the bounds, from 0 to "
                 f"less than 1, got {min_distance!r}."
             )
-        fixed = read_fixed(key_tree, limits, fixed_features, whole, lists)
-        keys = torch.empty(0).long() if avoid_paths is None else avoid_paths
-        if not isinstance(keys, Tensor) or keys.dtype != torch.long:
-            raise ValueError(
-                f"avoid_paths: expected keys of tree.path_key, got {keys!r}."
-            )
+        fixed = read_fixed(tree, limits, fixed_features, whole, lists)
         constraints = []
         if inequality_constraints is not None:
             constraints = _constraints(d, inequality_constraints, limits)
         tables = [limits[:0]]
         if X_avoid is not None:
-            tables.append(check_points("X_avoid", X_avoid, key_tree, row))
+            tables.append(check_points("X_avoid", X_avoid, tree, row))
         for acq_function in acq_functions:
             X = getattr(acq_function, "X_pending", None)
             if X is not None:
                 X = X.reshape(-1, X.shape[-1])
-                tables.append(check_points("X_pending", X, key_tree, row))
+                tables.append(check_points("X_pending", X, tree, row))
         avoid = torch.cat(tables).cpu()
         if X_start is None:
-            start, rows = promising(key_tree, row, acq_functions[0])
+            start, rows = promising(tree, row, acq_functions[0])
         else:
-            start = check_points("X_start", X_start, key_tree, row)
+            start = check_points("X_start", X_start, tree, row)
             rows = torch.arange(len(start))
         start = start.cpu()
-        declaring = _declaring(key_tree, lists, fixed, [avoid, start])
+        declaring = _declaring(tree, lists, fixed, [avoid, start])
         restricting: Sequence[int] = range(d) if feasible or constraints else ()
-        informed = key_tree.space
+        restrictions = [feasible] if feasible else []
+        informed = tree.space
         if informed is not None and informed.is_restricted:
             restricting = restricting or informed.restricting_columns
-            allowed = informed.feasible
-            feasible = _both(allowed, feasible) if feasible else allowed
+            restrictions.insert(0, informed.feasible)
         self.tree = declaring
-        self.key_tree = key_tree
+        self.space = informed
         self.bounds = limits.cpu().numpy()
         self.fill = row.cpu().numpy()
         self.fixed = fixed
@@ -236,15 +215,13 @@ class Problem:
         self.empty = self.lower > self.upper
         self.outcomes = [*map(self._outcomes, declaring.decision_columns)]
         self.constraints = constraints
-        self.feasible = feasible
-        self.is_restricted = bool(constraints) or feasible is not None
+        self.restrictions = restrictions
+        self.is_restricted = bool(constraints or restrictions)
         self.restricting = mask_of(restricting, d)
         self.X_avoid = avoid.numpy()
         self.good = start[rows].numpy()
         self.good_keys = declaring.path_key(start)[rows].numpy()
-        self.max_paths = min(check_count("max_paths", max_paths), MAX_LISTED)
         self.min_distance = distance
-        self.avoid_paths = keys.cpu().numpy()
         self.device = limits.device
 
     def _read_values(
@@ -259,10 +236,7 @@ class Problem:
         tree = self.tree
         tables: dict[int, Sequence[float]] = dict(lists)
         for c in tree.decisions_by_value:
-            outcomes = tree.decision_values[c]
-            if c in integers:
-                outcomes = [v for v in outcomes if v.is_integer()]
-            tables.setdefault(c, outcomes)
+            tables.setdefault(c, tree.decision_values[c])
         width = 2
         for numbers in tables.values():
             width = max(width, 1 + len(numbers))
@@ -285,8 +259,8 @@ class Problem:
         last = np.where(table < np.inf, table, -np.inf).max(-1)
         self.lower = np.where(listed, table[:, 0], self.lower)
         self.upper = np.where(listed, last, self.upper)
-        space = self.key_tree.space
-        logarithmic = mask_of([] if space is None else space.log_integers, d)
+        logs = [] if self.space is None else self.space.log_integers
+        logarithmic = mask_of(logs, d)
         # A column named in both is an integer with gaps: neighbours are alike. To a
         # search no outcome of a decision is like another.
         ordered[tree.decisions_by_value] = False
@@ -297,7 +271,6 @@ class Problem:
             ordered,
             table,
             discrete=whole | listed,
-            borders=(0.5 * (table[:, :-1] + table[:, 1:])).T,
         )
 
     def _outcomes(self, c: int) -> tuple[Array, Array]:
@@ -359,10 +332,12 @@ class Problem:
             # by torch, as a caller may check it: other sums round in other ways
             total = torch.from_numpy(X[:, c.columns]) @ c.coefficients
             ok &= ~binds | (total >= c.rhs).numpy()
-        if self.feasible is not None and ok.any():
-            verdict = self.feasible(self.tensor(X[ok]))
-            shape = torch.Size([int(ok.sum())])
-            ok[ok] = check_booleans("feasible", verdict, shape).cpu().numpy()
+        for restriction in self.restrictions:
+            some = self.tensor(X[ok])
+            if len(some):
+                verdict = restriction(some)
+                checked = check_booleans("feasible", verdict, some.shape[:1])
+                ok[ok] = checked.cpu().numpy()
         return ok
 
     def is_new(
@@ -400,20 +375,12 @@ class KnownPoints:
     def __init__(self, problem: Problem, X: Array) -> None:
         self.problem = problem
         self.X = X
-        values = problem.values
         width = problem.bounds[1] - problem.bounds[0]
         # up to these differences two points are the same to any model
-        room = (1e-8 if width.itemsize == 8 else 1e-5) * width
-        if values.discrete.any():
-            # the next value of a discrete column is another point; between infinities
-            # that fill a table up the difference is NaN, which fmin leaves out
-            with np.errstate(invalid="ignore"):
-                gap = np.fmin.reduce(np.diff(values.table), axis=-1)
-            gap = np.where(values.whole, 1.0, gap)
-            room = np.where(values.discrete, np.fmin(room, 0.25 * gap), room)
-        distance = np.where(values.discrete, 0.0, problem.min_distance * width)
+        share = max(1e-8 if width.itemsize == 8 else 1e-5, problem.min_distance)
+        room = np.where(problem.values.discrete, 1e-6, share * width)
         # in a column without room any other number is far away
-        self._scale = np.maximum(np.maximum(room, distance), 1e-150)
+        self._scale = np.maximum(room, 1e-150)
         self._nearest = cKDTree(X / self._scale)
 
     def contains(self, X: Array) -> Array:
@@ -472,7 +439,10 @@ def _train_inputs(model: Any) -> Tensor | None:
     X = getattr(model, "_original_train_inputs", None)
     if not isinstance(X, Tensor) or model.training:
         X = (getattr(model, "train_inputs", None) or (None,))[0]
-    return _of_one_sample(model, X, ndim=2)
+    if not isinstance(X, Tensor):
+        return None
+    # batches and ensembles have them once a member
+    return X.reshape(-1, *X.shape[-2:])[0]
 
 
 def _check_model(acq_function: AcquisitionFunction, d: int) -> None:
@@ -586,13 +556,6 @@ def check_bounds(bounds: Any, d: int | None = None) -> Tensor:
     return bounds.detach()
 
 
-def _both(first: Feasible, second: Feasible) -> Feasible:
-    """Where both hold."""
-    return lambda X: (
-        first(X) & check_booleans("feasible", second(X), X.shape[:-1]).to(X.device)
-    )
-
-
 def _check_scale(bounds: Tensor, space: SearchSpace) -> None:
     """Check that bounds are on the scale of a space that knows about columns."""
     columns = set(range(space.dim) if space.is_restricted else space.integer_features)
@@ -633,7 +596,7 @@ def check_points(
     except ValueError as error:
         raise ValueError(f"{name}: {str(error).removeprefix('X: ')}") from None
     X = torch.where(active, X, fill)
-    if not math.isfinite(X.sum()) and not X.isfinite().all():
+    if not X.isfinite().all():
         row, col = (~X.isfinite()).nonzero()[0].tolist()
         raise ValueError(
             f"{name}: expected finite numbers in active columns, got {X[row, col]} in "
@@ -701,17 +664,7 @@ def read_fixed(
     fixed: dict[int, float] = {}
     for c, v in (fixed_features or {}).items():
         name = f"fixed_features[{c}]"
-        col = check_column(
-            "fixed_features",
-            c,
-            tree.dim,
-            True,
-        )
-        if col in fixed:
-            raise ValueError(
-                "fixed_features: expected each column once, got column "
-                f"{col} twice in {fixed_features}."
-            )
+        col = check_column("fixed_features", c, tree.dim, True)
         value = check_number(name, v)
         lo, hi = bounds[:, col].tolist()
         least, most = with_slack((lo, hi), col in whole)
@@ -728,12 +681,7 @@ def read_fixed(
             value = float(nearest)
         elif col not in tree.decisions_by_value:
             value = min(max(value, lo), hi)
-        _check_declared(
-            name,
-            tree,
-            col,
-            [value],
-        )
+        _check_declared(name, tree, col, [value])
         fixed[col] = value
     return fixed
 
@@ -816,11 +764,23 @@ def promising(
     if X is None or X.shape[-1] != tree.dim or not len(X):
         return nothing
     X = X.detach().to(fill)
-    with torch.no_grad():
-        score = _score(acq_function, model, X)
-    if score is None:
-        return nothing
-    return tree.impute(X, fill), best_of_paths(tree, X, score)
+    transform = getattr(acq_function, "posterior_transform", None)
+    objective = getattr(acq_function, "objective", None)
+    score = model.train_targets
+    is_plain = transform is None and isinstance(objective, IdentityMCObjective | None)
+    if not is_plain or score.shape != X.shape[:1]:  # also of fantasies
+        if len(X) > 2048:
+            return nothing
+        # One point a batch, as a joint covariance is not needed.
+        points = X.unsqueeze(-2)
+        with torch.no_grad():
+            posterior = model.posterior(points, posterior_transform=transform)
+        score = getattr(posterior, "mixture_mean", posterior.mean)
+        score = score if objective is None else objective(score, points)
+        if score.numel() > len(X):  # several objectives
+            return nothing
+    sign = 1.0 if getattr(acq_function, "maximize", True) else -1.0
+    return tree.impute(X, fill), best_of_paths(tree, X, sign * score.flatten())
 
 
 def best_of_paths(tree: ParameterTree, X: Tensor, score: Tensor) -> Tensor:
@@ -829,40 +789,3 @@ def best_of_paths(tree: ParameterTree, X: Tensor, score: Tensor) -> Tensor:
     keys = tree.path_key(X).cpu().numpy()
     first = order[first_of_each(keys[order])]
     return torch.from_numpy(first)
-
-
-def _of_one_sample(model: Any, values: Any, ndim: int) -> Tensor | None:
-    """A tensor with ``ndim`` dimensions, or None: an ensemble has it once a member."""
-    if not isinstance(values, Tensor):
-        return None
-    if getattr(model, "_is_ensemble", False):
-        while values.dim() > ndim:
-            values = values[0]
-    return values if values.dim() == ndim else None
-
-
-def _score(acq_function: AcquisitionFunction, model: Any, X: Tensor) -> Tensor | None:
-    """How good every training point is, larger is better."""
-    # what wrappers change the values of
-    while inner := getattr(acq_function, "acq_func", None) or getattr(
-        acq_function, "raw_acqf", None
-    ):
-        acq_function = inner
-    sign = 1.0 if getattr(acq_function, "maximize", True) else -1.0
-    transform = getattr(acq_function, "posterior_transform", None)
-    objective = getattr(acq_function, "objective", None)
-    plain = transform is None and isinstance(objective, IdentityMCObjective | None)
-    targets = _of_one_sample(model, getattr(model, "train_targets", None), ndim=1)
-    if plain and targets is not None and len(targets) == len(X):
-        return sign * targets
-    if len(X) > 2048:
-        return None
-    # Any posterior transform and objective apply to the mean; one point a batch, as a
-    # joint covariance is not needed.
-    posterior = model.posterior(X.unsqueeze(-2), posterior_transform=transform)
-    mean = posterior.mean
-    if getattr(model, "_is_ensemble", False):
-        mean = mean.mean(dim=MCMC_DIM)
-    score = mean if objective is None else objective(mean, X.unsqueeze(-2))
-    score = score.reshape(len(X), -1)
-    return sign * score[:, 0] if score.shape[-1] == 1 else None

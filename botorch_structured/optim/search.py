@@ -26,13 +26,11 @@ from botorch_structured.optim.boxes import (
     Sample,
     all_candidates,
     boxes_at,
-    join,
     path_boxes,
-    random_rows,
     raw_candidates,
     whole_box,
 )
-from botorch_structured.optim.climb import Evaluator
+from botorch_structured.optim.climb import PATIENCE, Evaluator
 from botorch_structured.optim.problem import (
     MAX_PATHS,
     Array,
@@ -42,10 +40,18 @@ from botorch_structured.optim.problem import (
     check_acquisition,
     first_of_each,
 )
-from botorch_structured.optim.walk import best_of_each, refine
+from botorch_structured.optim.walk import (
+    Neighbourhood,
+    best_of_each,
+    refine,
+    slots_of,
+    walk,
+)
 from botorch_structured.spaces import ParameterTree, SearchSpace
 from botorch_structured.spaces.arguments import check_count, check_seed
 
+# Most neighbours of the points that change decisions, but of one at least.
+_MOST_NEIGHBOURS = 480
 # Sobol points on each path by default.
 _PER_BOX = 64
 
@@ -68,7 +74,6 @@ class Search:
         num_restarts: How many points to climb from.
         raw_samples: Sobol points in all boxes together (default: 64 in each, up to a
             limit), or random points.
-        batch_limit: Most rows in one call of the acquisition function.
         seed: The seed; None: drawn from torch's global generator.
         path_acq_function: Another acquisition function that has points pending.
 
@@ -83,7 +88,6 @@ class Search:
         q: int,
         num_restarts: int = 1,
         raw_samples: int | None = None,
-        batch_limit: int | None = None,
         seed: int | None = None,
         path_acq_function: AcquisitionFunction | None = None,
     ) -> None:
@@ -99,7 +103,7 @@ class Search:
         if raw_samples is not None:
             check_count("raw_samples", raw_samples)
         self.raw_samples = raw_samples
-        self.evaluator = Evaluator(acq_function, batch_limit, problem.device)
+        self.evaluator = Evaluator(acq_function, problem.device)
         self.rng = make_rng(seed)
         # those that are told what is pending, and what they have pending themselves
         self._told: list[tuple[Any, Tensor | None]] = []
@@ -172,7 +176,6 @@ class Search:
         evaluator: Evaluator | None = None,
         evolve: bool = True,
         per_box: int = _PER_BOX,
-        ranks: bool = False,
     ) -> tuple[Array, Array]:
         """Maximise the acquisition function over boxes.
 
@@ -181,12 +184,11 @@ class Search:
             avoid: Points not to be returned.
             evaluator: Another acquisition function.
             evolve: Whether to change decisions of the best candidates, too, where there
-                are more paths than ``max_paths``.
+                are more paths than are searched.
             per_box: Sobol points in each box where ``raw_samples`` is not given.
-            ranks: Whether the best point of every box is wanted, not only of all.
 
         Returns:
-            ``n x d`` points and their ``n`` values, the best first, the best of all
+            ``n x d`` points and their ``n`` values, the best first, that of each box
             among them; none where everything admissible is known.
         """
         evaluator = evaluator or self.evaluator
@@ -200,14 +202,10 @@ class Search:
             return sample.X, np.zeros(0)
         on_paths = evaluator.on(boxes.lower)
         values = on_paths.values(sample.X, sample.box)
-        if evolve and self.problem.tree.num_paths > self.problem.max_paths:
-            sample, values, boxes = self._evolve(
-                evaluator,
-                sample,
-                values,
-                boxes,
-                avoid,
-            )
+        if evolve and self.problem.tree.num_paths > MAX_PATHS:
+            X, values = self._change_decisions(evaluator, sample.X, values, avoid)
+            sample = Sample(X, np.arange(len(X)))
+            boxes, _ = boxes_at(self.problem, X)
             on_paths = evaluator.on(boxes.lower)
         by_box = _ranked(best_of_each(sample.box, values), values)
         starts = _starts(
@@ -225,22 +223,10 @@ class Search:
             starting.box,
             avoid,
         )
-        if not ranks:
-            points, worth = self._new(X, refined, avoid)
-            # as a rule: the first start is the best of the sample
-            if len(points) and worth[0] >= values[starts[0]]:
-                return points, worth
-        rows = np.concatenate([_ranked(np.arange(len(values)), values)[:512], by_box])
+        # a climb may end at a known point
+        rows = np.concatenate([starts, by_box])
         X = np.concatenate([X, sample.X[rows]])
-        return self._new(X, np.concatenate([refined, values[rows]]), avoid)
-
-    def _new(
-        self,
-        X: Array,
-        values: Array,
-        avoid: KnownPoints,
-    ) -> tuple[Array, Array]:
-        """The points that are not known, the best first."""
+        values = np.concatenate([refined, values[rows]])
         order = _ranked(np.arange(len(X)), values)
         order = order[~avoid.contains(X[order])]
         return X[order], values[order]
@@ -282,7 +268,6 @@ class Search:
                 avoid,
                 around=False,
             ).X
-            X = X[~avoid.contains(X)]
         _, first = np.unique(X, axis=0, return_index=True)
         return X[np.sort(first)]
 
@@ -302,73 +287,36 @@ class Search:
         good = self.problem.good if around else avoid.X[:0]
         keys = self.problem.good_keys
         sample = raw_candidates(boxes, per_box, good, keys, self.rng)
-        sample = self._unknown(boxes, sample, avoid)
+        sample = sample.take(~avoid.contains(sample.X))
         if len(sample.X):
             return sample
-        return self._unknown(boxes, all_candidates(boxes), avoid)
+        sample = all_candidates(boxes)
+        return sample.take(~avoid.contains(sample.X))
 
-    def _unknown(
-        self,
-        boxes: Boxes,
-        sample: Sample,
-        avoid: KnownPoints,
-    ) -> Sample:
-        """The candidates without those that are known."""
-        if self.problem.min_distance:
-            return sample.take(~avoid.contains(sample.X))
-        # A random value of a continuous column equals a known one with probability 0.
-        finite = ~np.any(boxes.continuous, axis=-1)
-        rows = finite[sample.box].nonzero()[0]
-        keep = np.ones(len(sample.X), dtype=bool)
-        keep[rows] = ~avoid.contains(sample.X[rows])
-        return sample if keep.all() else sample.take(keep)
-
-    def _evolve(
+    def _change_decisions(
         self,
         evaluator: Evaluator,
-        sample: Sample,
+        X: Array,
         values: Array,
-        boxes: Boxes,
         avoid: KnownPoints,
-    ) -> tuple[Sample, Array, Boxes]:
-        """Change one or two decisions of the best candidates, again and again."""
-        problem = self.problem
-        decisions = np.array(problem.tree.decision_columns)
-        children = 256
-        for _ in range(8):
-            best = _ranked(np.arange(len(values)), values)[:16]
-            chosen = best[self.rng.integers(len(best), size=children)]
-            parent = sample.X[chosen]
-            inherits = boxes.active[sample.box[chosen]]
-            swap = np.zeros_like(parent, dtype=bool)
-            for count in (children, children // 2):
-                col = self.rng.integers(len(decisions), size=count)
-                swap[np.arange(count), decisions[col]] = True
-            other = random_rows(problem, children, self.rng)
-            more, ok = boxes_at(problem, np.where(swap, other, parent))
-            more = more.take(ok)
-            parent = parent[ok]
-            # Columns that the parent has, too, are inherited; the others are drawn.
-            inherits = inherits[ok] & (parent >= more.lower) & (parent <= more.upper)
-            drawn = more.draw(np.arange(len(more.keys)), self.rng)
-            X = problem.snap(np.where(inherits, parent, drawn), more.free)
-            new = problem.admissible(X, more.active) & ~avoid.contains(X)
-            if not new.any():
-                continue
-            X = X[new]
-            more = more.take(new)
-            row = np.arange(len(X))
-            worth = evaluator.on(more.lower).values(X, row)
-            sample = join([sample, Sample(X, len(boxes.keys) + row)])
-            boxes = Boxes(
-                problem,
-                np.concatenate([boxes.lower, more.lower]),
-                np.concatenate([boxes.upper, more.upper]),
-                np.concatenate([boxes.active, more.active]),
-                np.concatenate([boxes.keys, more.keys]),
-            )
-            values = np.concatenate([values, worth])
-        return sample, values, boxes
+    ) -> tuple[Array, Array]:
+        """Walks from the best candidates over decisions and other discrete columns."""
+        whole = whole_box(self.problem)
+        moves = slots_of(whole, [], True, 64)
+        hood = Neighbourhood(whole, moves, self.rng)
+        few = max(1, min(8, _MOST_NEIGHBOURS // len(moves)))
+        best = _ranked(np.arange(len(values)), values)[:few]
+        return walk(
+            hood,
+            evaluator,
+            X[best],
+            values[best],
+            self.problem.active(X[best]),
+            np.zeros_like(best),
+            avoid,
+            8,
+            PATIENCE,
+        )
 
 
 def _ranked(index: Array, values: Array) -> Array:
@@ -421,10 +369,7 @@ def optimize_acqf_paths(
     X_start: Tensor | None = None,
     min_distance: float = 0.0,
     seed: int | None = None,
-    max_paths: int = MAX_PATHS,
-    batch_limit: int | None = None,
     space: SearchSpace | None = None,
-    avoid_paths: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     r"""Maximise an acquisition function over every path of a tree at once.
 
@@ -482,14 +427,9 @@ def optimize_acqf_paths(
             on a step whose value is known.
         seed: By default drawn from torch's global generator, so ``torch.manual_seed``
             makes the answer repeatable, too.
-        max_paths: If there are more paths, so many random ones are searched, and one or
-            two decisions of the best candidates at a time are then changed.
-        batch_limit: Most rows in one call of the acquisition function, by default as
-            many as memory allows.
         space: A `SearchSpace` in place of ``bounds``, ``tree``, ``integer_features``,
             ``categorical_features`` and ``fill``. What it forbids is never proposed,
             nor is what ``feasible`` rejects.
-        avoid_paths: Keys of paths (``tree.path_key(X)``) on which nothing is proposed.
 
     Returns:
         ``q x d`` candidates and their acquisition values, as BoTorch's
@@ -501,7 +441,7 @@ def optimize_acqf_paths(
             than the space; no path is left by ``fixed_features``,
             ``categorical_features`` and ``bounds``.
         CandidateGenerationError: Nothing is left to propose: every admissible point
-            is known, none was found that is feasible, or all paths are to be avoided.
+            is known, or none was found that is feasible.
     """
     problem = Problem(
         [acq_function],
@@ -517,8 +457,6 @@ def optimize_acqf_paths(
         X_avoid=X_avoid,
         X_start=X_start,
         min_distance=min_distance,
-        max_paths=max_paths,
-        avoid_paths=avoid_paths,
     )
     search = Search(
         problem,
@@ -526,7 +464,6 @@ def optimize_acqf_paths(
         q,
         num_restarts,
         raw_samples,
-        batch_limit,
         seed,
     )
 
@@ -555,8 +492,6 @@ def optimize_acqf_two_step(
     X_start: Tensor | None = None,
     min_distance: float = 0.0,
     seed: int | None = None,
-    max_paths: int = MAX_PATHS,
-    batch_limit: int | None = None,
     fix_shared: bool = False,
     space: SearchSpace | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -598,8 +533,6 @@ def optimize_acqf_two_step(
         X_start: Points near which to search.
         min_distance: How far from known points to stay, in widths of the bounds.
         seed: Makes the answer repeatable.
-        max_paths: If there are more paths, so many random ones are searched.
-        batch_limit: Most rows in one call of an acquisition function.
         fix_shared: Keep the shared columns that the first step chose.
         space: A `SearchSpace` in place of the arguments that describe one.
 
@@ -623,8 +556,6 @@ def optimize_acqf_two_step(
             f"{type(acq_function).__name__}: give it as path_acq_function, the first."
         )
     check_count("top_k", top_k)
-    if not isinstance(fix_shared, bool):
-        raise ValueError(f"fix_shared: expected True or False, got {fix_shared!r}.")
     problem = Problem(
         [acq_function, path_acq_function],
         bounds,
@@ -639,7 +570,6 @@ def optimize_acqf_two_step(
         X_avoid=X_avoid,
         X_start=X_start,
         min_distance=min_distance,
-        max_paths=max_paths,
     )
     search = Search(
         problem,
@@ -647,38 +577,25 @@ def optimize_acqf_two_step(
         q,
         num_restarts,
         raw_samples,
-        batch_limit,
         seed,
         path_acq_function,
     )
-    first = Evaluator(path_acq_function, batch_limit, problem.device)
+    first = Evaluator(path_acq_function, problem.device)
     matters = _columns_that_matter(path_acq_function, problem)
 
     def ranked(paths: Boxes, avoid: KnownPoints) -> tuple[Boxes, Array]:
         """Paths and the points on them by which they are ranked, the best first."""
         if matters is None:
-            points, _ = search.maximise(
-                paths,
-                avoid,
-                first,
-                ranks=True,
-            )
+            points, _ = search.maximise(paths, avoid, first)
         else:
             # whether all points of a path are known is for the second step to find out
             pinned = paths.pin(~matters, paths.lower)
-            all_listed = problem.tree.num_paths <= problem.max_paths
-            if all_listed and not pinned.free.any():  # one point on each path
-                rows = np.arange(len(pinned.keys))
-                values = first.on(pinned.lower).values(pinned.lower, rows)
-                order = _ranked(rows, values)
-                return paths.take(order), pinned.lower[order]
             nothing = KnownPoints(problem, avoid.X[:0])
             points, _ = search.maximise(
                 pinned,
                 nothing,
                 first,
                 per_box=16,
-                ranks=True,
             )
         X = points[first_of_each(problem.keys(points))]
         return boxes_at(problem, X)[0], X

@@ -53,7 +53,7 @@ def adaptive_sobol_candidates(
     Args:
         bounds: ``2 x d``.
         num_points: The number of points, those around the incumbents included.
-        best_X: ``d`` or ``k x d`` incumbents, inside of the bounds.
+        best_X: ``d`` or ``k x d`` incumbents.
         seed: Makes the points repeatable. Default: from torch's generator.
 
     Returns:
@@ -96,7 +96,6 @@ def optimize_acqf_sobol(
     min_distance: float = 1e-3,
     refine_above: float | None = None,
     seed: int | None = None,
-    batch_limit: int | None = None,
     space: SearchSpace | None = None,
 ) -> tuple[Tensor, Tensor]:
     r"""The best of `adaptive_sobol_candidates`, then the best near it.
@@ -132,7 +131,7 @@ def optimize_acqf_sobol(
         bounds: ``2 x d``.
         q: The number of candidates, one after the other, the earlier ones pending.
         num_points: The number of points of the grid.
-        best_X: ``d`` or ``k x d`` incumbents, inside of the bounds. Default: the best
+        best_X: ``d`` or ``k x d`` incumbents. Default: the best
             training point, if the acquisition function has a model with training data.
         num_rounds: The number of rounds of points around the best one so far.
         inequality_constraints: Linear constraints in BoTorch's form.
@@ -152,7 +151,6 @@ def optimize_acqf_sobol(
             point.) For ``LogExpectedImprovement``: the logarithm of an improvement that
             is worth an evaluation. Default: ``min_distance`` always holds.
         seed: Makes the answer repeatable.
-        batch_limit: Most rows in one call of the acquisition function.
         space: A `SearchSpace` of real parameters without decisions, in place of
             ``bounds``: what it forbids is never proposed, nor is what ``feasible``
             rejects.
@@ -192,14 +190,12 @@ def optimize_acqf_sobol(
         problem,
         acq_function,
         q,
-        batch_limit=batch_limit,
         seed=seed,
     )
     rng = search.rng
     box = problem.tensor(problem.bounds)
     if best_X is None:
-        good = problem.tensor(problem.good)
-        best_X = good[_inside(good, box)]
+        best_X = problem.tensor(problem.good)
     grid = adaptive_sobol_candidates(
         box,
         num_points,
@@ -275,29 +271,12 @@ def _around(
 
 def _centres(bounds: Tensor, best_X: Tensor | None) -> Tensor:
     """``k x d`` incumbents."""
-    d = bounds.shape[-1]
     if best_X is None:
         return bounds[:0]
     if isinstance(best_X, Tensor) and best_X.dim() == 1:
         best_X = best_X.unsqueeze(0)
-    centres = check_points(
-        "best_X",
-        best_X,
-        ParameterTree(d),
-        bounds[0],
-    )
-    if not _inside(centres, bounds).all():
-        raise ValueError(
-            f"best_X: expected points within the bounds {bounds.tolist()}, got "
-            f"{centres[~_inside(centres, bounds)][0].tolist()}."
-        )
-    return centres
-
-
-def _inside(X: Tensor, bounds: Tensor) -> Tensor:
-    """``k`` booleans: whether points are inside, up to rounding."""
-    room = 1e-6 * (bounds[1] - bounds[0])
-    return ((X >= bounds[0] - room) & (X <= bounds[1] + room)).all(-1)
+    tree = ParameterTree(bounds.shape[-1])
+    return check_points("best_X", best_X, tree, bounds[0])
 
 
 def _derive(rng: np.random.Generator) -> int:

@@ -39,7 +39,7 @@ from botorch_structured.acquisition import (
     PathExpectedImprovement,
     PathLogExpectedImprovement,
 )
-from botorch_structured.acquisition.improvement import least_sigma
+from botorch_structured.acquisition.improvement import LEAST_VARIANCE
 from botorch_structured.acquisition.mixtures import (
     AnyScaleLogExpectedImprovement,
     Array,
@@ -189,7 +189,7 @@ def _improvement(acqf: Any, rows: Tensor) -> View | None:
     log = acqf._log
     least = 1e-12  # BoTorch's
     if path:
-        least = least_sigma(rows.dtype) ** 2
+        least = LEAST_VARIANCE
     elif isinstance(acqf, AnyScaleLogExpectedImprovement):
         least = torch.finfo(rows.dtype).tiny
 

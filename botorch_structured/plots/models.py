@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -13,8 +13,7 @@ from torch import Tensor
 from botorch_structured.models.checks import raw_inputs
 from botorch_structured.plots import style
 from botorch_structured.plots.style import BLUE, INK, RED
-from botorch_structured.spaces import ParameterTree
-from botorch_structured.spaces.arguments import brief, check_column
+from botorch_structured.spaces.arguments import check_column
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,10 +25,8 @@ def plot_monotone_components(
     *,
     without: Any | None = None,
     column: int = 0,
-    at: Tensor | None = None,
     bounds: Tensor | None = None,
     names: Sequence[str] | None = None,
-    resolution: int = 201,
 ) -> list[Axes]:
     """Each component along one column, and their sum, with its data and virtual points.
 
@@ -37,7 +34,9 @@ def plot_monotone_components(
     ``without``. A panel for each component and one for the sum show the mean and a band
     of two standard deviations; the mean of ``without`` is dashed. Triangles at the
     lower edge mark the virtual points; they point up where the component rises along
-    ``column`` and down where it falls. Observations off the line shown are pale.
+    ``column`` and down where it falls. Other inputs are those of the observation with
+    the largest sum (of the first one where not all components were observed at the same
+    points); observations elsewhere are pale.
 
         >>> up, down = MonotoneGP(X, Y1, {0: 1}), MonotoneGP(X, Y2, {0: -1})
         >>> plain = DecomposedGP(SingleTaskGP(X, Y1), SingleTaskGP(X, Y2))
@@ -48,20 +47,16 @@ def plot_monotone_components(
         axes: Where to draw, as many as there are panels; a new figure by default.
         without: A model with as many components, in the same order.
         column: Which input is on the horizontal axis.
-        at: ``d`` values of the other inputs. Default: the observation with the largest
-            sum where all components were observed at the same points, else the first.
         bounds: ``2 x d`` corners. Default: those of the first component's data and of
             all virtual points.
         names: Names of the components. Default: ``f1``, ``f2``, ..., with a note for
             known ones.
-        resolution: The number of points at which the models predict.
 
     Returns:
         The axes, one for each component and, if there are several, one for the sum.
 
     Raises:
-        ValueError: Components or arguments do not fit, there is a batch, or ``column``
-            is a decision of a tree, which has no values in between.
+        ValueError: Components or arguments do not fit, or there is a batch.
         ImportError: Without matplotlib.
     """
     components = list(getattr(model, "components", [model]))
@@ -82,16 +77,7 @@ def plot_monotone_components(
         for part in components
     ]
     total = _observed_sum(data, components)
-    for part in (*components, *others):
-        tree = getattr(part, "tree", None)
-        if isinstance(tree, ParameterTree) and column in (
-            {*tree.decision_columns} - {*tree.numeric_decisions}
-        ):
-            raise ValueError(
-                "column: expected one that moves continuously, got the decision "
-                f"{column}, which has the values {tree.decision_values[column]}."
-            )
-    line = _line(components, data, total, column, at, bounds, resolution)
+    line = _line(components, data, total, column, bounds)
     if names is None:
         names = [
             f"f{k} (known)" if points is None else f"f{k}"
@@ -112,7 +98,15 @@ def plot_monotone_components(
         label = "mean"
         if other is not None:
             label = "with monotonicity"
-            _draw_prediction(ax, other, line, column, RED, "without monotonicity", "--")
+            _draw_prediction(
+                ax,
+                other,
+                line,
+                column,
+                RED,
+                "without monotonicity",
+                "--",
+            )
         _draw_prediction(ax, part, line, column, BLUE, label)
         if points is not None:
             _draw_data(ax, *points, line, column)
@@ -123,9 +117,18 @@ def plot_monotone_components(
         style.tidy(ax)
     panels[0].set_ylabel("outcome")
     if axes is None:
-        style.legend_below(panels[0].figure, panels)
+        panels[0].figure.legend(
+            *panels[0].get_legend_handles_labels(),
+            loc="outside lower center",
+            ncols=4,
+            frameon=False,
+        )
     else:
-        panels[0].legend(edgecolor="none", framealpha=0.8, fontsize="small")
+        panels[0].legend(
+            edgecolor="none",
+            framealpha=0.8,
+            fontsize="small",
+        )
     return panels
 
 
@@ -149,23 +152,17 @@ def _line(
     data: Sequence[tuple[Tensor, Tensor] | None],
     total: tuple[Tensor, Tensor] | None,
     column: int,
-    at: Tensor | None,
     bounds: Tensor | None,
-    resolution: int,
 ) -> Tensor:
-    """``resolution x d`` points along the column."""
+    """``201 x d`` points along the column."""
     X = next(points for points in data if points is not None)[0]
-    d = X.shape[-1]
-    check_column("column", column, d)
+    check_column("column", column, X.shape[-1])
     virtual = [_virtual_points(part) for part in components]
     shown = torch.cat([X, *(points.to(X) for points in virtual if points is not None)])
     low, high = _limits_of(shown, bounds)
-    if at is None:
-        at = X[0] if total is None else X[total[1].argmax()]
-    elif not isinstance(at, Tensor) or at.shape != (d,):
-        raise ValueError(f"at: expected a tensor of {d} values, got {brief(at)}.")
-    line = at.to(X).repeat(resolution, 1)
-    line[:, column] = torch.linspace(low[column], high[column], resolution).to(X)
+    best = 0 if total is None else total[1].argmax()
+    line = X[best].repeat(201, 1)
+    line[:, column] = torch.linspace(low[column], high[column], len(line)).to(X)
     return line
 
 
@@ -183,18 +180,42 @@ def _draw_prediction(
     mean, deviation = _predicted(model, points, noise)
     x = points[:, column].cpu().numpy()
     band = (mean - 2 * deviation, mean + 2 * deviation)
-    ax.fill_between(x, *band, color=colour, alpha=0.15, linewidth=0)
-    ax.plot(x, mean, color=colour, linewidth=2, linestyle=dashes, label=label)
+    ax.fill_between(
+        x,
+        *band,
+        color=colour,
+        alpha=0.15,
+        linewidth=0,
+    )
+    ax.plot(
+        x,
+        mean,
+        color=colour,
+        linewidth=2,
+        linestyle=dashes,
+        label=label,
+    )
 
 
-def _draw_data(ax: Axes, X: Tensor, Y: Tensor, line: Tensor, column: int) -> None:
+def _draw_data(
+    ax: Axes,
+    X: Tensor,
+    Y: Tensor,
+    line: Tensor,
+    column: int,
+) -> None:
     """Pale where the observation is off the line."""
-    distance = (X - line[0]).abs()
-    distance[:, column] = 0.0
-    width = (X.amax(0) - X.amin(0)).clamp_min(torch.finfo(X.dtype).tiny)
-    off = (distance / width).amax(-1) > 1e-6
-    alpha: Any = torch.where(off, 0.3, 1.0).cpu()
-    ax.scatter(X[:, column].cpu(), Y.cpu(), s=20, color=INK, alpha=alpha, zorder=5)
+    same = line[0] == X
+    same[:, column] = True
+    alpha: Any = torch.where(same.all(-1), 1.0, 0.3).cpu()
+    ax.scatter(
+        X[:, column].cpu(),
+        Y.cpu(),
+        s=20,
+        color=INK,
+        alpha=alpha,
+        zorder=5,
+    )
 
 
 def _virtual_points(part: Any) -> Tensor | None:
@@ -227,18 +248,14 @@ def plot_partition(
     ax: Axes | None = None,
     *,
     bounds: Tensor | None = None,
-    show: Literal["mean", "std"] = "mean",
     observation_noise: bool = False,
-    data: bool = True,
     names: tuple[str, ...] | None = None,
-    resolution: int | None = None,
-    colorbar: bool = True,
 ) -> Axes:
     """The regions of a treed model with the surface it predicts, in 1-D or 2-D.
 
     Use it to see where the model splits, and its predictions on each side. In one
     dimension: the mean, a band of two standard deviations, the observations and a line
-    at each border. In two: the mean, or the standard deviation, as colours.
+    at each border. In two: the mean as colours.
 
     Borders are on the axes of ``train_X``, also under an input transform. (Between a
     border and the nearest points, the prediction of a `TreedGP` may be a mixture of two
@@ -253,13 +270,8 @@ def plot_partition(
         model: A model of one outcome, such as a `TreedGP`, fitted.
         ax: Where to draw; a new figure by default.
         bounds: ``2 x d`` corners of the picture. Default: those of the data.
-        show: The mean or the standard deviation; in one dimension both are shown.
-        observation_noise: Whether standard deviations include the noise.
-        data: Whether to draw the training data.
+        observation_noise: Whether the band includes the noise.
         names: Names of the columns. Default: ``x0`` and ``x1``.
-        resolution: Points along each axis at which the model predicts. Default: 801
-            in one dimension, 121 in two.
-        colorbar: Whether to explain the colours.
 
     Returns:
         The axes.
@@ -274,49 +286,77 @@ def plot_partition(
     d = X.shape[-1]
     if d > 2:
         raise ValueError(f"model: expected one or two inputs to draw, got {d}.")
-    if show not in ("mean", "std"):
-        raise ValueError(f"show: expected 'mean' or 'std', got {show!r}.")
     names = tuple(f"x{j}" for j in range(d)) if names is None else tuple(names)
     if len(names) != d:
         raise ValueError(f"names: expected {d} names, got {names}.")
     low, high = _limits_of(X, bounds)
-    n = resolution or (801 if d == 1 else 121)
     if d == 1:
         ax = style.new_axes(ax, 6.4, 3.8)
-        points = torch.as_tensor(np.linspace(low, high, n)).to(X)
-        _draw_prediction(ax, model, points, 0, BLUE, "mean", noise=observation_noise)
+        points = torch.as_tensor(np.linspace(low, high, 801)).to(X)
+        _draw_prediction(
+            ax,
+            model,
+            points,
+            0,
+            BLUE,
+            "mean",
+            noise=observation_noise,
+        )
         grid = np.linspace(low, high, 100_001)
         for border in grid[1:][np.diff(_regions(model, X, grid)) != 0]:
-            ax.axvline(border[0], color=RED, linewidth=1.0, linestyle="--")
+            ax.axvline(
+                border[0],
+                color=RED,
+                linewidth=1.0,
+                linestyle="--",
+            )
+        heights = Y
         style.tidy(ax)
     else:
-        ax = style.new_axes(ax, 5.2 if colorbar else 4.6, 4.2)
-        axes = [np.linspace(low[j], high[j], n) for j in range(2)]
-        grid = np.stack(np.meshgrid(*axes), axis=-1)  # rows are the second column
-        points = torch.as_tensor(grid.reshape(-1, 2)).to(X)
-        predicted = _predicted(model, points, observation_noise)
+        ax = style.new_axes(ax, 5.2, 4.2)
+        axes, grid = _grid(low, high, 121)
+        mean, _ = _predicted(
+            model,
+            torch.as_tensor(grid).to(X),
+            observation_noise,
+        )
         image = ax.pcolormesh(
             *axes,
-            predicted[0 if show == "mean" else 1].reshape(n, n),
+            mean.reshape(121, 121),
             cmap="Blues",
             shading="gouraud",
             rasterized=True,
         )
-        axes = [np.linspace(low[j], high[j], 601) for j in range(2)]
-        grid = np.stack(np.meshgrid(*axes), axis=-1)
-        regions = _regions(model, X, grid.reshape(-1, 2)).reshape(601, 601)
+        axes, grid = _grid(low, high, 601)
+        regions = _regions(model, X, grid).reshape(601, 601)
         for region in np.unique(regions)[1:]:
-            ax.contour(*axes, regions == region, [0.5], colors=RED, linewidths=1.2)
-        if colorbar:
-            label = "mean" if show == "mean" else "standard deviation"
-            ax.figure.colorbar(image, ax=ax, label=label)
-    if data:
-        heights = Y if d == 1 else X[:, 1]
-        ax.scatter(X[:, 0].cpu(), heights.cpu(), s=14, color=INK, zorder=5)
-    ax.set(xlim=(low[0], high[0]), xlabel=names[0])
-    if d == 2:
+            ax.contour(
+                *axes,
+                regions == region,
+                [0.5],
+                colors=RED,
+                linewidths=1.2,
+            )
+        ax.figure.colorbar(image, ax=ax, label="mean")
+        heights = X[:, 1]
         ax.set(ylim=(low[1], high[1]), ylabel=names[1])
+    ax.scatter(
+        X[:, 0].cpu(),
+        heights.cpu(),
+        s=14,
+        color=INK,
+        zorder=5,
+    )
+    ax.set(xlim=(low[0], high[0]), xlabel=names[0])
     return ax
+
+
+def _grid(
+    low: list[float], high: list[float], n: int
+) -> tuple[list[np.ndarray], np.ndarray]:
+    """``n`` places along each of two axes, and ``n^2 x 2`` points, row after row."""
+    axes = [np.linspace(a, b, n) for a, b in zip(low, high, strict=True)]
+    return axes, np.stack(np.meshgrid(*axes), axis=-1).reshape(-1, 2)
 
 
 @torch.no_grad()

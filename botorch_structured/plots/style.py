@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -77,21 +76,6 @@ def tidy(ax: Axes) -> None:
     ax.spines[["top", "right"]].set_visible(False)
     ax.grid(axis="y", color=PALE)
     ax.set_axisbelow(True)
-
-
-def legend_below(figure: Any, axes: Sequence[Axes], columns: int = 4) -> None:
-    """One legend for all panels, below them, with each label once."""
-    handles: dict[str, Any] = {}
-    for ax in axes:
-        shown, labels = ax.get_legend_handles_labels()
-        handles.update(zip(labels, shown, strict=True))
-    figure.legend(
-        handles.values(),
-        handles.keys(),
-        loc="outside lower center",
-        ncols=columns,
-        frameon=False,
-    )
 
 
 def check_points(X: Any, d: int | None) -> None:

@@ -35,11 +35,12 @@ def plot_traces(
     *,
     minimize: bool = True,
     optimum: float | None = None,
-    band: tuple[float, float] | None = (0.25, 0.75),
     num_starts: int | None = None,
     ylabel: str | None = None,
 ) -> Axes:
     """The best value so far after each evaluation, a line for each method.
+
+    Of several runs the line is the median, and the band has the quartiles.
 
     Args:
         traces: Method -> its outcomes in the order of evaluation: ``n`` of one run, or
@@ -48,7 +49,6 @@ def plot_traces(
         ax: Where to draw; a new figure by default.
         minimize: Whether small outcomes are good.
         optimum: The best possible value. The gap to it is then shown, on a log scale.
-        band: The quantiles over runs to shade around the median, or None.
         num_starts: The number of first evaluations that all methods have in common; a
             dotted line marks it.
         ylabel: The label of the vertical axis.
@@ -57,19 +57,14 @@ def plot_traces(
         The axes.
 
     Raises:
-        ValueError: No traces, an empty one, a run whose evaluations all failed, or a
-            band that is not two quantiles.
+        ValueError: No traces, an empty one, or a run whose evaluations all failed.
         ImportError: Without matplotlib.
     """
-    if not isinstance(traces, Mapping):
+    if not isinstance(traces, Mapping) or not traces:
         raise ValueError(
             f"traces: expected a mapping of methods to outcomes, got {brief(traces)}."
         )
     curves = {name: _runs(name, values) for name, values in traces.items()}
-    if not curves:
-        raise ValueError("traces: expected at least one method, got none.")
-    if band is not None and not 0 <= band[0] < band[1] <= 1:
-        raise ValueError(f"band: expected two quantiles in order, got {band}.")
     if ax is None:
         ax = new_axes(None, 6.4, 3.8)
         ax.locator_params("x", integer=True)
@@ -91,11 +86,23 @@ def plot_traces(
             color=colour,
             linewidth=2.0,
         )
-        if band is not None and len(best) > 1:
-            low, high = np.nanquantile(best, band, axis=0)
-            ax.fill_between(steps, low, high, step="post", color=colour, alpha=0.15)
+        if len(best) > 1:
+            low, high = np.nanquantile(best, (0.25, 0.75), axis=0)
+            ax.fill_between(
+                steps,
+                low,
+                high,
+                step="post",
+                color=colour,
+                alpha=0.15,
+            )
     if num_starts:
-        ax.axvline(num_starts, color=GREY, linestyle=":", label="common starts")
+        ax.axvline(
+            num_starts,
+            color=GREY,
+            linestyle=":",
+            label="common starts",
+        )
     ax.set_xlabel("evaluations")
     if optimum is not None:
         ax.set_yscale("log")

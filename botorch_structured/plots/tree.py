@@ -41,8 +41,6 @@ def plot_tree(
     X: Tensor | None = None,
     Y: Tensor | None = None,
     minimize: bool = True,
-    value_format: str = ".4g",
-    max_paths: int = 64,
 ) -> Axes:
     """The decisions of a search space from left to right, a row for each path.
 
@@ -65,22 +63,19 @@ def plot_tree(
         Y: ``n`` or ``n x 1`` outcomes of them; NaN where an evaluation failed.
         minimize: Whether the smallest outcome is the best. False for the outcomes of
             models and of ``suggest``, of which the largest is.
-        value_format: How to write the best value.
-        max_paths: The largest number of paths that is drawn.
 
     Returns:
         The axes.
 
     Raises:
-        ValueError: Something else than a tree, too many paths, or arguments whose
+        ValueError: Something else than a tree, more than 64 paths, or arguments whose
             lengths do not fit.
         ImportError: Without matplotlib.
     """
     tree, names, texts = with_names(tree, names, labels)
-    if tree.num_paths > max_paths:
+    if tree.num_paths > 64:
         raise ValueError(
-            f"tree: expected at most max_paths={max_paths} paths to draw, got "
-            f"{tree.num_paths}."
+            f"tree: expected at most 64 paths to draw, got {tree.num_paths}."
         )
     if X is None and Y is not None:
         raise ValueError("Y: expected X, the points that it belongs to, got Y alone.")
@@ -88,7 +83,7 @@ def plot_tree(
     bar_labels: list[str] = []
     winner = None
     if X is not None:
-        counts, bar_labels, winner = _evaluations(tree, X, Y, minimize, value_format)
+        counts, bar_labels, winner = _evaluations(tree, X, Y, minimize)
     nodes = list(layout(tree).walk())
     for node in nodes:
         node.texts = _texts(node, names, texts, winner in node.paths)
@@ -98,7 +93,7 @@ def plot_tree(
         gap = 0.4 if any(node.children for node in level) else 0.1
         starts.append(starts[-1] + gap + max(map(_width, level)))
     width = starts[-1] + (1.3 + _LETTER * max(map(len, bar_labels)) if counts else 0.0)
-    ends = (-1.5 if counts else -0.5, max(tree.num_paths, len(counts)) - 0.5)
+    ends = (-1.5 if counts else -0.5, tree.num_paths - 0.5)
     height = _ROW * (ends[1] - ends[0])
     scale = 1.0
     if ax is None:
@@ -106,7 +101,11 @@ def plot_tree(
     else:
         ax.figure.figure.draw_without_rendering()  # the engine sets the axes' size
         dpi = ax.figure.dpi
-        scale = min(1.0, ax.bbox.width / dpi / width, ax.bbox.height / dpi / height)
+        scale = min(
+            1.0,
+            ax.bbox.width / dpi / width,
+            ax.bbox.height / dpi / height,
+        )
     font = max(_FONT * scale, 6.0)
     ax.set(xlim=(0.0, width), ylim=ends[::-1])
     ax.axis("off")
@@ -122,7 +121,14 @@ def plot_tree(
                 zorder=2 if red else 1,
             )
         for text, look in node.texts:
-            ax.text(x, node.row, text, fontsize=font, va="center", **look)
+            ax.text(
+                x,
+                node.row,
+                text,
+                fontsize=font,
+                va="center",
+                **look,
+            )
             x += _text_width(text)
     if counts:
         bars = ax.barh(
@@ -132,8 +138,21 @@ def plot_tree(
             left=starts[-1],
             color=[RED if row == winner else BLUE for row in range(len(counts))],
         )
-        ax.bar_label(bars, bar_labels, padding=4, fontsize=font, color=INK)
-        ax.text(starts[-1], -1, "evaluations", fontsize=font, va="center", color=GREY)
+        ax.bar_label(
+            bars,
+            bar_labels,
+            padding=4,
+            fontsize=font,
+            color=INK,
+        )
+        ax.text(
+            starts[-1],
+            -1,
+            "evaluations",
+            fontsize=font,
+            va="center",
+            color=GREY,
+        )
     return ax
 
 
@@ -160,10 +179,6 @@ def with_names(
             f"names: expected {tree.dim} names, one for each column, got {len(names)}."
         )
     labels = labels or {}
-    if unknown := sorted(labels.keys() - tree.decision_values.keys()):
-        raise ValueError(
-            f"labels: expected columns of {tree.decision_columns}, got {unknown}."
-        )
     texts: dict[tuple[int, Any], str] = {}
     for column, outcomes in tree.decision_values.items():
         written = labels.get(column) or [_label(space, column, x) for x in outcomes]
@@ -283,23 +298,20 @@ def _evaluations(
     X: Tensor,
     Y: Tensor | None,
     minimize: bool,
-    value_format: str,
 ) -> tuple[list[int], list[str], int | None]:
     """By path: evaluations, a text with the best value, and which path is best.
 
     Args:
         tree: The tree.
-        X: ``n x d`` points; those at undeclared values are a path more.
+        X: ``n x d`` points; those at undeclared values are left out.
         Y: ``n`` outcomes of them, NaN where an evaluation failed, or None.
         minimize: Whether the smallest is the best.
-        value_format: How to write the best value.
     """
     style.check_points(X, tree.dim)
-    index = tree.path_index(X).cpu().clamp_max(tree.num_paths)
-    counts = index.bincount(minlength=tree.num_paths).tolist()
+    P = tree.num_paths
+    index = tree.path_index(X).cpu().clamp_max(P)
+    counts = index.bincount(minlength=P)[:P].tolist()
     labels = [str(count) for count in counts]
-    if len(labels) > tree.num_paths:
-        labels[-1] += " at undeclared values"
     if Y is None:
         return counts, labels, None
     if not isinstance(Y, Tensor) or Y.numel() != len(X):
@@ -308,11 +320,15 @@ def _evaluations(
         )
     sign = 1.0 if minimize else -1.0
     loss = (sign * Y.detach().double().flatten().cpu()).nan_to_num(math.inf)
-    least = loss.new_full((len(counts),), math.inf)
-    least = least.scatter_reduce(0, index, loss, "amin")[: tree.num_paths]
+    least = loss.new_full((P + 1,), math.inf).scatter_reduce(
+        0,
+        index,
+        loss,
+        "amin",
+    )[:P]
     for path, value in enumerate(least.tolist()):
         if math.isfinite(value):
-            labels[path] += f" (best {sign * value:{value_format}})"
+            labels[path] += f" (best {sign * value:.4g})"
     winner = int(least.argmin()) if least.isfinite().any() else None
     return counts, labels, winner
 
@@ -336,7 +352,11 @@ def _texts(
         parts.append((shortened(names[node.decision]), look))
     if node.columns:
         columns = [shortened(names[c].removeprefix(prefix)) for c in node.columns]
-        text = textwrap.shorten(", ".join(columns), 60, placeholder=" …")
+        text = textwrap.shorten(
+            ", ".join(columns),
+            60,
+            placeholder=" …",
+        )
         parts.append((text, {"color": GREY}))
     return parts
 
@@ -356,7 +376,6 @@ def plot_covariance(
     tree: ParameterTree | SearchSpace | None = None,
     ax: Axes | None = None,
     *,
-    names: Sequence[str] | None = None,
     labels: Mapping[int, Sequence[str]] | None = None,
     limits: tuple[float, float] | None = None,
     colorbar: bool = True,
@@ -376,8 +395,6 @@ def plot_covariance(
         tree: Which columns are active when. Default: ``kernel.tree``, if any; else
             rows stay as they are. A ``SearchSpace`` brings the names and the labels.
         ax: Where to draw; a new figure by default.
-        names: The names of the ``d`` columns. Default: those of the space, or ``x0``,
-            ``x1`` and so on.
         labels: Decision column -> the names of its outcomes, in the order of
             ``tree.decision_values``. Default: those of the space, or the numbers.
         limits: The covariances of the lightest and the darkest colour, to compare
@@ -389,8 +406,8 @@ def plot_covariance(
         The axes.
 
     Raises:
-        ValueError: Points, covariances, names or labels whose shapes do not fit, limits
-            that are not in order, or names or labels without a tree.
+        ValueError: Points, covariances or labels whose shapes do not fit, or limits
+            that are not in order.
         ImportError: Without matplotlib.
     """
     if not isinstance(kernel, Kernel | Tensor):
@@ -398,9 +415,7 @@ def plot_covariance(
     if tree is None:
         tree = getattr(kernel, "tree", None)
     if tree is not None:
-        tree, columns, texts = with_names(tree, names, labels)
-    elif not (names is None and labels is None):
-        raise ValueError("names, labels: expected a tree with them, got none.")
+        tree, columns, texts = with_names(tree, None, labels)
     if limits is not None and not limits[0] < limits[1]:
         raise ValueError(f"limits: expected two numbers in order, got {limits}.")
     style.check_points(X, None if tree is None else tree.dim)

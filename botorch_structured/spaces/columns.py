@@ -113,15 +113,13 @@ def with_slack(bounds: Span, whole: bool = False) -> Span:
 
     Args:
         bounds: The bounds.
-        whole: Whether the column holds integers. Then what counts at an end is the size
-            of that end: from 1 to 1e12, 0 is not rounding.
+        whole: Whether the column holds integers.
     """
     lo, hi = bounds
-    largest = SLACK * max(hi - lo, abs(lo), abs(hi))
-    rooms = [largest, largest]
+    room = SLACK * max(hi - lo, abs(lo), abs(hi))
     if whole:
-        rooms = [min(largest, max(0.25, SLACK * abs(end))) for end in bounds]
-    return lo - rooms[0], hi + rooms[1]
+        room = min(room, 0.25)
+    return lo - room, hi + room
 
 
 def is_equal(a: Any, b: Any) -> bool:
@@ -448,14 +446,14 @@ class CategoricalColumn(_Column):
 
         ``True``, ``1`` and ``1.0`` are told apart where all of them are choices. What
         is none of them may be one that a table has written: as text, or a number that
-        was text, TRUE or 1 for True, or nothing at all for None. Or a number but for
+        was text, TRUE for True, or nothing at all for None. Or a number but for
         rounding.
         """
         value = native(value)
         for i, choice in enumerate(self.choices):
             if is_same(choice, value):
                 return i
-        for test in (is_equal, self._is_alike, _is_truth):
+        for test in (is_equal, self._is_alike):
             places = [i for i, c in enumerate(self.choices) if test(c, value)]
             if len(places) == 1:
                 return places[0]
@@ -554,8 +552,3 @@ def is_same_parameter(a: Column, b: Column) -> bool:
     one = parts(a)
     other = parts(b)
     return len(one) == len(other) and all(map(is_same, one, other))
-
-
-def _is_truth(choice: Any, value: Any) -> bool:
-    """Whether a choice is True or False and a value the text of the number of it."""
-    return isinstance(choice, bool) and _number(value) == choice

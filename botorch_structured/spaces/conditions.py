@@ -87,7 +87,7 @@ class Condition:
         raise NotImplementedError
 
 
-@dataclass(frozen=True)
+@dataclass(unsafe_hash=True)
 class Atom(Condition):
     """A statement about one parent column."""
 
@@ -96,11 +96,7 @@ class Atom(Condition):
     col: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(
-            self,
-            "col",
-            check_count("col", self.col, least=0),
-        )
+        self.col = check_count("col", self.col, least=0)
 
     @property
     def intervals(self) -> list[Span]:
@@ -124,7 +120,7 @@ class Atom(Condition):
         return mask if active is None else mask & active[..., self.col]
 
 
-@dataclass(frozen=True)
+@dataclass(unsafe_hash=True)
 class In(Atom):
     """Column ``col`` takes one of ``values`` (up to rounding)."""
 
@@ -132,11 +128,7 @@ class In(Atom):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(
-            self,
-            "values",
-            check_values("values", self.values),
-        )
+        self.values = check_values("values", self.values)
 
     @property
     def intervals(self) -> list[Span]:
@@ -150,7 +142,7 @@ class Equals(In):
         super().__init__(col, [value])
 
 
-@dataclass(frozen=True)
+@dataclass(unsafe_hash=True)
 class Between(Atom):
     """``lo <= x <= hi`` in column ``col``; either end may be infinite."""
 
@@ -160,16 +152,8 @@ class Between(Atom):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(
-            self,
-            "lo",
-            check_number("lo", self.lo, finite=False),
-        )
-        object.__setattr__(
-            self,
-            "hi",
-            check_number("hi", self.hi, finite=False),
-        )
+        self.lo = check_number("lo", self.lo, finite=False)
+        self.hi = check_number("hi", self.hi, finite=False)
         if self.lo > self.hi or self.lo == math.inf or self.hi == -math.inf:
             raise ValueError(
                 f"lo: expected lo <= hi and a number between, got {self.lo}, {self.hi}."
@@ -180,7 +164,7 @@ class Between(Atom):
         return [(self.lo, self.hi)]
 
 
-@dataclass(frozen=True)
+@dataclass(unsafe_hash=True)
 class Inactive(Atom):
     """Column ``col`` is not active."""
 
@@ -194,7 +178,7 @@ class Inactive(Atom):
         return ~active[..., self.col]
 
 
-@dataclass(frozen=True)
+@dataclass(unsafe_hash=True)
 class _Combination(Condition):
     """Several conditions at once; nested ones of the same kind are flattened."""
 
@@ -206,7 +190,7 @@ class _Combination(Condition):
         for part in self.parts:
             parts = part.parts if isinstance(part, type(self)) else (part,)
             flat.update(dict.fromkeys(parts))
-        object.__setattr__(self, "parts", tuple(flat))
+        self.parts = tuple(flat)
 
     def atoms(self) -> Iterator[Any]:
         for part in self.parts:

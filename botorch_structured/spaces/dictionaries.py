@@ -108,10 +108,9 @@ class DictionaryNames:
         nearest = min(self.dictionaries, key=distance)
         stated = _stated(row, nearest)
         for name in _refused_by(nearest, stated):
-            same = [columns[name] for columns in self.dictionaries if name in columns]
-            if any(takes(column, row[name]) for column in same):
-                same = [nearest[name]]
-            expected = " or ".join(dict.fromkeys(c.expected() for c in same))
+            named = [columns[name] for columns in self.dictionaries if name in columns]
+            wanted = [c.expected() for c in named if not takes(c, row[name])]
+            expected = " or ".join(dict.fromkeys(wanted))
             return f"{name!r}: expected {expected}, got {row[name]!r}."
         absent = [name for name in nearest if name not in stated]
         extra = [name for name in stated if name not in nearest]

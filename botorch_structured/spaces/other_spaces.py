@@ -94,24 +94,15 @@ class _Reader:
         """The condition under which a parameter is active."""
         raise NotImplementedError
 
-    def operand(
-        self,
-        name: str,
-        number: Callable[[Any], float] = float,
-    ) -> Operand:
-        """A parameter as one side of a comparison.
-
-        Args:
-            name: Its name.
-            number: What its choices are compared by.
-        """
+    def operand(self, name: str) -> Operand:
+        """A parameter as one side of a comparison."""
         column = self.parameters[name]
         col = self.position.get(name)
         active = self.condition(name)
         if col is not None:
             active = Between(col, -math.inf, math.inf)
         if isinstance(column, CategoricalColumn):
-            values = tuple(map(number, column.choices))
+            values = tuple(map(float, column.choices))
             return Operand(active, col, column.codes, values)
         return Operand(
             active,
@@ -275,22 +266,13 @@ class _ConfigSpaceReader(_Reader):
 
     def _relation(self, relation: ForbiddenRelation) -> Condition:
         names = (relation.left.name, relation.right.name)
-        choices = [getattr(self.parameters[k], "choices", ()) for k in names]
-        kind = _kind(relation)
-        number: Callable[[Any], float] = float
         try:
-            if all(choices):  # equal ones have one place in their order
-                distinct = list(dict.fromkeys([*choices[0], *choices[1]]))
-                if kind != "Equals":
-                    distinct.sort()
-                number = distinct.index
-            operands = tuple(self.operand(name, number) for name in names)
+            operands = tuple(map(self.operand, names))
         except (TypeError, ValueError) as error:
             raise ValueError(
-                "cs: expected a relation between values that can be compared, got "
-                f"{relation} ({error})."
+                f"cs: expected a relation between numbers, got {relation} ({error})."
             ) from None
-        return Comparison(operands, (1.0, -1.0), _COMPARISONS[kind], 0.0)
+        return Comparison(operands, (1.0, -1.0), _COMPARISONS[_kind(relation)], 0.0)
 
 
 def read_ax(search_space: Any, aligned: Iterable[Iterable[str]] = ()) -> Parts:
@@ -303,9 +285,9 @@ def read_ax(search_space: Any, aligned: Iterable[Iterable[str]] = ()) -> Parts:
         aligned: Groups of names that become one column, with the first one's name.
 
     Raises:
-        ValueError: Derived and disabled parameters, tasks and fidelities, equalities
-            of parameters that are not integers or choices, something that is no search
-            space, or aligned parameters that cannot be one column.
+        ValueError: Derived and disabled parameters, tasks and fidelities, equalities,
+            something that is no search space, or aligned parameters that cannot be one
+            column.
     """
     if not hasattr(search_space, "parameter_constraints"):
         raise ValueError(
@@ -335,17 +317,12 @@ def read_ax(search_space: Any, aligned: Iterable[Iterable[str]] = ()) -> Parts:
     for c in search_space.parameter_constraints:
         weights = tuple(map(float, c.constraint_dict.values()))
         operands = tuple(map(reader.operand, c.constraint_dict))
-        sides = [(operator.gt, c.bound + 1e-8)]
         if getattr(c, "is_equality", False):
-            sides.append((operator.lt, c.bound - 1e-8))
-            names = c.constraint_dict
-            if reals := [n for n in names if isinstance(parameters[n], FloatColumn)]:
-                raise ValueError(
-                    "parameter_constraints: expected equalities of integers and "
-                    f"choices only, got {c}. Compute one of {reals} from the others in "
-                    "your function."
-                )
-        clauses += [Comparison(operands, weights, *side) for side in sides]
+            raise ValueError(
+                f"parameter_constraints: expected inequalities, got {c}. Compute one "
+                "parameter from the others in your function."
+            )
+        clauses.append(Comparison(operands, weights, operator.gt, c.bound + 1e-8))
     by_value = [
         name for name in parameters if search_space.parameters[name].is_hierarchical
     ]
@@ -443,14 +420,10 @@ def _check_group(
     busy = {name for c in constraints for name in c.constraint_dict}
     busy |= {k for k, p in search_space.parameters.items() if p.is_hierarchical}
     is_split = len(parents) == 1 and len({*edges}) == len(edges)
-    if len(kinds) > 1 or not is_split or not all(map(above.get, group)):
+    is_same = len(kinds) == 1 and is_split and all(map(above.get, group))
+    if not is_same or busy.intersection(group):
         raise ValueError(
             "aligned: expected parameters with the same bounds or values, below "
-            f"different values of one choice, got {sorted(kinds)} for {group}, below "
-            f"{edges}."
-        )
-    if busy.intersection(group):
-        raise ValueError(
-            "aligned: expected parameters without dependents and constraints, got "
-            f"{sorted(busy.intersection(group))}."
+            "different values of one choice, without dependents and constraints, got "
+            f"{sorted(kinds)} for {group}, below {edges}."
         )

@@ -34,21 +34,17 @@ from torch import Tensor
 from botorch_structured.spaces import arguments
 from botorch_structured.spaces.conditions import (
     ALWAYS,
-    NEVER,
-    And,
     Atom,
     Between,
     Condition,
     Decision,
     Equals,
     In,
-    Inactive,
     Or,
     Span,
     State,
     bits,
     cut_intervals,
-    negated,
 )
 from botorch_structured.spaces.path_search import MAX_LISTED, PathSearch
 
@@ -537,61 +533,10 @@ class ParameterTree:
 
     @cached_property
     def _path_counts(self) -> list[int]:
-        """On how many declared paths each column is active; above 4,096 paths 2 stands
-        for more."""
-        if self._search.is_listed:
-            return self.active_mask(self.path_points).sum(0).tolist()
-        counts = {c: self._search.count_up_to_two(c) for c in {*self.over_states}}
-        return [counts[condition] for condition in self.over_states]
-
-    def can_be_active(self, column: int, fixed: Mapping[int, float]) -> bool:
-        """Whether a column is active on some path with other columns fixed.
-
-        Args:
-            column: The column.
-            fixed: Column -> its value wherever it is active. Those that decide nothing
-                do not matter.
-        """
-        return self.can_hold(self.conditions.get(column, ALWAYS), fixed)
-
-    def can_hold(
-        self,
-        condition: Condition,
-        fixed: Mapping[int, float],
-    ) -> bool:
-        """Whether a condition can hold at some point with columns fixed.
-
-        Conditions on parts of one interval of a decision are taken for compatible.
-
-        Args:
-            condition: The condition; of any columns, decisions or not.
-            fixed: Column -> its value wherever it is active.
-        """
-        goals = [condition.replaced(partial(self._possible, fixed=fixed))]
-        for k, o in enumerate(self._decisions):
-            if (value := fixed.get(o.col)) is not None:  # it has the value, or none
-                goals.append(
-                    State(
-                        k,
-                        1 | _overlapping(o, [(value, value)]),
-                    )
-                )
-        states, _ = self._search.where(And(tuple(goals)))
-        return len(states) > 0
-
-    def _possible(self, a: Atom, fixed: Mapping[int, float]) -> Condition:
-        """On which paths an atom holds at some point with columns fixed."""
-        is_active = self.over_states[a.col]
-        if isinstance(a, Inactive):
-            return negated(is_active)
-        if (value := fixed.get(a.col)) is not None:
-            x = torch.tensor(value, dtype=torch.double)
-            return is_active if a.takes(x) else NEVER
-        if a.col not in self._position:
-            return is_active
-        # it may hold in a part of an interval, other than the conditions of the tree
-        k = self._position[a.col]
-        return State(k, _overlapping(self._decisions[k], a.intervals))
+        """On how many of `paths` each column is active; of random ones, at least 1."""
+        states = torch.from_numpy(self._search.states).long()
+        counts = self.active_mask(self.points_at(states)).sum(0)
+        return counts.clamp(min=0 if self._search.is_listed else 1).tolist()
 
     @cached_property
     def own_columns(self) -> list[int]:
@@ -860,15 +805,6 @@ def _first_equal(tree: ParameterTree) -> ParameterTree:
     A loop that names dependencies makes a tree of them in each iteration.
     """
     return tree
-
-
-def _overlapping(decision: Decision, spans: Sequence[Span]) -> int:
-    """The states of outcomes that some number in the spans has, as a bit set."""
-    return sum(
-        2 << code
-        for code, (lo, hi) in enumerate(decision.limits)
-        if any(a <= hi and lo <= b for a, b in spans)
-    )
 
 
 def _mapping(name: str, value: Any, form: str) -> Mapping[Any, Any]:

@@ -99,12 +99,6 @@ class PathSearch:
             return self.states[self.holds(goal, self.states)], True
         return self._search(goal, most, np.random.default_rng(seed))
 
-    def count_up_to_two(self, goal: Condition) -> int:
-        """On how many paths a goal holds; 2 stands for more."""
-        if self.holds(goal, self.states).sum() > 1:
-            return 2
-        return len(self.where(goal, 2)[0])
-
     def _search(
         self,
         goal: Condition,

@@ -87,8 +87,6 @@ class SearchSpace:
             constraint. A space, and a model over its tree, can be pickled (saved, or
             sent to another process) only if this is a function defined at the top level
             of a module, or another object that can be.
-        defaults: ``{name: value}``: what `decode` would give for a good start; see
-            `starts`. Not every name needs one.
 
     Raises:
         ValueError: Which argument, what was expected, what came: names that are
@@ -108,7 +106,6 @@ class SearchSpace:
         choices: Mapping[int, Sequence[Any]] | None = None,
         log_features: Sequence[int] = (),
         feasible: Callable[[Tensor], Tensor] | None = None,
-        defaults: Mapping[str, Any] | None = None,
     ) -> None:
         names = _names(names)
         d = len(names)
@@ -127,17 +124,12 @@ class SearchSpace:
         )
         by_value = {*tree.decisions_by_value} - integers
         codes = {c: tree.decision_values[c] for c in by_value} | listed
-        for name, wrong in (
-            ("integer_features", integers & codes.keys()),
-            ("log_features", logs & codes.keys()),
-            ("choices", labels.keys() - codes.keys()),
-        ):
-            if wrong:
-                expected = "only" if name == "choices" else "none of the"
-                raise ValueError(
-                    f"{name}: expected {expected} categorical columns ({sorted(codes)} "
-                    f"are), got {sorted(wrong)}."
-                )
+        wrong = (integers | logs) & codes.keys() | labels.keys() - codes.keys()
+        if wrong:
+            raise ValueError(
+                f"choices: expected only categorical columns, {sorted(codes)}, and no "
+                f"integer_features or log_features among these, got {sorted(wrong)}."
+            )
         columns: list[Column] = []
         for c, name in enumerate(names):
             lo, hi = limits[:, c].tolist()
@@ -171,16 +163,6 @@ class SearchSpace:
             else:
                 columns.append(FloatColumn(name, lo, hi))
         self._setup(columns, tree, feasible=feasible)
-        defaults = {} if defaults is None else defaults
-        if not isinstance(defaults, Mapping):
-            raise ValueError(f"defaults: expected {{name: value}}, got {defaults!r}.")
-        for name, value in defaults.items():
-            if name not in self._position:
-                raise ValueError(
-                    f"defaults: expected names among {self.names}, got {name!r}."
-                )
-            column = self.columns[self._position[name]]
-            column.default = column.encode(value)
 
     @classmethod
     def from_columns(
@@ -689,7 +671,7 @@ class SearchSpace:
                 about so where forbidden starts are replaced (see below). ``"middle"``:
                 the middle of the bounds, or of the interval of the path, on that scale;
                 rounded for integers, the middle of the list for choices (the former of
-                two). ``"default"``: the declared default, see ``defaults`` and
+                two). ``"default"``: the declared default, see
                 `from_configspace`; the middle where there is none or it lies outside of
                 the path's interval. The path that the defaults are on comes first.
                 After the first start on a path, further ones are random, except for
@@ -766,16 +748,23 @@ class SearchSpace:
                 named.setdefault(shown, []).append(p)
         return named
 
-    def can_have(self, p: Column, fixed: Mapping[int, float]) -> bool:
-        """Whether some configuration with columns fixed has a parameter.
+    def possible_with(self, fixed: Mapping[int, float]) -> set[str]:
+        """The names of the parameters that some configuration with columns fixed has.
+
+        It is found out at random points on all paths, or on random ones of more than
+        4,096.
 
         Args:
-            p: A column or a constant.
             fixed: Column -> its value wherever it is active.
         """
-        if isinstance(p, Constant):
-            return self.tree.can_hold(p.condition, fixed)
-        return self.tree.can_be_active(self._position[p.name], fixed)
+        states = torch.from_numpy(self.tree._search.states).long()
+        states = states.repeat(1 + 256 // len(states), 1)
+        X = Starts(self, "random", 0).place(states, "random")
+        for c, value in fixed.items():
+            X[:, c] = value
+        active = self.tree.active_mask(X, strict=False)
+        present = self._present(X, active).any(0).tolist()
+        return {p.name for p, on in zip(self.parameters, present, strict=True) if on}
 
     def _present(self, X: Tensor, active: Tensor) -> Tensor:
         """``n x (d + num_constants)`` booleans: which parameters points have."""

@@ -55,15 +55,16 @@ class Starts:
         X = torch.cat([X, again])[torch.cat([good, good_again])]
         if n is None and at_most is None:
             if not len(X):
-                raise self._no_path(f" (of {_OTHERS[-1]} random draws on each)")
+                raise self._no_path()
             return X
         others = self.space.sample(len(states) - len(X), self.seed)
         return torch.cat([X, others])
 
-    def _no_path(self, draws: str = "") -> ValueError:
+    def _no_path(self) -> ValueError:
         return ValueError(
             "space: expected some path that has points within the bounds that are not "
-            f"forbidden, got none of {self.tree.num_paths}{draws}."
+            f"forbidden, got none of {self.tree.num_paths} (by up to {_OTHERS[-1]} "
+            "random draws on each)."
         )
 
     def _choose_paths(self, n: int | None, at_most: int | None) -> np.ndarray:
@@ -132,13 +133,13 @@ class Starts:
 
         All are, but those on paths where no feasible point is found.
         """
-        X = self._place(states, kind)
+        X = self.place(states, kind)
         good = self.space.feasible(X)
         lower, upper = self.space.bounds
         width = (upper - lower).clamp(min=1e-300)
         for i in (~good).nonzero().flatten().tolist():
             for size in _OTHERS:
-                others = self._place(states[i].expand(size, -1), "random")
+                others = self.place(states[i].expand(size, -1), "random")
                 others = others[self.space.feasible(others)]
                 if len(others):
                     distance = ((others - X[i]) / width).square().sum(-1)
@@ -147,7 +148,7 @@ class Starts:
                     break
         return X, good
 
-    def _place(self, states: Tensor, kind: str) -> Tensor:
+    def place(self, states: Tensor, kind: str) -> Tensor:
         """``n x D`` states -> ``n x d`` points, feasible or not."""
         X = self.space.fill.repeat(len(states), 1)
         active = self.tree.active_mask(self.tree.points_at(states))

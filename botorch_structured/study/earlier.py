@@ -14,6 +14,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -133,34 +134,15 @@ def read_studies(
         name: As for `read_earlier`.
         minimize: Likewise; None: it is not known, and tables are refused.
     """
-    is_list = isinstance(earlier, list) and not _is_rows(earlier)
-    several = earlier if is_list else [earlier]
-    return [
-        study
-        for one in several
-        for study in _studies(
-            one,
-            name,
-            minimize,
-        )
-    ]
-
-
-def _is_rows(one: Any) -> bool:
-    """Whether it is a list of the rows of a table, and not of results of searches."""
-    if not isinstance(one, list) or not one:
-        return False
-    return all(isinstance(row, Mapping) and not _has_scores(row) for row in one)
-
-
-def _has_scores(one: Any) -> bool:
-    return hasattr(one, "keys") and "params" in one.keys()
+    several = earlier if isinstance(earlier, list) else [earlier]
+    return [study for one in several for study in _studies(one, name, minimize)]
 
 
 def _studies(
     one: Any, name: str, minimize: bool | None
 ) -> Iterable[OldStudy | _Points]:
     """The studies of one element of ``earlier``."""
+    rows = None
     if isinstance(one, (str, os.PathLike)):
         path = Path(one)
         if not path.is_file():
@@ -169,7 +151,7 @@ def _studies(
             is_log = file.read(8) == b'{"study"'
         if is_log:
             return [_from_log(path, name)]
-        one = [row for _, row in read_rows(path)[1]]
+        rows = [row for _, row in read_rows(path)[1]]
     if isinstance(one, OldStudy):
         return [one]
     if hasattr(one, "trials") and hasattr(one, "_goals"):
@@ -178,11 +160,14 @@ def _studies(
         return [_from_optuna(one)]
     if hasattr(one, "lookup_data") or hasattr(one, "_experiment"):
         return [_from_ax(one)]
-    if hasattr(one, "cv_results_") or _has_scores(one):
-        return [_from_search(one, name)]
+    results = getattr(one, "cv_results_", one)
+    if hasattr(results, "keys") and "params" in results.keys():
+        return [_from_search(results, name, getattr(one, "refit", ""))]
+    if hasattr(one, "to_dict"):
+        rows = one.to_dict("records")
     is_pair = isinstance(one, tuple) and len(one) == 2
     is_points = is_pair and all(isinstance(part, Tensor) for part in one)
-    if not (is_points or hasattr(one, "to_dict") or _is_rows(one)):
+    if not is_points and rows is None:
         raise ValueError(
             "earlier: expected a Study, the path of a log or of a CSV table, a data "
             "frame, an Optuna study, an Ax client or experiment, a fitted search of "
@@ -194,8 +179,8 @@ def _studies(
             "earlier: expected studies that say whether smaller outcomes are better, "
             "got a table, or (X, Y)."
         )
-    if not is_points:
-        return _from_table(one, name, minimize)
+    if rows is not None:
+        return _from_table(rows, name, minimize)
     X, Y = one
     failed = ~Y.isfinite()
     return [(X, (-Y if minimize else Y).masked_fill(failed, -math.inf))]
@@ -285,10 +270,9 @@ def _from_ax(one: Any) -> OldStudy:
     return _from_pairs(pairs, goal.objective.minimize)
 
 
-def _from_search(one: Any, name: str) -> OldStudy:
-    """A search of scikit-learn, or its results: larger scores are better."""
-    table = getattr(one, "cv_results_", one)
-    names = [f"mean_test_{n}" for n in (name, "score", getattr(one, "refit", ""))]
+def _from_search(table: Any, name: str, refit: Any) -> OldStudy:
+    """Results of a search of scikit-learn: larger scores are better."""
+    names = [f"mean_test_{n}" for n in (name, "score", refit)]
     scores = [table[n] for n in names if n in table]
     if not scores or not all(isinstance(config, Mapping) for config in table["params"]):
         raise ValueError(
@@ -298,9 +282,10 @@ def _from_search(one: Any, name: str) -> OldStudy:
     return _from_pairs(zip(table["params"], scores[0], strict=True), minimize=False)
 
 
-def _from_table(table: Any, name: str, minimize: bool) -> Iterator[OldStudy]:
+def _from_table(
+    rows: Sequence[Mapping[str, Any]], name: str, minimize: bool
+) -> Iterator[OldStudy]:
     """The studies of a table, which a column may tell apart."""
-    rows = table if isinstance(table, list) else table.to_dict("records")
     if not any(name in row for row in rows):
         columns = list(rows[0]) if rows else []
         raise ValueError(f"earlier: expected a column {name!r}, got {columns}.")
@@ -322,6 +307,8 @@ class _Matching:
     def __init__(self, space: SearchSpace) -> None:
         self.space = space
         self._named = space.named()
+        self._decisions = {space.shown_names[c] for c in space.tree.decision_columns}
+        self._constants = {space._shown(c.name) for c in space.constants}
         self._seen = 0
         self._left_out: list[Mapping[str, Any]] = []
         self._unknown: set[str] = set()
@@ -349,30 +336,25 @@ class _Matching:
         Parameters that it lacks count as their middle.
         """
         space = self.space
-        try:
+        with suppress(ValueError):
             return space.encode([config])
-        except ValueError:
-            X = space.fill[None].clone()
-        taken = set()
-        refused = set()
-        for name, several in self._named.items():
-            value = config.get(name)
-            for p in several:
-                if not takes(p, value):
-                    refused |= set() if is_blank(value) else {p.name}
-                    continue
-                taken.add(p.name)
-                if not isinstance(p, Constant):
+        X = space.fill[None].clone()
+        for name, value in config.items():
+            for p in self._named[name]:
+                if takes(p, value) and not isinstance(p, Constant):
                     X[0, space._position[p.name]] = p.encode(value)
-        present = space._present(X, space.tree.active_mask(X))[0].tolist()
-        used = {p.name for p, on in zip(space.parameters, present, strict=True) if on}
-        missing = used - taken - {c.name for c in space.constants}
-        decisions = {space.names[c] for c in space.tree.decision_columns}
-        numbers = {*space.names} - decisions
-        if used & refused or missing & decisions or not taken & used & numbers:
-            return None  # another value, no path that is known, or no number of it
-        self._missing.update(space._shown(name) or name for name in missing)
-        return space.impute(X)
+        # the middle of the path that these lead to
+        (middle,) = space.decode(space.impute(X))
+        told = {k: v for k, v in config.items() if k in middle and not is_blank(v)}
+        missing = middle.keys() - told.keys() - self._constants
+        numbers = told.keys() - self._decisions - self._constants
+        if None in self._decisions or missing & self._decisions or not numbers:
+            return None  # no path that is known, or no number of it
+        with suppress(ValueError):
+            X = space.encode([middle | told])
+            self._missing.update(missing)
+            return X
+        return None
 
     def report(self) -> list[str]:
         """How evaluations were matched; empty where all were of this space."""

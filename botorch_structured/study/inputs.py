@@ -77,9 +77,10 @@ def read_fixed(space: SearchSpace, fixed: Any) -> dict[int, float]:
         for p in named[name]:
             if not isinstance(p, Constant) and takes(p, value):
                 columns[space._position[p.name]] = p.encode(value)
+    possible = space.possible_with(columns)
     for name, value in fixed.items():
         # the parameters of this name that some configuration has with these values
-        left = [p for p in named[name] if space.can_have(p, columns)]
+        left = [p for p in named[name] if p.name in possible]
         wrong = [p for p in left if not takes(p, value)]
         if not left:
             others = {k: v for k, v in fixed.items() if k != name}
@@ -88,12 +89,9 @@ def read_fixed(space: SearchSpace, fixed: Any) -> dict[int, float]:
                 f"none has with {others}."
             )
         if wrong:
-            hint = ""
-            if len(wrong) < len(left):
-                hint = " Others take it: hold what tells them apart, too."
             expected = " or ".join(dict.fromkeys(p.expected() for p in wrong))
             raise ValueError(
-                f"fixed: {name!r}: expected {expected}, got {brief(value)}.{hint}"
+                f"fixed: {name!r}: expected {expected}, got {brief(value)}."
             )
     return columns
 
@@ -112,11 +110,8 @@ def read_rows(
         ValueError: A name is there twice, or a row has too many cells or too few.
     """
     rows = []
-    with open(
-        path,
-        newline="",
-        encoding="utf-8-sig",
-    ) as file:  # Excel begins with BOM
+    # Excel begins with BOM
+    with open(path, newline="", encoding="utf-8-sig") as file:
         table = csv.DictReader(file)
         names = [name for name in table.fieldnames or () if name.strip()]
         if repeated := {name for name in names if names.count(name) > 1}:
@@ -172,21 +167,16 @@ def read_csv(
         numbers = {name: read_number(row.pop(name)) for name in outcomes}
         value = None if set(numbers.values()) == {None} else numbers
         cost = read_number(row.pop("cost", ""))
-        blank = {k: "" if is_missing(cell) else cell for k, cell in row.items()}
-        choices = {
-            k: cell
-            for k, cell in row.items()
-            if any(cell in getattr(p, "choices", ()) for p in named.get(k, ()))
-        }
-        # the text "NA" may be a choice on another path
-        for config in (blank, blank | choices):
-            try:
-                check(config, value, cost)
-                break
-            except ValueError as error:
-                problem = error
-        else:
-            raise ValueError(f"{where}: {problem}") from None
+        config = {}
+        for name, cell in row.items():
+            # the text "NA" may be a choice
+            choices = [getattr(p, "choices", ()) for p in named.get(name, ())]
+            is_empty = is_missing(cell) and not any(cell in some for some in choices)
+            config[name] = "" if is_empty else cell
+        try:
+            check(config, value, cost)
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
         told.append((config, value, cost))
     configs, values, costs = zip(*told, strict=True) if told else ((), (), ())
     return list(configs), list(values), list(costs)

@@ -50,7 +50,6 @@ from botorch_structured.study.points import (
 )
 from botorch_structured.study.trials import (
     Goals,
-    NotFinite,
     Trial,
     detached,
     read_metadata,
@@ -440,11 +439,7 @@ class Study:
         columns = []
         for name, column in arguments.items():
             column = [None] * n if column is None and name != "values" else column
-            try:
-                size = len(column)
-            except TypeError:
-                size = None
-            if size != n:
+            if not hasattr(column, "__len__") or len(column) != n:
                 raise ValueError(
                     f"{name}: expected {n}, one for each configuration, got "
                     f"{brief(column)}."
@@ -487,21 +482,20 @@ class Study:
                 ``{name: number}``, as for `tell`.
             num_evaluations: How many evaluations, after those that were told already.
             catch: Exceptions by which ``evaluate`` says that an evaluation failed. If
-                there are any, NaN and infinite values are failures, too; and so is all
-                else that is no value, None included, once an evaluation has given one:
-                before that, a function that returns nothing is an error.
+                there are any, NaN and all else that is no value are failures, too; None
+                once an evaluation has given a value: before that it is an error.
             progress: Whether to show a progress bar; a text is shown in front of it.
                 Trials are reported to the logger: failures as warnings, others as
                 information.
             timeout: Seconds after which no evaluation begins. Default: no limit.
-            callbacks: Functions that are called with the study and the trial after each
-                evaluation. They may call `stop`.
+            callbacks: A list of functions that are called with the study and the trial
+                after each evaluation. They may call `stop`.
 
         Raises:
             ValueError: An argument, or what ``evaluate`` returned, is not what it
                 should be; the latter names the trial.
         """
-        hooks = list(callbacks) if isinstance(callbacks, Iterable) else [callbacks]
+        hooks = [*callbacks]
         check_function("evaluate", evaluate)
         for hook in hooks:
             check_function("callbacks", hook)
@@ -581,9 +575,7 @@ class Study:
             try:
                 value = self._goals.read(value, name)
             except ValueError as reason:
-                returns = isinstance(reason, NotFinite) or any(
-                    t.values for t in self._trials
-                )
+                returns = value is not None or any(t.values for t in self._trials)
                 if not (catch and returns):
                     raise
                 value = None

@@ -21,10 +21,6 @@ from botorch_structured.spaces.arguments import brief, check_number
 _SIGNS = {"minimize": -1.0, "maximize": 1.0}
 
 
-class NotFinite(ValueError):
-    """An outcome that is NaN or infinite."""
-
-
 @dataclass(frozen=True)
 class Trial:
     """One evaluation that a `Study` was told.
@@ -164,8 +160,7 @@ class Goals:
                 because it may have forgotten to.
 
         Raises:
-            NotFinite: A number is NaN or infinite.
-            ValueError: It is no outcome.
+            ValueError: It is no outcome, or a number is NaN or infinite.
         """
         name = returned or "value"
         failure = "an exception in `catch`" if returned else "None"
@@ -268,19 +263,13 @@ def read_metadata(metadata: Any) -> dict[str, Any]:
 
 def _number(name: str, value: Any, failure: str) -> float:
     """A finite number, of any library, but no array and no truth value."""
-    kind: type[ValueError] = ValueError
     dtype: Any = getattr(value, "dtype", type(value).__name__)
     is_other = isinstance(value, (str, bytes)) or str(dtype).endswith("bool")
     if not (is_other or getattr(value, "ndim", False)):
-        try:
-            number = float(value)
-        except (TypeError, ValueError, RuntimeError, OverflowError):
-            pass
-        else:
-            if math.isfinite(number):
+        with suppress(TypeError, ValueError, RuntimeError, OverflowError):
+            if math.isfinite(number := float(value)):
                 return number + 0.0  # -0.0 and 0.0 are one value
-            kind = NotFinite
-    raise kind(
+    raise ValueError(
         f"{name}: expected a finite number, or {failure} for a failure, got "
         f"{brief(value)}."
     )

@@ -29,7 +29,7 @@ from botorch_structured.acquisition import (
 from botorch_structured.acquisition.mixtures import Mixtures
 from botorch_structured.linalg.blocks import quiet
 from botorch_structured.linalg.parameters import has_steps
-from botorch_structured.models import OldStudiesMean, TransferGP
+from botorch_structured.models import OldStudiesMean
 from botorch_structured.models.fast_inference import FastSingleTaskGP
 from botorch_structured.models.tree.leaf_model import LeafModel
 from botorch_structured.optim import optimize_acqf_paths
@@ -44,7 +44,6 @@ from botorch_structured.suggest.surrogates import (
     check_table,
     fit_checked,
     read_data,
-    read_models,
     seeded_if,
 )
 from botorch_structured.transforms import ClipTail
@@ -84,7 +83,7 @@ def suggest(
     train_Y: Tensor,
     q: int = 1,
     X_pending: Tensor | None = None,
-    start_from: Suggestion | Surrogates | Sequence[LeafModel] | None = None,
+    start_from: Suggestion | Surrogates | None = None,
     seed: int | None = None,
     *,
     train_C: Tensor | None = None,
@@ -121,9 +120,9 @@ def suggest(
             ``-inf`` where an evaluation failed; a row that has one failed as a whole.
         q: How many points.
         X_pending: ``p x d`` points that are being evaluated.
-        start_from: The last suggestion, its ``surrogates``, or the ``models`` of its
-            only objective: fits are shorter. With more than a thousand points there is
-            none, except with ``models``, if there was one for 95 % of them.
+        start_from: The last suggestion, or its ``surrogates``: fits are shorter. With
+            more than a thousand points there is none, if there was one for 95 % of
+            them.
         seed: The same seed and data give the same points. Default: PyTorch's generator.
         train_C: ``n x k`` outcomes of constraints, as in BoTorch feasible where all are
             at most 0: give ``memory - 8.0`` for a memory of at most 8. NaN only where
@@ -174,7 +173,13 @@ def suggest(
         check_table("X_pending", X_pending, space.dim)
         space.check_points(X_pending, "X_pending")
         pending = X_pending.detach().to(data.X)
-    start = None if start_from is None else _read_start(start_from)
+    if isinstance(start_from, Suggestion):
+        start_from = start_from.surrogates
+    if not isinstance(start_from, Surrogates | None):
+        raise ValueError(
+            "start_from: expected an earlier suggestion, or its surrogates, got a "
+            f"{type(start_from).__name__}."
+        )
     reference = None if ref_point is None else _read_reference(ref_point, data.Y)
     old = None if earlier is None else _read_old(space, earlier, data.Y.shape[-1])
     fixed = read_fixed(
@@ -187,7 +192,7 @@ def suggest(
     # Nobody can do anything about a jitter of 1e-8 where pending points are close to
     # each other, or in single precision, of which BoTorch warns by itself.
     with seeded_if(seed, data.X.device), quiet():
-        surrogates = fit_checked(space, data, start, old, max_rows, **kwargs)
+        surrogates = fit_checked(space, data, start_from, old, max_rows, **kwargs)
         X = propose(
             space,
             data,
@@ -256,18 +261,6 @@ def propose(
             )
         points = torch.cat([points, x.to(points)])
     return points[-q:]
-
-
-def _read_start(start_from: Any) -> Surrogates:
-    if isinstance(start_from, Surrogates):
-        return start_from
-    if isinstance(start_from, Suggestion):
-        return start_from.surrogates
-    if isinstance(start_from, list):
-        start_from = [m for m in start_from if not isinstance(m, TransferGP)]
-    models: list[FastSingleTaskGP] = [*read_models(start_from)]
-    weights = torch.ones(len(models)) / max(len(models), 1)
-    return Surrogates([Mixture(models, weights)], [])
 
 
 def _read_old(space: SearchSpace, earlier: Any, num_objectives: int) -> OldStudiesMean:

@@ -39,7 +39,7 @@ from botorch_structured.models import (
 from botorch_structured.models.fast_inference import FastSingleTaskGP
 from botorch_structured.models.map_fit import seeded
 from botorch_structured.models.outcome_scale import AnyScaleStandardize
-from botorch_structured.models.tree.leaf_model import LeafModel
+from botorch_structured.models.tree.leaf_model import MAX_LOSS, LeafModel
 from botorch_structured.models.tree.solver import LeafSolver
 from botorch_structured.models.tree.warm_start import take_values
 from botorch_structured.spaces import SearchSpace
@@ -139,9 +139,11 @@ def fit_models(
     check_space(space)
     check_table("train_X", train_X, space.dim)
     check_table("train_Y", train_Y, 1)
-    return _fit_models(
-        space, train_X, train_Y, read_models(start_from or ()), averaged, **kwargs
-    )
+    starts = [*(start_from or ())]
+    if not all(isinstance(model, LeafModel) for model in starts):
+        got = [type(model).__name__ for model in starts]
+        raise ValueError(f"start_from: expected models of an earlier fit, got {got}.")
+    return _fit_models(space, train_X, train_Y, starts, averaged, **kwargs)
 
 
 def _fit_models(
@@ -549,21 +551,6 @@ def check_space(space: Any) -> None:
         raise ValueError(f"space: expected a SearchSpace, got {type(space).__name__}.")
 
 
-def read_models(models: Any) -> list[LeafModel]:
-    """Models that fits can start from, as a list; a ``ValueError`` for others."""
-    if not isinstance(models, Iterable):
-        got: Any = type(models).__name__
-    else:
-        models = list(models)
-        if all(isinstance(model, LeafModel) for model in models):
-            return models
-        got = [type(model).__name__ for model in models]
-    raise ValueError(
-        "start_from: expected an earlier suggestion, or the list of its models, got "
-        f"{got}."
-    )
-
-
 def _compressed_tail(maximize: bool = True) -> ChainedOutcomeTransform:
     return ChainedOutcomeTransform(
         clip=ClipTail(maximize, tail="log"), standardize=AnyScaleStandardize(m=1)
@@ -622,23 +609,48 @@ def fit_to_some(model: LeafModel, start_from: LeafModel | None = None) -> None:
         model: In training mode, with its first hyperparameters.
         start_from: See ``LeafModel.custom_fit``. Without it a first fit is to half of
             the rows, if that is less than three quarters of the data.
+
+    If rows are predicted worse, given all others, than those of the fit given these,
+    the worst ones join a further fit.
     """
     n = len(model.train_targets)
     keys = model.tree.path_key(model.train_inputs[0])
     most = max(_ROWS_OF_PATH, _ROWS // len(keys.unique()))
     sizes = [most // 2, most] if start_from is None else [most]
+    part: Any = start_from
     for size in sizes:
         rows = some_rows(keys, model.train_targets, size)
         if size < most and len(rows) > 0.75 * n:
             continue
-        part = model if len(rows) == n else _with_rows(model, rows)
-        mll = ExactMarginalLogLikelihood(part.likelihood, part)
-        fit_gpytorch_mll(mll, start_from=start_from)
-        start_from = part
-    if start_from is not None and start_from is not model:
-        take_values(model, start_from)
-        model._fit_record = start_from._fit_record
-        model.eval()
+        part = _fit_rows(model, rows, part)
+    if part is model:
+        return
+    _take_fit(model, part)
+    density = leave_one_out_log_density(model)
+    expected = leave_one_out_log_density(part).mean()
+    # given more rows each is predicted better, unless the fit missed something
+    if density.mean() < expected - MAX_LOSS:
+        worst = density.topk(most // 2, largest=False).indices
+        model.train()
+        rows = torch.cat([rows, worst]).unique()
+        _take_fit(model, _fit_rows(model, rows, part))
+
+
+def _fit_rows(model: LeafModel, rows: Tensor, start_from: LeafModel | None) -> Any:
+    """The model, or a copy that has only some of the rows, fitted."""
+    part = model
+    if len(rows) < len(model.train_targets):
+        part = _with_rows(model, rows)
+    mll = ExactMarginalLogLikelihood(part.likelihood, part)
+    fit_gpytorch_mll(mll, start_from=start_from)
+    return part
+
+
+def _take_fit(model: LeafModel, part: LeafModel) -> None:
+    """Make a model one that was fitted, with the hyperparameters of a part of it."""
+    take_values(model, part)
+    model._fit_record = part._fit_record
+    model.eval()
 
 
 def _with_rows(model: LeafModel, rows: Tensor) -> LeafModel:

@@ -1,17 +1,9 @@
-"""Choosing a scikit-learn classifier together with its hyperparameters.
-
-A fit holds the interpreter inside C code, where neither a signal nor a thread can stop
-it. With a time limit it therefore runs in a process of its own, which is killed.
-"""
+"""Choosing a scikit-learn classifier together with its hyperparameters."""
 
 from __future__ import annotations
 
-import importlib
-import signal
-import time
 from collections.abc import Mapping
-from concurrent.futures.process import BrokenProcessPool
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,10 +11,10 @@ from torch import Tensor
 
 from botorch_structured._learners import LEARNERS, cross_validated_error
 from botorch_structured.spaces import SearchSpace
-from botorch_structured.spaces.arguments import check_count, check_number, import_extra
+from botorch_structured.spaces.arguments import check_count, import_extra
 from botorch_structured.test_functions.base import ConditionalTestFunction
 
-DATASETS = ("breast_cancer", "digits", "iris", "moons", "wine")
+DATASETS = ("breast_cancer", "digits", "iris", "wine")
 
 
 class Evaluation(NamedTuple):
@@ -30,8 +22,6 @@ class Evaluation(NamedTuple):
 
     value: float  # the cross-validation error; 1.0, the worst, where it failed
     error: str | None  # the message of a failure
-    seconds: float
-    status: Literal["ok", "failed", "timeout"]
 
 
 class ScikitLearnCASH(ConditionalTestFunction):
@@ -57,9 +47,9 @@ class ScikitLearnCASH(ConditionalTestFunction):
     scikit-learn now rejects everything above 1. Inputs are standardised inside each
     training fold. Random states are fixed: the same configuration has the same value.
 
-    An exception or a time-out in a learner is a *failed evaluation*: its value is the
-    worst error rate, 1.0, and its message is in ``evaluations``. ``ClipTail`` keeps
-    it from blinding a model. To be minimised, unless ``negate``.
+    An exception in a learner is a *failed evaluation*: its value is the worst error
+    rate, 1.0, and its message is in ``evaluations``. ``ClipTail`` keeps it from
+    blinding a model. To be minimised, unless ``negate``.
 
     Example:
         >>> problem = ScikitLearnCASH("wine")
@@ -72,23 +62,16 @@ class ScikitLearnCASH(ConditionalTestFunction):
         self,
         dataset: str | tuple[Any, Any] = "breast_cancer",
         seed: int = 0,
-        timeout: float | None = None,
-        max_rows: int | None = None,
         noise_std: float | None = None,
         negate: bool = False,
         dtype: torch.dtype = torch.double,
     ) -> None:
         r"""
         Args:
-            dataset: ``"breast_cancer"``, ``"digits"``, ``"iris"``, ``"wine"`` (bundled
-                with scikit-learn), ``"moons"`` (500 points, made with ``seed``, and
-                four columns of noise), or a tuple of an ``n x p`` array of numbers and
-                ``n`` labels.
-            seed: Decides the folds, and which rows are kept.
-            timeout: Seconds for one evaluation, all five folds; the fit is stopped
-                then, in whatever code it is, for which it runs in a process of its
-                own. Without it evaluations run in this process.
-            max_rows: Keep a random choice of at most so many rows.
+            dataset: ``"breast_cancer"``, ``"digits"``, ``"iris"`` or ``"wine"``
+                (bundled with scikit-learn), or a tuple of an ``n x p`` array of numbers
+                and ``n`` labels.
+            seed: Decides the folds.
             noise_std: Standard deviation of noise to add.
             negate: Whether to negate the function, for maximisation.
             dtype: The dtype of ``bounds``.
@@ -98,10 +81,6 @@ class ScikitLearnCASH(ConditionalTestFunction):
             ValueError: For data that cannot be cross-validated, and wrong arguments.
         """
         check_count("seed", seed, least=0)
-        if timeout is not None and not check_number("timeout", timeout, False) > 0:
-            raise ValueError(f"timeout: expected a positive number, got {timeout}.")
-        if max_rows is not None and max_rows < 10:
-            raise ValueError(f"max_rows: expected at least 10, got {max_rows}.")
         space = SearchSpace.from_dictionaries(
             [
                 {"learner": [name]}
@@ -109,18 +88,10 @@ class ScikitLearnCASH(ConditionalTestFunction):
                 for name, entry in LEARNERS.items()
             ]
         )
-        features, labels = _load(dataset, seed)
-        if max_rows is not None and max_rows < len(labels):
-            keep = np.random.default_rng(seed).permutation(len(labels))[:max_rows]
-            features = features[keep]
-            labels = labels[keep]
+        self._data = _load(dataset)
         super().__init__(space, noise_std=noise_std, negate=negate, dtype=dtype)
         self.seed = seed
-        self.timeout = timeout
         self.evaluations: list[tuple[dict[str, Any], Evaluation]] = []
-        self._features = features
-        self._labels = labels
-        self._pool: Any = None  # the process for time limits
 
     def evaluate(self, config: Mapping[str, Any]) -> Evaluation:
         r"""Cross-validate one configuration, and note it in ``evaluations``.
@@ -134,63 +105,11 @@ class ScikitLearnCASH(ConditionalTestFunction):
                 learner raises is a failed evaluation instead.
         """
         learner, arguments = self._split(config)
-        start = time.perf_counter()
-        value = 1.0
-        error: str | None
-        status: Literal["ok", "failed", "timeout"] = "failed"
-        try:
-            if self.timeout is None:
-                value, error = cross_validated_error(
-                    self._features, self._labels, learner, arguments, self.seed
-                )
-            else:
-                value, error = self._limited(learner, arguments)
-            if error is None:
-                status = "ok"
-        except TimeoutError:
-            error = f"no answer within {self.timeout:g} s"
-            status = "timeout"
-        except BrokenProcessPool as death:  # out of memory, a crash in C code
-            error = f"the process ended: {death}"
-        seconds = time.perf_counter() - start
-        evaluation = Evaluation(value, error, seconds, status)
+        evaluation = Evaluation(
+            *cross_validated_error(*self._data, learner, arguments, self.seed)
+        )
         self.evaluations.append((dict(config), evaluation))
         return evaluation
-
-    def _limited(
-        self,
-        learner: str,
-        arguments: Mapping[str, Any],
-    ) -> tuple[float, str | None]:
-        """`cross_validated_error` in another process, for at most ``timeout`` seconds.
-
-        Raises:
-            TimeoutError: There is no answer in time; the process is killed.
-            BrokenProcessPool: It ended without an answer.
-        """
-        data = (self._features, self._labels)
-        try:
-            if self._pool is None:
-                # not ``multiprocessing``, which imports the caller's ``__main__``
-                loky = importlib.import_module("joblib.externals.loky")
-                # Ctrl-C is for this process, which then ends the other one
-                ignore = (signal.SIGINT, signal.SIG_IGN)
-                self._pool = loky.ProcessPoolExecutor(
-                    max_workers=1,
-                    timeout=120.0,  # idle; it ends then if this process was killed
-                    initializer=signal.signal,
-                    initargs=ignore,
-                )
-                # imports take long on a slow, busy machine, and do not count
-                self._pool.submit(cross_validated_error, *data, "gnb", {}, 0).result()
-            future = self._pool.submit(
-                cross_validated_error, *data, learner, arguments, self.seed
-            )
-            answer: tuple[float, str | None] = future.result(self.timeout)
-        except BaseException:
-            self.close()
-            raise
-        return answer
 
     def _split(self, config: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         """The learner, and its arguments by scikit-learn's names."""
@@ -223,20 +142,8 @@ folds = StratifiedKFold(5, shuffle=True, random_state={self.seed})
 error = 1 - cross_val_score(model, X, y, cv=folds).mean()
 """
 
-    def close(self) -> None:
-        """End the process that evaluates, if there is one; it restarts when needed."""
-        if self._pool is not None:
-            self._pool.shutdown(kill_workers=True)
-            self._pool = None
 
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_pool": None}
-
-
-def _load(
-    dataset: str | tuple[Any, Any],
-    seed: int,
-) -> tuple[np.ndarray, np.ndarray]:
+def _load(dataset: str | tuple[Any, Any]) -> tuple[np.ndarray, np.ndarray]:
     """``n x p`` features and ``n`` labels."""
     bundled = import_extra("sklearn.datasets")
     if isinstance(dataset, str):
@@ -245,10 +152,6 @@ def _load(
                 f"dataset: expected one of {', '.join(DATASETS)}, or a tuple (X, y), "
                 f"got {dataset!r}."
             )
-        if dataset == "moons":
-            X, y = bundled.make_moons(500, noise=0.3, random_state=seed)
-            noise = np.random.default_rng(seed).standard_normal((500, 4))
-            return np.hstack([X, noise]), y
         return getattr(bundled, f"load_{dataset}")(return_X_y=True)
     X = np.asarray(dataset[0], dtype=float)
     y = np.asarray(dataset[1])

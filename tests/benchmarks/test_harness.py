@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from toy_benchmark import Toy, arguments, faulty, guess, walk
+from toy_benchmark import Toy, arguments, faulty, walk
 
 from benchmarks.harness import RunKey, read_records, run
 
@@ -32,19 +32,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict:
     result = points(out)
     assert len(result) == 8 and all(len(run) == 12 for run in result.values())
     return result
-
-
-class Apart(Toy):
-    own_seeds = True
-
-
-def test_problems_with_random_numbers_of_their_own(tmp_path: Path) -> None:
-    """Other starts and other draws on each problem, the same for all methods."""
-    problems = {"one": Apart, "two": Apart}
-    assert run({"g": guess, "w": walk}, problems, out=tmp_path, **ONE) == {}
-    runs = {p: points(tmp_path)[f"{p}/g/0.jsonl"] for p in problems}
-    assert all(a != b for a, b in zip(runs["one"], runs["two"], strict=True))
-    assert points(tmp_path)["one/w/0.jsonl"][:2] == runs["one"][:2]
 
 
 @pytest.mark.parametrize(("processes", "stop"), [(0, "SIGKILL"), (2, "SIGINT")])

@@ -2,7 +2,6 @@
 
 import json
 import math
-import pickle
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,12 +11,10 @@ from strategies import random_configspace
 from torch import Tensor
 from toy_benchmark import complete_runs
 
-from benchmarks.data import DATA
 from benchmarks.packed import pack
-from benchmarks.suite import jenatton, optima, yahpo, yahpo_learners
+from benchmarks.suite import optima
 from benchmarks.suite.__main__ import main, problems
 from benchmarks.suite.peers import PEERS
-from benchmarks.suite.problem import kind_of
 from benchmarks.suite.synthetic import draw
 from botorch_structured.spaces import ParameterTree, SearchSpace
 from botorch_structured.spaces.columns import (
@@ -25,26 +22,6 @@ from botorch_structured.spaces.columns import (
     FloatColumn,
     IntegerColumn,
 )
-from botorch_structured.test_functions import JenattonTree
-
-# -- Jenatton's functions -----------------------------------------------------------
-
-
-def test_jenatton() -> None:
-    assert len(jenatton.DEVELOP) == 8 and len(jenatton.REPORT) == 10
-    for name, factory in {**jenatton.DEVELOP, **jenatton.REPORT}.items():
-        problem = pickle.loads(pickle.dumps(factory))(0)
-        assert kind_of(name) == "jenatton"
-        assert problem.optimal_value == 0.1 < problem.middle_value < 3.0
-        assert problem.noise_std == (0.05 if "noisy" in name else 0.0)
-    tree = JenattonTree(8, shared=True, balanced=False)
-    problem = jenatton.DEVELOP["jenatton-8-chain-shared"](0)
-    X = problem.space.sample(20, seed=0)
-    assert problem.truths(X).equal(tree.evaluate_true(X))
-    assert problem.starts(5).equal(tree.starts(5))
-    with pytest.raises(ValueError, match="name: expected a number and words"):
-        jenatton.make(0, "8-odd")
-
 
 # -- random functions ---------------------------------------------------------------
 
@@ -165,15 +142,3 @@ def test_two_methods_from_run_to_report(
         shown.append(capsys.readouterr().out)
     assert shown[0] == shown[1] and "## All problems: 3 problems" in shown[0]
     assert "default against" in shown[0] and "## synthetic: 2 problems" in shown[0]
-
-
-@pytest.mark.parametrize("name", ["yahpo-3", "learners-3"])
-def test_the_surrogate_itself(name: str) -> None:
-    folder = "yahpo_rbv2_xgboost" if name == "yahpo-3" else "yahpo_rbv2_super"
-    pytest.importorskip("onnxruntime")
-    if not (DATA / folder / "model.onnx").exists():
-        pytest.skip(f"needs {DATA / folder}")
-    problem = (yahpo.DEVELOP | yahpo_learners.DEVELOP)[name](0)
-    values = problem.truths(problem.space.sample(200, seed=0))
-    assert values.min() >= problem.optimal_value
-    assert (values < problem.middle_value).sum() in range(70, 130)

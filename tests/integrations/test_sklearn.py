@@ -5,7 +5,7 @@ import pickle
 import signal
 import sys
 import warnings
-from collections import Counter
+from concurrent.futures import BrokenExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from sklearn.datasets import load_iris
 from sklearn.exceptions import FitFailedWarning
 from sklearn.feature_selection import SelectKBest
 from sklearn.linear_model import LogisticRegression, Ridge
-from sklearn.metrics import accuracy_score
 from sklearn.model_selection import (
     KFold,
     RandomizedSearchCV,
@@ -47,7 +46,6 @@ from botorch_structured.spaces import SearchSpace
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:One or more of the test scores"),
-    pytest.mark.filterwarnings("ignore:.*is the range between two numbers"),
 ]
 
 X, y = load_iris(return_X_y=True)
@@ -236,10 +234,8 @@ def test_failures_are_avoided_and_shown(fail: str) -> None:
         text = str(fits[0].message)
         assert f"{3 * failed.sum()} fits failed out of a total of 36" in text
         assert text.count("RuntimeError: it does not fit") == 1
-        assert text.count("{'kind': 'right', 'x': ") == min(failed.sum(), 3)
+        assert text.count("{'kind': 'right', 'x': ") == 1
         assert fits[0].filename == __file__
-    ranges = [w for w in caught if "'x': (0.0, 1.0) is the range" in str(w.message)]
-    assert [w.filename for w in ranges] == [__file__]
 
 
 def test_where_to_begin() -> None:
@@ -270,16 +266,6 @@ def test_the_scale_of_a_kernel_is_that_of_standardised_data(
         assert first["model__gamma"] == pytest.approx(0.25)
 
 
-def test_where_the_scale_of_a_kernel_is_out_of_range_it_is_drawn() -> None:
-    found = set()
-    for seed in range(3):
-        space = {"gamma": (1.0, 10.0, "log")}  # it is 0.25
-        found |= {
-            *search(SVC(), space, 1, random_state=seed).fit(X, y).best_params_.values()
-        }
-    assert len(found) == 3 and 1.0 < min(found) and max(found) < 10.0
-
-
 def test_a_step_that_cannot_be_fitted_is_the_error_of_the_fits() -> None:
     model = Pipeline([("select", SelectKBest(k=-1)), ("model", SVC())])
     fitted = search(model, GAMMA, 2)
@@ -308,7 +294,7 @@ def test_what_estimators_are_set_to_repeats_no_candidate() -> None:
         {"model": [SVC()], "model__C": [0.1, 1.0, 10.0]},
         {"model": [KNeighborsClassifier()], "model__n_neighbors": [1, 3, 5, 9]},
     ]
-    for seed in range(12):
+    for seed in range(3):
         fitted = StructuredSearchCV(PIPELINE, space, 4, random_state=seed).fit(X, y)
         params = fitted.cv_results_["params"]
         assert [type(p["model"]) for p in params[:2]] == [SVC, KNeighborsClassifier]
@@ -438,37 +424,23 @@ def test_what_was_found_before_an_interruption_is_kept(after: int) -> None:
         assert not hasattr(stopped, "cv_results_")
 
 
-@pytest.mark.filterwarnings("ignore:.*fits failed out of a total")
-def test_learners_that_always_fail_are_left() -> None:
-    space = [{"kind": [kind], "x": (0.0, 1.0)} for kind in ("left", "right", "bad")]
-    fitted = search(Peak(fail="bad"), space, 40, cv=2).fit(X, y)
-    tried = Counter(config["kind"] for config in fitted.cv_results_["params"])
-    assert tried["bad"] <= 4 and tried["right"] >= 8  # a bad one that works
-
-
 class Dying(Peak):
     def fit(self, X: Any, y: Any) -> Peak:
         if self.kind == "right" and self.x > 0.5:
             os.kill(os.getpid(), signal.SIGKILL)  # out of memory
         return super().fit(X, y)
 
-    def score(self, X: Any, y: Any, sample_weight: Any = None) -> Any:
-        return None if self.kind == "right" else super().score(X, y)
 
-
-@pytest.mark.parametrize("n_jobs", [1, 2])
 @pytest.mark.skipif(sys.platform == "win32", reason="has no such signal")
-def test_neither_dead_processes_nor_bad_scores_end_a_search(n_jobs: int) -> None:
-    space = {"kind": ["right"], "x": (0.0, 0.4 if n_jobs == 1 else 1.0)}
-    space = [{"kind": ["left"], "x": [0.1, 0.2]}, space]
-    options = {"n_jobs": n_jobs, "refit": False, "cv": 2}
-    with pytest.raises(ValueError, match="scoring must return a number, got None"):
-        search(Dying(), space[1], 3, **{**options, "n_jobs": 1}).fit(X, y)
-    with pytest.warns(FitFailedWarning, match="must return a number|terminated"):
+def test_dead_processes_do_not_end_a_search() -> None:
+    space = [{"kind": ["left"], "x": [0.1, 0.2]}, {"kind": ["right"], "x": (0.0, 1.0)}]
+    options = {"n_jobs": 2, "refit": False, "cv": 2}
+    with pytest.warns(FitFailedWarning, match="terminated"):
         fitted = search(Dying(), space, 6, **options).fit(X, y)
     scores = fitted.cv_results_["mean_test_score"]
-    failed = [c["kind"] == "right" for c in fitted.cv_results_["params"]]
-    assert 2 <= sum(failed) < 6 and np.isnan(scores).tolist() == failed
+    params = fitted.cv_results_["params"]
+    failed = [c["kind"] == "right" and c["x"] > 0.5 for c in params]
+    assert 1 <= sum(failed) < 6 and np.isnan(scores).tolist() == failed
 
 
 @pytest.mark.usefixtures("random_points")
@@ -484,7 +456,7 @@ def test_fits_that_a_failed_call_left_are_of_no_candidate(
             left.clear()
             if len(tasks) > 3:  # several candidates
                 left.append(tasks[-1])
-                raise ValueError("scoring must return a number")
+                raise BrokenExecutor("terminated")
             return super().__call__(tasks)
 
     space = {"kind": ["left", "right"], "x": [0.1, 0.2]}
@@ -550,15 +522,12 @@ def test_dictionaries_without_a_common_name() -> None:
 
 
 @pytest.mark.usefixtures("random_points")
-def test_a_space_that_is_smaller_than_the_search() -> None:
-    with pytest.warns(
-        UserWarning, match="space: expected at least n_iter=9 candidates"
-    ):
-        fitted = search(
-            space={"kind": ["left", "right"], "noise": [0.0, 1.0]}, n_iter=9
-        )
-        fitted.fit(X, y)
-    assert len(fitted.cv_results_["params"]) == 4
+@pytest.mark.parametrize("n_jobs", [1, 4])
+def test_a_space_that_is_smaller_than_the_search(n_jobs: int) -> None:
+    small = search(space={"x": [0.1, 0.2, 0.3, 0.4]}, n_iter=9, n_jobs=n_jobs)
+    with pytest.warns(UserWarning, match="at least n_iter=9 candidates.* got 4: all"):
+        small.fit(X, y)
+    assert len(small.cv_results_["params"]) == len(small.study_.trials) == 4
 
 
 @pytest.mark.usefixtures("random_points")
@@ -581,23 +550,6 @@ def test_several_metrics_and_the_one_to_refit() -> None:
     assert fitted.study_.objectives == {"neg_log_loss": "maximize"}
     assert fitted.best_score_ == fitted.cv_results_["mean_test_neg_log_loss"].max()
     assert fitted.study_.best[1] == fitted.best_score_
-
-
-def test_a_function_may_give_several_scores() -> None:
-    def scores(estimator: Any, X: Any, y: Any) -> dict[str, float]:
-        accuracy = accuracy_score(y, estimator.predict(X))
-        return {"accuracy": accuracy, "error": 1 - accuracy}
-
-    with pytest.warns(FitFailedWarning):
-        fitted = search(
-            Peak(fail="right"),
-            {"kind": ["left", "right"]},
-            2,
-            scoring=scores,
-            refit="accuracy",
-        ).fit(X, y)
-    assert fitted.study_.objectives == {"accuracy": "maximize"}
-    assert np.isnan(fitted.cv_results_["mean_test_error"]).sum() == 1
 
 
 def test_a_function_may_choose() -> None:
@@ -654,20 +606,18 @@ NEEDLE = [
 
 
 @pytest.mark.parametrize("jobs", [1, 9])
-@pytest.mark.parametrize("n_iter", [12, 24])
-def test_a_path_that_begins_badly_is_not_left(jobs: int, n_iter: int) -> None:
+def test_a_path_that_begins_badly_is_not_left(jobs: int) -> None:
     """Every fourth candidate is on the path with the fewest for its parameters."""
     import joblib
 
     # the needle is not found: the left side stays the better one
-    options = {"n_jobs": jobs, "random_state": 1}
     with joblib.parallel_backend("threading"):
-        fitted = search(Needle(), NEEDLE, n_iter, **options).fit(X, y)
+        fitted = search(Needle(), NEEDLE, 16, n_jobs=jobs, random_state=1).fit(X, y)
     params = fitted.cv_results_["params"]
-    assert len(params) == n_iter == len({str(p) for p in params})
+    assert len(params) == 16 == len({str(p) for p in params})
     kinds = [p["kind"] for p in params]
-    assert kinds.count("right") >= 2 + (n_iter - 4) // 4
-    assert kinds.count("left") > n_iter // 2
+    assert kinds.count("right") >= 2 + (16 - 4) // 4
+    assert kinds.count("left") > 16 // 2
     assert [trial.config for trial in fitted.study_.trials] == params
 
 
@@ -679,31 +629,6 @@ def test_a_path_that_is_used_up_takes_no_turns() -> None:
     assert [p["kind"] for p in params].count("right") >= 1 + 24 // 4
 
 
-class Wide(Peak):
-    """Learners with one to three parameters."""
-
-    def __init__(
-        self, reduce: int = 0, learn: int = 0, p0: Any = 0, p1: Any = 0, p2: Any = 0
-    ) -> None:
-        self.reduce, self.learn, self.p0, self.p1, self.p2 = reduce, learn, p0, p1, p2
-        self.fail, self.kind = "", "left"
-
-    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        return float(self.learn == 3) - 0.01 * self.reduce - 0.01 * self.p0
-
-
-@pytest.mark.usefixtures("random_points")
-def test_random_candidates_of_many_paths_show_all_choices() -> None:
-    """Of more than there are random candidates, those of few parameters, too."""
-    own = [{f"p{j}": (0.0, 1.0) for j in range(i // 2 + 1)} for i in range(5)]
-    space = [
-        {"reduce": [r], "learn": [i], **own[i]} for r in range(7) for i in range(5)
-    ]
-    fitted = search(Wide(), space, 50).fit(X, y)
-    learners = [p["learn"] for p in fitted.cv_results_["params"]]
-    assert min(learners.count(i) for i in range(5)) > 1
-
-
 @pytest.mark.usefixtures("random_points")
 def test_a_scorer_of_several_numbers_without_a_refit() -> None:
     def scorer(estimator: Any, X: Any, y: Any) -> dict[str, float]:
@@ -712,15 +637,6 @@ def test_a_scorer_of_several_numbers_without_a_refit() -> None:
     fitted = search(n_iter=5, scoring=scorer, refit=False).fit(X, y)
     assert fitted.study_.objectives == {"a": "maximize", "b": "maximize"}
     assert len(fitted.study_.trials) == len(fitted.cv_results_["mean_test_a"]) == 5
-
-
-@pytest.mark.usefixtures("random_points")
-def test_a_space_that_the_processes_use_up() -> None:
-    with pytest.warns(UserWarning, match="got 4: all of them were evaluated"):
-        fitted = search(space={"x": [0.1, 0.2, 0.3, 0.4]}, n_iter=20, n_jobs=4).fit(
-            X, y
-        )
-    assert len(fitted.study_.trials) == 4
 
 
 @pytest.mark.usefixtures("random_points")

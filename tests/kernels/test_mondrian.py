@@ -7,10 +7,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from botorch.acquisition import LogExpectedImprovement
 from botorch.fit import fit_gpytorch_mll
 from botorch.models import SingleTaskGP
-from botorch.optim import optimize_acqf
 from gpytorch.constraints import GreaterThan, Interval
 from gpytorch.kernels import ScaleKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
@@ -219,10 +217,6 @@ class TestInAModel:
         x = points(4, 2, seed=1).requires_grad_()
         model.posterior(x).mean.sum().backward()
         assert torch.equal(x.grad, torch.zeros_like(x))
-        acqf = LogExpectedImprovement(model, best_f=Y.max())
-        bounds = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=DTYPE)
-        best, value = optimize_acqf(acqf, bounds, q=1, num_restarts=2, raw_samples=16)
-        assert torch.isfinite(best).all() and torch.isfinite(value)
         features = kernel.features(x)
         assert torch.equal(torch.autograd.grad(features.sum(), x)[0], torch.zeros(4, 2))
 
@@ -273,3 +267,47 @@ UNIT = torch.tensor([[0.0], [1.0]], dtype=DTYPE)
 def test_wrong_arguments(make: Callable[[], object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         make()
+
+
+def by_definition(a: Tensor, b: Tensor, lengthscale: Tensor) -> Tensor:
+    difference = (a.unsqueeze(-2) - b.unsqueeze(-3)).abs()
+    return torch.exp(-(difference / lengthscale.unsqueeze(-2)).sum(-1))
+
+
+class TestValues:
+    @pytest.mark.parametrize("ard", [None, 3])
+    def test_definition(self, ard: int | None) -> None:
+        kernel = LaplaceKernel(ard_num_dims=ard).double()
+        kernel.lengthscale = torch.tensor([0.3, 1.0, 4.0][: ard or 1], dtype=DTYPE)
+        a, b = points(7, 3), points(4, 3, seed=1)
+        expected = by_definition(a, b, kernel.lengthscale)
+        torch.testing.assert_close(dense(kernel, a, b), expected, rtol=1e-14, atol=0)
+        torch.testing.assert_close(
+            dense(kernel, a), by_definition(a, a, kernel.lengthscale)
+        )
+
+    def test_columns_as_a_batch(self) -> None:
+        kernel = LaplaceKernel(ard_num_dims=3).double()
+        kernel.lengthscale = torch.tensor([0.3, 1.0, 4.0], dtype=DTYPE)
+        a, b = points(2, 5, 3), points(2, 4, 3, seed=1)
+        each = kernel(a, b, last_dim_is_batch=True).to_dense()
+        assert each.shape == (2, 3, 5, 4)
+        torch.testing.assert_close(each.prod(-3), dense(kernel, a, b))
+        assert kernel(a, diag=True, last_dim_is_batch=True).shape == (2, 3, 5)
+
+
+class TestGradients:
+    def test_derivatives(self) -> None:
+        kernel = LaplaceKernel(ard_num_dims=2).double()
+        a, b = points(3, 2).requires_grad_(), points(2, 4, 2, seed=1).requires_grad_()
+        assert torch.autograd.gradcheck(lambda a, b: kernel(a, b).to_dense(), (a, b))
+
+    def test_zero_at_zero_distance(self) -> None:
+        """Points that coincide do not pull at each other, nor at the lengthscales."""
+        kernel = LaplaceKernel(ard_num_dims=2).double()
+        x = points(1, 2).repeat(4, 1).requires_grad_()
+        kernel(x).to_dense().sum().backward()
+        assert torch.equal(x.grad, torch.zeros_like(x))
+        assert torch.equal(
+            kernel.raw_lengthscale.grad, torch.zeros_like(kernel.raw_lengthscale)
+        )

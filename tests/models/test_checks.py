@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from botorch import settings
 from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError
 from botorch.models import SingleTaskGP
 from botorch.models.transforms.input import AppendFeatures, Normalize, Warp
@@ -175,16 +174,6 @@ def test_what_to_do_about_inactive_columns(name: str, value: float) -> None:
     assert make(filled, Y).posterior(filled).mean.isfinite().all()
 
 
-@pytest.mark.parametrize("name", ["tree", "conditional", "treed", "monotone"])
-def test_botorchs_setting_leaves_values_alone(name: str) -> None:
-    with warnings.catch_warnings(), settings.validate_input_scaling(False):
-        warnings.simplefilter("error")
-        raw = X * torch.tensor([1.0, 50.0, 50.0])
-        assert MAKERS[name](raw, 50.0 + Y, outcome_transform=None)
-        with pytest.raises(ValueError, match=r"^train_Y: expected ``12 x m``"):
-            MAKERS[name](X, Y[1:])
-
-
 def decomposed(X: Tensor, Y: Tensor, **kwargs: Any) -> DecomposedGP:
     return DecomposedGP(SingleTaskGP(X, Y, **kwargs), SingleTaskGP(X, 2 * Y, **kwargs))
 
@@ -317,18 +306,6 @@ def test_derivatives_look_at_points_and_column() -> None:
         for column in (0.5, "a", True, 3, -1):
             with pytest.raises(ValueError, match="^column: expected columns from 0"):
                 method(X, column)
-
-
-@pytest.mark.parametrize("name", ["treed", "monotone"])
-def test_a_transform_may_append_columns_to_points(name: str) -> None:
-    data = torch.cat([X, torch.full((N, 1), 0.25)], dim=-1)
-    feature = AppendFeatures(torch.tensor([[0.25]]))
-    appended, plain = (
-        MAKERS[name](data, Y, input_transform=feature),
-        MAKERS[name](data, Y),
-    )
-    expected = plain.posterior(data).mean
-    assert torch.allclose(appended.posterior(X).mean, expected, atol=1e-8)
 
 
 def test_the_path_posterior_checks_too() -> None:

@@ -108,7 +108,7 @@ def ax_model(
     options: dict[str, Any] | None = None,
     **kwargs: Any,
 ) -> Any:
-    """What Ax makes of nine points of a space with a decision of three strings."""
+    """What Ax makes of eight points of a space with a decision of two strings."""
     pytest.importorskip("ax")
     from ax.adapter.registry import Generators
     from ax.api.client import Client
@@ -118,25 +118,20 @@ def ax_model(
 
     numbers = [
         RangeParameterConfig("rate", (1e-4, 1e-1), "float", scaling="log"),
-        RangeParameterConfig("trees", (1, 500), "int", scaling="log"),
-        RangeParameterConfig("depth", (1, 12), "int"),
+        RangeParameterConfig("trees", (1, 500), "int"),
         RangeParameterConfig("s", (0.0, 1.0), "float"),
     ]
+    active = {"linear": ["rate"], "boost": ["trees"]}
     learner = ChoiceParameterConfig(
-        "m",
-        ["linear", "boost", "none"],
-        "str",
-        is_ordered=False,
-        dependent_parameters={"linear": ["rate"], "boost": ["trees", "depth"]},
+        "m", ["linear", "boost"], "str", is_ordered=False, dependent_parameters=active
     )
-    active = {"linear": {"rate"}, "boost": {"trees", "depth"}, "none": set()}
     client = Client()
     client.configure_experiment([learner, *numbers] if hierarchical else numbers)
     client.configure_optimization(objective="y")
-    for i, m in enumerate(3 * list(active)):
-        point = {"m": m, "s": i / 8, "rate": 10.0 ** (i / 4 - 3)}
-        point |= {"trees": 1 + 50 * i, "depth": 1 + i}
-        names = {"m", "s"} | active[m] if hierarchical else point.keys() - {"m"}
+    for i in range(8):
+        m = ["linear", "boost"][i % 2]
+        point = {"m": m, "s": i / 8, "rate": 10.0 ** (i / 4 - 3), "trees": 1 + 50 * i}
+        names = {"m", "s", *active[m]} if hierarchical else {"rate", "trees", "s"}
         point = {name: value for name, value in point.items() if name in names}
         trial = client.attach_trial(point)
         client.complete_trial(trial, raw_data={"y": (i - 4.2) ** 2 + i % 3})
@@ -163,20 +158,19 @@ def test_ax_keeps_the_hierarchy_or_is_refused(model_class: Any) -> None:
     )
     model = adapter.generator.surrogate.model
     names = adapter.parameters
-    at = {name: names.index(name) for name in ("m", "rate", "trees", "depth", "s")}
-    assert model.tree == ParameterTree(
-        5, {at["m"]: {0: [at["rate"]], 1: [at["trees"], at["depth"]]}}
-    )
-    X = torch.zeros(3, 5, dtype=torch.double)
-    X[:, at["m"]] = torch.arange(3)
+    at = {name: names.index(name) for name in ("m", "rate", "trees")}
+    tree = ParameterTree(4, {at["m"]: {0: [at["rate"]], 1: [at["trees"]]}})
+    assert model.tree == tree
+    X = torch.zeros(2, 4, dtype=torch.double)
+    X[:, at["m"]] = torch.arange(2)
     other = torch.where(model.tree.active_mask(X), X, X + 0.7)
     assert not torch.equal(X, other)
     with torch.no_grad():
         torch.testing.assert_close(model.posterior(X).mean, model.posterior(other).mean)
     few = {"optimizer_kwargs": {"num_restarts": 1, "raw_samples": 4}}
     suggestion = adapter.gen(1, model_gen_options=few)
-    active = {"linear": {"rate"}, "boost": {"trees", "depth"}, "none": set()}
     found = suggestion.arms[0].parameters
+    active = {"linear": {"rate"}, "boost": {"trees"}}
     assert found.keys() == {"m", "s"} | active[found["m"]]
 
 

@@ -1,7 +1,6 @@
 """The base of the models; and that a subclass of a likelihood is not its parent."""
 
 import copy
-import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from botorch.exceptions.errors import ModelFittingError
-from botorch.models import SingleTaskGP
 from botorch.models.gpytorch import GPyTorchModel
 from botorch.models.transforms.input import Normalize
 from gpytorch import settings
@@ -21,15 +19,13 @@ from gpytorch.likelihoods import (
     Likelihood,
 )
 from gpytorch.likelihoods.noise_models import HomoskedasticNoise
-from gpytorch.means import ConstantMean, ZeroMean
-from gpytorch.mlls import ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood
+from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.models import ExactGP
 from linear_operator.operators import DiagLinearOperator
 from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 from treed_models import step_data
 
-from botorch_structured.fit import fit_slice_sampling
 from botorch_structured.kernels import ConditionalKernel, TreeStructuredKernel
 from botorch_structured.models import (
     ConditionalGP,
@@ -39,7 +35,6 @@ from botorch_structured.models import (
     TreeStructuredGP,
     map_fit,
 )
-from botorch_structured.models.fast_inference import FastSingleTaskGP, training_prior
 from botorch_structured.models.map_fit import fit_map
 from botorch_structured.spaces import ParameterTree
 
@@ -133,6 +128,7 @@ MODELS: dict[str, Callable[[Likelihood], GPyTorchModel]] = {
     "tree": lambda noise: TreeStructuredGP(*tree_data(), TREE, likelihood=noise),
     "conditional": lambda noise: ConditionalGP(*tree_data(), TREE, likelihood=noise),
     "treed": treed,
+    "monotone": lambda noise: MonotoneGP(*tree_data(), {1: 1}, likelihood=noise),
     "treed, published": lambda noise: treed(
         noise, split_criterion="variance", path_sharing="all", condition_on="all"
     ),
@@ -170,24 +166,6 @@ def test_regressions_take_none_but_known_likelihoods() -> None:
     ):
         with pytest.raises(ValueError, match=f"likelihood: expected .*{message}"):
             MultiTaskABLR(X, Y, task_feature=0, likelihood=likelihood)
-
-
-@pytest.mark.filterwarnings("ignore::botorch_structured.fit.ChainsWarning")
-def test_slice_sampling_asks_too() -> None:
-    """Held noise: the density of the same lengthscales is that of a louder one."""
-    chains = []
-    for likelihood in PAIRS["part"]():
-        likelihood.requires_grad_(False)
-        model = SingleTaskGP(*tree_data(), likelihood=likelihood)
-        model.mean_module.requires_grad_(False)
-        result = fit_slice_sampling(
-            model, num_samples=2, warmup=2, thinning=1, num_chains=1, seed=0
-        )
-        chains.append(result.chains)
-    assert torch.tensor(chains[0].log_density).isfinite().all()
-    for part in ("samples", "log_density"):
-        found, expected = (torch.as_tensor(getattr(c, part)) for c in chains)
-        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
 
 
 class LouderConditional(ConditionalKernel):
@@ -236,27 +214,6 @@ def test_a_subclass_is_evaluated_by_its_forward(name: str) -> None:
     torch.testing.assert_close(found.variance, expected.variance)
 
 
-def test_a_subclass_of_the_tree_kernel_has_no_weights_that_are_known() -> None:
-    model = SUBCLASSES["tree kernel"]()
-    for call in (lambda: model.path_posterior(tree_data()[0]), model.weight_posterior):
-        with pytest.raises(ValueError, match="TreeStructuredKernel"):
-            call()
-
-
-class Three(ZeroMean):
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (GPyTorch's name)
-        return super().forward(input) + 3.0
-
-
-def test_a_mean_is_what_it_says() -> None:
-    X, Y = tree_data()
-    constant = ConstantMean()
-    constant.initialize(constant=3.0)
-    own, known = (MultiTaskABLR(X, Y, 0, mean_module=m) for m in (Three(), constant))
-    torch.testing.assert_close(own.log_evidence(), known.log_evidence())
-    torch.testing.assert_close(own.posterior(X).mean, known.posterior(X).mean)
-
-
 @pytest.mark.parametrize(
     "make",
     [
@@ -288,56 +245,12 @@ def test_arguments_of_the_likelihood_are_passed_on() -> None:
     )
 
 
-class Cached(FastSingleTaskGP):
-    """Every hook of the base, counted."""
-
-    _data_caches = ("_rows",)
-    _fit_caches = ("_factors",)
-    _rows: str | None = None
-    _factors: str | None = None
-    fast = True
-    asked: tuple[str, ...] = ()
-
-    def _fast_evidence(self, mll: Any, kwargs: dict[str, Any]) -> Tensor | None:
-        self.asked += ("evidence",)
-        prior = self.likelihood(super().forward(self.train_inputs[0]))
-        return prior.log_prob(self.train_targets) if self.fast else None
-
-    def _fast_posterior(self, X: Tensor) -> MultivariateNormal | None:
-        self.asked += ("posterior",)
-        return self.forward(X) if self.fast else None
-
-
-def cached() -> tuple[Cached, Tensor, ExactMarginalLogLikelihood]:
-    X = torch.rand(9, 2, dtype=torch.float64)
-    model = Cached(X, X.sum(-1, keepdim=True).sin())
-    model._rows, model._factors = "rows", "factors"
-    return model, X, ExactMarginalLogLikelihood(model.likelihood, model)
-
-
-def test_when_caches_are_dropped() -> None:
-    model, X, _ = cached()
-    model.eval()
-    assert (model._rows, model._factors) == ("rows", None)  # training is over
-    model._factors = "factors"
-    model.eval().to(X)
-    assert (model._rows, model._factors) == ("rows", "factors")
-    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert copied._rows is None and copied._factors is None
-    model.load_state_dict(model.state_dict())
-    assert model._factors is None
-    model, X, _ = cached()
-    model.set_train_data(X + 1.0, model.train_targets)
-    assert model._rows is None and model._factors is None
-    model, X, _ = cached()
-    model.to(torch.float32)
-    assert model._rows is None and model._factors is None
-
-
 def test_eval_reaches_each_part() -> None:
     """Also one that is in training mode by itself; and inputs are transformed."""
-    X = torch.rand(6, 2)
-    model = Cached(X, X.sum(-1, keepdim=True), input_transform=Normalize(2)).eval()
+    X, Y = tree_data()
+    X = X * torch.tensor([1.0, 2.0, 2.0])
+    transform = Normalize(3, indices=[1, 2])
+    model = TreeStructuredGP(X, Y, TREE, input_transform=transform)
     assert model.eval() is model and not model.training
     for part in (model.likelihood, model.likelihood.noise_covar):  # a part of a part
         part.train()
@@ -349,31 +262,24 @@ def test_eval_reaches_each_part() -> None:
     assert not torch.equal(model.train_inputs[0], X)
 
 
-def test_when_what_is_fast_is_asked_for() -> None:
-    model, X, mll = cached()
-    dense = SingleTaskGP(X, X.sum(-1, keepdim=True).sin())
-    peer = ExactMarginalLogLikelihood(dense.likelihood, dense)
-    expected = -peer.train()(dense(X), dense.train_targets)
-    torch.testing.assert_close(model.compute_custom_loss(mll.train()), expected)
-    assert model.asked == ("evidence",)
-    for other in (LeaveOneOutPseudoLikelihood, type("Mine", (type(mll),), {})):
-        model.compute_custom_loss(other(model.likelihood, model).train())
-    model(X)  # the prior
-    assert model.asked == ("evidence",)
-    model.eval()
+@pytest.mark.parametrize("name", MODELS)
+def test_a_prior_is_asked_for(name: str) -> None:
+    model = MODELS[name](gaussian(GaussianLikelihood, NOISE)).eval()
+    X = model.train_inputs[0]
     with settings.prior_mode():
-        model(X)
-    assert model.asked == ("evidence",)
-    torch.testing.assert_close(model(X).mean, model.forward(X).mean)
-    assert model.asked[1:] == ("posterior",)
-    model.fast = False
-    torch.testing.assert_close(model(X[:2]).mean, dense.eval()(X[:2]).mean)
-    model.train()
-    torch.testing.assert_close(model.compute_custom_loss(mll.train()), expected)
+        found = model(X)
+    expected = model.forward(X)
+    torch.testing.assert_close(found.mean, expected.mean)
+    torch.testing.assert_close(found.covariance_matrix, expected.covariance_matrix)
+    assert not torch.allclose(model(X).mean, expected.mean)
+
+
+def tree_mll() -> ExactMarginalLogLikelihood:
+    model = TreeStructuredGP(*tree_data(), TREE)
+    return ExactMarginalLogLikelihood(model.likelihood, model)
 
 
 def test_options_of_a_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, _, mll = cached()
     seen: list[Any] = []
     monkeypatch.setattr(map_fit, "fit_fallback", lambda _, **kw: seen.append(kw))
     ours = {"maxiter": 7, "ftol": 1e-3}
@@ -384,7 +290,7 @@ def test_options_of_a_fit(monkeypatch: pytest.MonkeyPatch) -> None:
         {"optimizer": len},
         {"closure": len},
     ):
-        fit_map(mll, ours, **kwargs)
+        fit_map(tree_mll(), ours, **kwargs)
     merged = {"options": {"maxiter": 2, "ftol": 1e-3}, "method": "L-BFGS-B"}
     expected = [{"options": ours}, merged, None, None]
     assert [kwargs.get("optimizer_kwargs") for kwargs in seen] == expected
@@ -409,29 +315,20 @@ class Singular:
 def test_attempts_without_a_factorisation_end_as_in_botorch(
     objective: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, _, mll = cached()
+    mll = tree_mll()
     tried: list[int] = []
 
     def fail(*_: Any) -> Any:
         tried.append(1)
         raise NotPSDError("no jitter is enough")
 
-    monkeypatch.setattr(Cached, "_fast_evidence", fail)
+    monkeypatch.setattr(TreeStructuredGP, "_fast_evidence", fail)
     monkeypatch.setattr(Singular, "__call__", fail)
-    start = copy.deepcopy(model.state_dict())
+    start = copy.deepcopy(mll.model.state_dict())
     with pytest.raises(ModelFittingError, match="All attempts"):
         fit_map(mll, objective=objective, max_attempts=3)
     assert len(tried) == 3
-    assert all(torch.equal(start[k], v) for k, v in model.state_dict().items())
-
-
-def test_a_prior_with_another_density() -> None:
-    model, X, mll = cached()
-    prior = training_prior(model.train()(X), lambda value: value.sum())
-    found = mll(prior, model.train_targets)
-    others = sum(p.log_prob(c(m)).sum() for _, m, p, c, _ in model.named_priors())
-    torch.testing.assert_close(found, (model.train_targets.sum() + others) / 9)
-    assert prior.with_noise() is prior
+    assert all(torch.equal(start[k], v) for k, v in mll.model.state_dict().items())
 
 
 DENSE: dict[str, Callable[..., Any]] = {

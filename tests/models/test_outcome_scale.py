@@ -159,19 +159,6 @@ def test_samples(name: str) -> None:
     assert spreads[1:] == pytest.approx([spreads[0]] * 2, rel=1e-3)
 
 
-def test_outputs_of_different_scales() -> None:
-    X, Y = data(14)
-    scales = torch.tensor([1e-12, 1e12])
-    both = torch.cat([Y, Y.cos()], -1)
-    for kind in (ConditionalGP, TreeStructuredGP):
-        one, two = kind(X, both, TREE).eval(), kind(X, both * scales, TREE).eval()
-        for output in (None, [0, 1]):
-            a, b = (m.posterior(X, output_indices=output) for m in (one, two))
-            torch.testing.assert_close(b.mean / scales, a.mean)
-            variance = b.variance / scales**2
-            torch.testing.assert_close(variance, a.variance, rtol=1e-6, atol=1e-9)
-
-
 def test_one_output_of_a_list() -> None:
     """Given variances of noise, BoTorch asks each model for its place in the list."""
     X, Y = data(14)

@@ -15,8 +15,6 @@ from botorch_structured.optim.boxes import (
 )
 from botorch_structured.spaces import ParameterTree, SearchSpace
 
-FILL = -7.0
-
 
 def candidates(boxes: Boxes, per_box: int, good: Tensor, rng: Any) -> Any:
     """As tensors."""
@@ -45,17 +43,6 @@ def test_integers_on_a_logarithmic_scale_are_drawn_there() -> None:
     near = near[near != 10]
     assert torch.equal(near, near.round()) and near.min() >= 1 and near.max() <= 1000
     assert (near < 10).double().mean() == pytest.approx(0.5, abs=0.2)
-
-
-@pytest.mark.parametrize("values", [64, 65])
-def test_small_finite_boxes_are_listed(values: int) -> None:
-    """Up to four points for each of the 16 that others get."""
-    bounds = torch.tensor([[5.0], [4.0 + values]]).double()
-    problem = make_problem(bounds, ParameterTree(1), [0])
-    rng = np.random.default_rng(0)
-    boxes = path_boxes(problem, problem.X_avoid, rng)
-    X = candidates(boxes, 16, bounds[:0], rng).X
-    assert len(X) == len(X.unique()) == values if values == 64 else len(X) == 16
 
 
 def test_candidates_around_a_good_point_are_near_and_far() -> None:
@@ -90,16 +77,3 @@ def test_candidates_around_a_good_point_are_near_and_far() -> None:
     others = around[:, 3] != 1.0
     assert 0.05 < float(others.double().mean()) < 0.3
     assert set(around[:, 3].tolist()) == set(names[4])
-
-
-def test_shared_columns_on_their_bounds_beside_a_good_point() -> None:
-    """Column 3 is on both paths; what surrounds the good point keeps to it."""
-    bounds = torch.tensor([[0.0] * 4, [1.0] * 4]).double()
-    problem = make_problem(bounds, ParameterTree(4, {0: {0: [1], 1: [2]}}))
-    rng = np.random.default_rng(0)
-    boxes = path_boxes(problem, problem.X_avoid, rng)
-    good = bounds.new_tensor([[0.0, 0.4, 0.5, 0.7]])
-    sample = candidates(boxes, 256, good, rng)
-    around = sample.X[(sample.source > 6) & (sample.X[:, 0] == 0.0)]
-    assert set(around[:, 3].tolist()) == {0.0, 1.0}
-    assert float((around[:, 1] - 0.4).abs().median()) < 0.05

@@ -11,44 +11,22 @@ from botorch.acquisition import (
     PriorGuidedAcquisitionFunction,
 )
 from botorch.models import SingleTaskGP
-from hypothesis import given, settings
 from numpy.typing import NDArray
 from search_problems import make_problem
-from strategies import random_tree, seeds
 from torch import Tensor
 
 from botorch_structured.acquisition import AveragedLogExpectedImprovement, InteriorPrior
 from botorch_structured.optim.boxes import Boxes, whole_box
 from botorch_structured.optim.climb import Evaluator, maximize_in_unit_box
-from botorch_structured.optim.local_search import one_exchange
 from botorch_structured.optim.problem import KnownPoints
 from botorch_structured.optim.walk import refine
-from botorch_structured.spaces import Equals, ParameterTree, SearchSpace
+from botorch_structured.spaces import ParameterTree, SearchSpace
 
 Array = NDArray[Any]
-STEPS = (0.2, 0.05)
-FILL = -7.0
 
 
 def whole(tree: ParameterTree, bounds: Tensor, **kwargs: object) -> Boxes:
-    return whole_box(make_problem(bounds, tree, fill=FILL, **kwargs))
-
-
-def points(space: Boxes, n: int, seed: int = 0) -> Tensor:
-    """Random ones of the space."""
-    X = space.draw(np.zeros(n, dtype=int), np.random.default_rng(seed))
-    problem = space.problem
-    return torch.from_numpy(np.where(problem.active(X), X, problem.fill))
-
-
-def of(
-    space: Boxes, X: Tensor, steps: tuple[float, ...], seed: int = 0
-) -> tuple[Tensor, Tensor, Tensor]:
-    """All their neighbours."""
-    hood = one_exchange(space, steps, np.random.default_rng(seed))
-    active = space.problem.tree.active_mask(X).numpy()
-    near = hood.of(X.numpy(), active, np.zeros(len(X), dtype=int))[:3]
-    return tuple(map(torch.from_numpy, near))
+    return whole_box(make_problem(bounds, tree, **kwargs))
 
 
 def refined(acqf: AcquisitionFunction, box: Boxes, X: Tensor) -> tuple[Tensor, Tensor]:
@@ -67,7 +45,8 @@ def make() -> tuple[LogExpectedImprovement, Tensor]:
 
 def test_pieces_make_no_difference() -> None:
     acqf, X = make()
-    whole, parts = Evaluator(acqf), Evaluator(acqf, batch_limit=5)
+    whole, parts = Evaluator(acqf), Evaluator(acqf)
+    parts.batch_limit = 5
     x, row = X.numpy(), np.arange(len(X))
     expected = acqf(X.unsqueeze(1)).detach().numpy()
     np.testing.assert_allclose(whole.values(x), expected)
@@ -160,17 +139,6 @@ def test_quadratics_with_interior_and_bounded_optima() -> None:
     np.testing.assert_allclose(value, again)
     stuck = ((U == 0) & (slope <= 0)) | ((U == 1) & (slope >= 0))
     assert (np.abs(slope[~stuck]) < 2e-3).all() and stuck.any()
-
-
-@pytest.mark.parametrize("width", [1e-1, 1e-3, 1e-5])
-def test_widths(width: float) -> None:
-    evaluate, calls = objective(
-        lambda U, start: -torch.log1p(((U[:, 0] - 0.4321) / width) ** 2)
-    )
-    U0 = np.array([[0.4321 + 3 * width]])
-    U, _ = maximize_in_unit_box(evaluate, U0, np.ones((1, 1), dtype=bool))
-    assert abs(U[0, 0] - 0.4321) < 1e-3 * width
-    assert len(calls) < 30
 
 
 def test_starts_in_one_box_do_not_all_climb_to_its_maximum() -> None:
@@ -305,139 +273,3 @@ def test_a_climb_comes_back_behind_a_constraint(seed: int) -> None:
     assert found[0] @ weights <= limit
     nearest = 1.0 - weights * (weights.sum() - limit) / weights.square().sum()
     torch.testing.assert_close(found[0], nearest, rtol=0.0, atol=1e-5)
-
-
-def test_a_walk_tries_all_values_of_a_category() -> None:
-    bounds = torch.tensor([[0.0, 0.0], [1.0, 7.0]]).double()
-    values = [float(v) for v in range(8)]
-    box = whole(ParameterTree(2), bounds, categorical_features={1: values})
-
-    class Third(Linear):
-        def forward(self, X: Tensor) -> Tensor:
-            return X[:, 0, 0] + (X[:, 0, 1] == 3.0)
-
-    found, value = refined(Third(), box, torch.tensor([[0.5, 0.0]]).double())
-    assert found.tolist() == [[1.0, 3.0]] and value.tolist() == [2.0]
-
-
-def random_space(seed: int) -> Boxes:
-    """A random tree with reals, integers, integers with gaps and categoricals."""
-    tree = random_tree(seed)
-    bounds = torch.zeros(2, tree.dim, dtype=torch.double)
-    integers, categories = [], {}
-    for c in range(tree.dim):
-        if c in tree.numeric_decisions:
-            bounds[1, c] = 1.0
-        elif c in tree.decision_columns:
-            bounds[1, c] = 2.0
-        else:
-            bounds[:, c] = torch.tensor([-1.0, 4.0])
-            kind = (seed + c) % 4
-            if kind in (1, 2):
-                integers.append(c)
-            if kind in (2, 3):
-                categories[c] = [-1.0, 0.0, 3.0, 8.0]  # 8 is out of bounds
-    last, fixed = tree.dim - 1, {}
-    if seed % 3 == 0 and last not in categories:
-        fixed = {last: 0.0}
-    return whole(
-        tree,
-        bounds,
-        integer_features=integers,
-        categorical_features=categories,
-        fixed_features=fixed,
-    )
-
-
-def by_hand(space: Boxes, x: Tensor) -> set[tuple[int, float]]:
-    """Every column and value that equation (7) allows, one column after the other."""
-    problem, tree = space.problem, space.problem.tree
-    named = problem.values
-    active = tree.active_mask(x)
-    found = set()
-    for c in range(tree.dim):
-        if not active[c] or c in problem.fixed:
-            continue
-        lo, hi = problem.bounds[:, c].tolist()
-        now = float(x[c])
-        if c in tree.decision_columns and c not in tree.numeric_decisions:
-            values = {float(v) for v in problem.tree.decision_values[c]}
-        elif not named.discrete[c]:
-            width = hi - lo
-            values = {
-                min(max(now + w * s * width, lo), hi) for s in STEPS for w in (-1, 1)
-            }
-        elif named.whole[c]:
-            values = {now - 1, now + 1}
-        else:
-            values = {v for v in named.table[c].tolist() if lo <= v <= hi}
-            if named.ordered[c]:
-                below, above = (
-                    [v for v in values if v < now],
-                    [v for v in values if v > now],
-                )
-                values = {*sorted(below)[-1:], *sorted(above)[:1]}
-        found |= {(c, v) for v in values - {now} if lo <= v <= hi}
-    return found
-
-
-@settings(max_examples=40)
-@given(seed=seeds)
-def test_one_exchange_and_nothing_else(seed: int) -> None:
-    space = random_space(seed)
-    problem, tree = space.problem, space.problem.tree
-    X = points(space, 6, seed)
-    active = tree.active_mask(X)
-    near, on, owner = of(space, X, STEPS, seed)
-    assert torch.equal(on, tree.active_mask(near))
-    assert torch.equal(near, tree.impute(near, FILL))
-    assert (owner.diff() >= 0).all()
-    changes: list[list[tuple[int, float]]] = [[] for _ in X]
-    for y, y_on, i in zip(near, on, owner.tolist(), strict=True):
-        both = active[i] & y_on
-        changed = (both & (y != X[i])).nonzero().view(-1).tolist()
-        assert len(changed) == 1
-        changes[i].append((changed[0], float(y[changed[0]])))
-        if changed[0] not in tree.decision_columns:
-            assert torch.equal(y_on, active[i])
-        # Whatever a branch opens lies in the space, too.
-        new = y.numpy()[None]
-        inside = (new >= space.lower) & (new <= space.upper)
-        assert inside[0, y_on.numpy()].all()
-        snapped = problem.snap(new, y_on.numpy()[None])
-        assert (snapped == new)[0, y_on.numpy()].all()
-        for c, v in problem.fixed.items():
-            assert not y_on[c] or y[c] == v
-    for i, x in enumerate(X):
-        expected = by_hand(space, x)
-        assert len(changes[i]) == len(expected)
-        got = {(c, round(v, 9)) for c, v in changes[i]}
-        assert got == {(c, round(v, 9)) for c, v in expected}
-
-
-def test_a_new_branch_is_drawn_at_random() -> None:
-    """Below 0 = 1: a real, an integer, and a decision with a real of its own."""
-    tree = ParameterTree(
-        6,
-        {0: {0: [5], 1: [1, 2, 3, 5]}},
-        conditions={4: Equals(3, 1)},
-        values={0: [0, 1], 3: [0, 1, 2]},
-    )
-    bounds = torch.tensor([[0.0, -1, 1, 0, 0, 0], [1, 3, 4, 2, 1, 1]]).double()
-    space = whole(tree, bounds, integer_features=[2])
-    n = 4000
-    X = bounds.new_tensor([[0, FILL, FILL, FILL, FILL, 0.3]]).expand(n, -1)
-    near, on, owner = of(space, X, (1.0,))
-    opened = near[near[:, 0] == 1]
-    assert torch.equal(owner[near[:, 0] == 1], torch.arange(n))
-    assert (opened[:, 5] == 0.3).all()  # active before and after
-    # Five standard errors; uniform numbers have a standard deviation of width/sqrt(12).
-    assert abs(float(opened[:, 1].mean()) - 1.0) < 5 * 4 / math.sqrt(12 * n)
-    for col, values in ((2, (1.0, 2.0, 3.0, 4.0)), (3, (0.0, 1.0, 2.0))):
-        p = 1 / len(values)
-        for v in values:
-            share = float((opened[:, col] == v).double().mean())
-            assert abs(share - p) < 5 * math.sqrt(p * (1 - p) / n)
-    deeper = opened[:, 3] == 1
-    assert (opened[~deeper, 4] == FILL).all()
-    assert 0 <= opened[deeper, 4].min() < 0.01 and 0.99 < opened[deeper, 4].max() <= 1

@@ -5,25 +5,20 @@ import torch
 from botorch.acquisition import (
     LogExpectedImprovement,
     PosteriorMean,
-    PriorGuidedAcquisitionFunction,
-    UpperConfidenceBound,
     qLogExpectedImprovement,
-    qLogNoisyExpectedImprovement,
 )
 from botorch.exceptions.errors import CandidateGenerationError
 from botorch.fit import fit_gpytorch_mll
 from botorch.models import SingleTaskGP
 from botorch.optim import optimize_acqf_mixed
 from botorch.optim.utils.timeout import minimize_with_timeout
-from botorch.sampling import SobolQMCNormalSampler
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from scipy.optimize import OptimizeResult
-from search_problems import make_problem
+from search_problems import data
 from torch import Tensor
 
-from botorch_structured.acquisition import InteriorPrior
-from botorch_structured.models import ConditionalGP, TreeStructuredGP
-from botorch_structured.optim import optimize_acqf_paths
+from botorch_structured.models import ConditionalGP
+from botorch_structured.optim import boxes, optimize_acqf_paths, search
 from botorch_structured.spaces import Between, ParameterTree, SearchSpace
 
 
@@ -74,47 +69,9 @@ def test_wide_integers(peak) -> None:
     assert X[0, 1] == 271828
 
 
-def data(tree: ParameterTree, bounds: Tensor, n: int = 16) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(3)
-    X = torch.rand(n, tree.dim, generator=generator, dtype=torch.double)
-    X = bounds[0] + X * (bounds[1] - bounds[0])
-    X[:, tree.decision_columns] = tree.random_paths(n, generator)[
-        :, tree.decision_columns
-    ]
-    X = tree.impute(X)
-    return X, -((X - 0.4) ** 2).sum(-1, keepdim=True)
-
-
-@pytest.mark.parametrize("model_class", [SingleTaskGP, TreeStructuredGP])
-@pytest.mark.parametrize("kind", ["ei", "ucb", "qei", "qnei"])
-def test_any_acquisition_function(small, model_class, kind, device) -> None:
-    tree, bounds = small
-    bounds = bounds.to(device)
-    X, Y = (t.to(device) for t in data(tree, bounds.cpu()))
-    model = (
-        SingleTaskGP(X, Y)
-        if model_class is SingleTaskGP
-        else TreeStructuredGP(X, Y, tree)
-    )
-    sampler = SobolQMCNormalSampler(torch.Size([32]), seed=0)
-    acqf = {
-        "ei": lambda: LogExpectedImprovement(model, Y.max()),
-        "ucb": lambda: UpperConfidenceBound(model, 2.0),
-        "qei": lambda: qLogExpectedImprovement(model, Y.max(), sampler=sampler),
-        "qnei": lambda: qLogNoisyExpectedImprovement(model, X, sampler=sampler),
-    }[kind]()
-    new, value = optimize_acqf_paths(acqf, bounds, tree, X_avoid=X, seed=0)
-    assert new.device.type == device.type
-    assert torch.allclose(acqf(new.unsqueeze(0))[0], value, rtol=1e-6)
-    # Better than a large random search.
-    many, _ = data(tree, bounds.cpu(), 2000)
-    assert value >= acqf(many.to(device).unsqueeze(1)).max() - 1e-9
-    assert all(p.requires_grad for p in model.covar_module.parameters())
-
-
 def test_at_least_as_good_as_one_optimisation_per_path(small) -> None:
     tree, bounds = small
-    X, Y = data(tree, bounds)
+    X, Y = data(tree)
     acqf = LogExpectedImprovement(SingleTaskGP(X, Y), Y.max())
     each = [{0: float(p), **{c: 0.5 for c in range(1, 5)}} for p in range(3)]
     for p, columns in enumerate(([1, 3], [2, 3], [4])):
@@ -158,25 +115,15 @@ def test_numeric_decisions_move_inside_their_interval(peak) -> None:
     assert torch.allclose(X, torch.tensor([[4.0, 0.1, 0.9]]).double())
 
 
-def test_paths_to_avoid(peak) -> None:
-    """Listed, or drawn and changed where they are too many to list; else an error."""
+def test_paths_that_are_drawn_and_changed(peak, monkeypatch) -> None:
+    """Where there are too many to search all."""
     tree = ParameterTree(8, {c: {0: [], 1: [4 + c]} for c in range(4)})
     bounds = torch.tensor([[0.0] * 8, [1.0] * 8]).double()
     acqf = peak(tree, torch.full((8,), 0.5).double(), lambda X: X[..., :4].sum(-1))
+    for module in (boxes, search):
+        monkeypatch.setattr(module, "MAX_PATHS", 4)
     best, _ = optimize_acqf_paths(acqf, bounds, tree)
     assert best[0, :4].tolist() == [1.0] * 4
-    for max_paths in (256, 4):
-        X, _ = optimize_acqf_paths(
-            acqf, bounds, tree, avoid_paths=tree.path_key(best), max_paths=max_paths
-        )
-        assert X[0, :4].sum() == 3.0
-    every = torch.cartesian_prod(*[torch.arange(2.0).double()] * 8)
-    with pytest.raises(CandidateGenerationError, match="among avoid_paths"):
-        optimize_acqf_paths(
-            acqf, bounds, tree, avoid_paths=tree.path_key(every).unique()
-        )
-    with pytest.raises(ValueError, match="avoid_paths: expected keys of"):
-        optimize_acqf_paths(acqf, bounds, tree, avoid_paths=best)
 
 
 def test_linear_constraints_bind_where_all_their_columns_are_active(peak) -> None:
@@ -226,24 +173,6 @@ def test_feasible_is_honoured_to_the_end(peak, small) -> None:
     X, _ = optimize_acqf_paths(acqf, bounds, tree, feasible=outside)
     assert X[0, 0] == 2
     assert 0.75 < float(X[0, 4]) < 0.7505
-    with pytest.raises(CandidateGenerationError, match="feasible"):
-        optimize_acqf_paths(
-            acqf, bounds, tree, feasible=lambda X: torch.zeros(len(X)).bool()
-        )
-
-
-def test_min_distance(peak: type) -> None:
-    """The maximum itself is known: what comes is the nearest that is far enough."""
-    tree = ParameterTree(2, {0: {0: [1], 1: []}}, values={0: [0, 1]})
-    bounds = torch.tensor([[0.0, 0.0], [1.0, 10.0]], dtype=torch.double)
-    acqf = peak(tree, torch.tensor([0.0, 4.0]), lambda X: -100.0 * X[..., 0])
-    known = torch.tensor([[0.0, 4.0]], dtype=torch.double)
-    X, _ = optimize_acqf_paths(
-        acqf, bounds, tree, X_avoid=known, min_distance=0.05, seed=0
-    )
-    assert X[0, 0] == 0 and 0.5 <= (X[0, 1] - 4.0).abs() < 0.8
-    with pytest.raises(ValueError, match="min_distance"):
-        optimize_acqf_paths(acqf, bounds, tree, min_distance=1.5)
 
 
 def test_a_climb_ends_at_the_distance_from_a_known_point() -> None:
@@ -263,15 +192,3 @@ def test_a_climb_ends_at_the_distance_from_a_known_point() -> None:
         )
         assert ((found - X).abs() > 0.05).any(-1).all()
         assert value > best - 2e-4
-
-
-def test_wrappers_are_searched_from_the_best_of_what_they_wrap() -> None:
-    space = SearchSpace.from_dictionaries({"x": (0.0, 1.0), "y": (0.0, 1.0)})
-    X = space.sample(8, seed=0)
-    Y = ((X - 0.3) ** 2).sum(-1, keepdim=True)
-    inner = LogExpectedImprovement(
-        ConditionalGP(X, Y, space), best_f=Y.min(), maximize=False
-    )
-    outer = PriorGuidedAcquisitionFunction(inner, InteriorPrior(space), log=True)
-    good = make_problem(space=space, acq_function=outer).good
-    assert (good[0] == X[Y.argmin()].numpy()).all()

@@ -13,6 +13,7 @@ from botorch.acquisition import (
     ExpectedImprovement,
     GenericMCObjective,
     LogExpectedImprovement,
+    PriorGuidedAcquisitionFunction,
     qKnowledgeGradient,
     qLogExpectedImprovement,
 )
@@ -25,15 +26,15 @@ from hypothesis import strategies as st
 from search_problems import make_problem
 from strategies import random_configspace, seeds
 
-from botorch_structured.acquisition import PathLogExpectedImprovement
+from botorch_structured.acquisition import InteriorPrior, PathLogExpectedImprovement
 from botorch_structured.models import SampledGP, TreeStructuredGP
 from botorch_structured.optim import (
+    adaptive_sobol_candidates,
     optimize_acqf_local_search,
     optimize_acqf_paths,
     optimize_acqf_sobol,
     optimize_acqf_two_step,
 )
-from botorch_structured.optim.climb import Evaluator
 from botorch_structured.optim.problem import KnownPoints
 from botorch_structured.spaces import ParameterTree, SearchSpace
 
@@ -82,11 +83,9 @@ def at_least(*columns: int, value: float) -> dict[str, Any]:
 LATE = torch.tensor([[0.5], [9.0]]).expand(2, 4)
 BAD = [
     (dict(fixed_features={3: 9.0}), r"fixed_features\[3\]: .*0.0 to 1.0, got 9"),
-    (dict(fixed_features={3: -1e-3}), r"fixed_features\[3\]: .*within the bounds"),
     (dict(fixed_features={1: 2.5}), r"fixed_features\[1\]: .*an integer, got 2.5"),
     (dict(fixed_features={2: 3.0}), r"fixed_features\[2\]: .*one of \[0.0, 1.0, 4.0\]"),
     (dict(fixed_features={4: 0.0}), "fixed_features: .*columns from 0 to 3, got 4"),
-    (dict(fixed_features={0.5: 0.0}), "fixed_features: .*columns from 0 to 3, got 0.5"),
     (dict(fixed_features={0: 0.5}), r"fixed_features\[0\]: .*declares, .*got \[0.5\]"),
     (dict(fixed_features={0: 2.0}), r"fixed_features\[0\]: .*within the bounds"),
     (dict(fixed_features={3: nan}), r"fixed_features\[3\]: .*finite"),
@@ -99,30 +98,22 @@ BAD = [
     (dict(categorical_features={2: 1.0}), r"categorical_features\[2\]: .*a list"),
     (dict(categorical_features=[2]), "categorical_features: .*got"),
     (dict(X_avoid=torch.zeros(2, 3)), r"X_avoid: expected an m x 4 tensor, got \(2, 3"),
-    (dict(X_avoid=torch.zeros(4)), r"X_avoid: expected an m x 4 tensor, got \(4,\)"),
     (dict(X_avoid=[[0.0] * 4]), "X_avoid: expected an m x 4 tensor, got list"),
     (dict(X_avoid=torch.tensor([[1.0, 0, 0, nan]])), "X_avoid: .*row 0, column 3"),
-    (dict(X_avoid=torch.tensor([[nan, 0, 0, 0]])), r"X_avoid: column 0: .*got \[nan\]"),
     (dict(X_avoid=torch.tensor([[2.0, 0, 0, 0]])), r"X_avoid: column 0: .*got \[2.0\]"),
     (dict(X_pending=torch.rand(4, 1, 3)), r"X_pending: .* m x 4 tensor, got \(4, 3"),
     (dict(fill="a"), "fill: expected a number or 4, got 'a'"),
     (dict(fill=nan), "fill: expected finite"),
     (dict(feasible=3), "feasible: expected a function"),
-    (dict(fixed_features={0: 0.0, -4: 1.0}), "fixed_features: .*column 0 twice"),
     (dict(inequality_constraints=5), "inequality_constraints: .*got 5"),
-    (dict(inequality_constraints=[3]), r"inequality_constraints\[0\]: .*got 3"),
     (at_least(4, value=0.0), r"inequality_constraints\[0\]: .*got 4"),
     (at_least(3, value=nan), r"inequality_constraints\[0\]: .*finite"),
     (at_least(0, 1, value=0.0), r"constraints\[0\]: .*shapes \(2,\) and \(1,\)"),
     (dict(q=0), "q: expected a positive integer, got 0"),
-    (dict(q=1.5), "q: expected a positive integer, got 1.5"),
     (dict(seed=0.5), "seed: expected an integer"),
-    (dict(batch_limit=0), "batch_limit: expected a positive integer, got 0"),
-    (dict(max_paths=0), "max_paths: expected a positive integer, got 0"),
     (dict(raw_samples=0), "raw_samples: expected a positive integer, got 0"),
     (dict(min_distance="a"), "min_distance: expected a number, got 'a'"),
     (dict(bounds=torch.zeros(2, 4).long()), r"bounds: .*\(2, 4\) of torch.int64"),
-    (dict(bounds=[[0.0] * 4] * 2), "bounds: .*got list"),
     (dict(bounds=torch.tensor([[1.0], [0.0]]).expand(2, 4)), "bounds: .*finite lower"),
     (dict(bounds=None), "bounds, tree: expected both"),
     (dict(tree=None), r"bounds, tree: expected both of them, or space="),
@@ -197,21 +188,27 @@ def test_boxes_refuse_what_is_no_box() -> None:
         optimize_acqf_sobol(acqf)
     unit = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.double)
     for arguments, message in (
-        (dict(num_rounds=1.5), "num_rounds: expected an integer from 0 on"),
-        (dict(num_rounds=-1), "num_rounds: expected"),
+        (dict(num_rounds=-1), "num_rounds: expected an integer from 0 on"),
         (dict(min_distance=2.0), "min_distance: expected"),
         (dict(refine_above=nan), "refine_above: expected"),
         (dict(q=0), "q: expected"),
         (dict(q=2), "takes pending points"),
         (dict(X_avoid=unit[:, :1]), "X_avoid: expected"),
         (dict(feasible=3), "feasible: expected"),
-        (dict(batch_limit=-1), "batch_limit: expected"),
         (dict(seed="a"), "seed: expected"),
-        (dict(min_distance=None), "min_distance: expected"),
-        (dict(refine_above="a"), "refine_above: expected a number"),
+        (dict(bounds=[[0.0], [1.0]]), "bounds: expected"),
+        (dict(bounds=torch.zeros(2, 0)), "bounds: expected"),
+        (dict(bounds=unit.flip(0)), "bounds: expected"),
+        (dict(bounds=unit * math.inf), "bounds: expected"),
+        (dict(num_points=0), "num_points: expected"),
+        (dict(best_X=torch.zeros(3)), "best_X: expected"),
+        (dict(best_X=torch.full((2,), nan)), "best_X: expected"),
     ):
         with pytest.raises(ValueError, match=message):
-            optimize_acqf_sobol(acqf, unit, **arguments)
+            optimize_acqf_sobol(acqf, **{"bounds": unit, **arguments})
+    for bounds in (torch.zeros(3, 2), unit.flip(0)):
+        with pytest.raises(ValueError, match="bounds: expected"):
+            adaptive_sobol_candidates(bounds)
     assert acqf.calls == 0
 
 
@@ -372,8 +369,6 @@ def test_models_hand_on_what_the_space_says() -> None:
         acqf, space.bounds, model.tree, fixed_features={0: 0.0}, seed=0
     )
     assert x[0, 1] == x[0, 1].round()
-    with pytest.raises(ValueError, match="fix_shared: expected True or False, got 'no"):
-        optimize_acqf_two_step(path_acqf, acqf, space=space, fix_shared="no")
     x, _ = optimize_acqf_two_step(path_acqf, acqf, space=space, X_avoid=X, seed=0)
     assert space.feasible(x).all() and torch.equal(space.encode(space.decode(x)), x)
 
@@ -404,9 +399,6 @@ def test_known_points_may_hold_anything_where_columns_are_inactive(optimize) -> 
         left.append(X[0].tolist())
         known = torch.cat([known, X])
     assert left == [[0.0, 2.0], [0.0, 1.0], [0.0, 0.0]]
-
-
-# -- Signatures ---------------------------------------------------------------------
 
 
 # -- Points that are known ----------------------------------------------------------
@@ -442,19 +434,6 @@ def test_equals_comparing_all_pairs(seed: int, scale: float) -> None:
     assert not KnownPoints(problem, points.X[:0]).contains(X.numpy()).any()
 
 
-def test_a_distance_is_kept_in_continuous_columns_only() -> None:
-    # column 1 moves continuously, column 2 is an integer; a point is 0.01 widths wide
-    tree = ParameterTree(3, {0: {0: [1, 2], 1: []}})
-    bounds = torch.tensor([[0.0, 0.0, 0.0], [1.0, 10.0, 9.0]]).double()
-    problem = make_problem(bounds, tree, [2], min_distance=0.01)
-    known = torch.tensor([[0.0, 5.0, 3.0]]).double()
-    X = torch.tensor(
-        [[0, 5.09, 3], [0, 5.11, 3], [0, 5.0, 4], [1, 0.5, 0.5]], dtype=torch.double
-    )
-    known = KnownPoints(problem, known.numpy())
-    assert known.contains(X.numpy()).tolist() == [True, False, False, False]
-
-
 @pytest.mark.parametrize("dtype", [torch.double, torch.float])
 def test_values_of_wide_discrete_columns_are_told_apart(dtype: torch.dtype) -> None:
     # column 0 is an integer, column 1 a list, column 2 moves continuously
@@ -486,110 +465,56 @@ TRAIN_X = torch.tensor(
 TRAIN_Y = torch.tensor([[3.0], [1.0], [2.0], [5.0], [4.0]], dtype=torch.double)
 
 
-def promising(acq_function: AcquisitionFunction) -> torch.Tensor:
-    tree = ParameterTree(3, {0: {0: [1], 1: [2]}})
+PATHS = ParameterTree(3, {0: {0: [1], 1: [2]}})
+
+
+def model(kind: type = LogExpectedImprovement, **kwargs: Any) -> AcquisitionFunction:
+    """An improvement on the best of a model of the points."""
+    transform = kwargs.pop("input_transform", None)
+    number = kwargs.pop("members", 1)
+    noise = kwargs.pop("noise", None)
+    members = []
+    for _ in range(number):
+        one = SingleTaskGP(TRAIN_X, TRAIN_Y, noise, input_transform=transform)
+        one.covar_module.lengthscale = 0.1
+        if noise is None:
+            one.likelihood.noise = 1e-4
+        members.append(one.eval())
+    return kind(members[0] if number == 1 else SampledGP(members), 3.0, **kwargs)
+
+
+def guided() -> AcquisitionFunction:
+    space = SearchSpace(list("abc"), [[0, 0, 0], [1, 10, 10]], PATHS)
+    return PriorGuidedAcquisitionFunction(model(), InteriorPrior(space), log=True)
+
+
+NOISE = torch.tensor([[1.0], [1.0], [1.0], [1e6], [1.0]]).double()
+NEGATE = ScalarizedPosteriorTransform(torch.tensor([-1.0], dtype=torch.double))
+NEGATIVE = GenericMCObjective(lambda samples, X=None: -samples[..., 0])
+# The best of each path first.
+BEST = [[1, 0.5, 3], [0, 1, 0.5]]
+LEAST = [[0, 4, 0.5], [1, 0.5, 2]]
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (model, BEST),
+        (lambda: model(ExpectedImprovement, maximize=False), LEAST),
+        # by outcomes, not by means
+        (lambda: model(noise=NOISE), BEST),
+        # in evaluation mode the model itself holds transformed inputs
+        (lambda: model(input_transform=Normalize(3)), BEST),
+        (lambda: model(posterior_transform=NEGATE), LEAST),
+        (lambda: model(qLogExpectedImprovement, objective=NEGATIVE), LEAST),
+        (lambda: model(members=3), BEST),
+        (lambda: model(members=3, input_transform=Normalize(3)), BEST),
+        (lambda: model(members=3, posterior_transform=NEGATE), LEAST),
+        (guided, BEST),
+        (lambda: Sum(PATHS), []),
+    ],
+)
+def test_searches_look_around_the_best_of_every_path(make: Any, expected: Any) -> None:
     bounds = torch.tensor([[0.0, 0, 0], [1, 10, 10]], dtype=torch.double)
-    found = make_problem(bounds, tree, acq_function=acq_function).good
-    return torch.from_numpy(found)
-
-
-def model(**kwargs: object) -> SingleTaskGP:
-    found = SingleTaskGP(TRAIN_X, TRAIN_Y, **kwargs)
-    found.likelihood.noise = 1e-4
-    found.covar_module.lengthscale = 0.1
-    return found.eval()
-
-
-def rows(*indices: int) -> torch.Tensor:
-    points = TRAIN_X[list(indices)].clone()
-    points[points == 9] = 0.5
-    return points
-
-
-def test_best_of_every_path() -> None:
-    found = promising(LogExpectedImprovement(model(), 3.0))
-    assert torch.equal(found, rows(3, 0))
-    down = ExpectedImprovement(model(), 3.0, maximize=False)
-    assert torch.equal(promising(down), rows(1, 2))
-    noise = torch.tensor([[1.0], [1.0], [1.0], [1e6], [1.0]]).double()
-    noisy = SingleTaskGP(TRAIN_X, TRAIN_Y, noise).eval()  # by outcomes, not by means
-    assert torch.equal(promising(LogExpectedImprovement(noisy, 3.0)), rows(3, 0))
-
-
-def test_points_are_those_that_were_given() -> None:
-    # In evaluation mode the model itself holds transformed inputs.
-    scaled = model(input_transform=Normalize(3))
-    assert not torch.equal(scaled.train_inputs[0], TRAIN_X)
-    found = promising(LogExpectedImprovement(scaled, 3.0))
-    assert torch.equal(found, rows(3, 0))
-
-
-def test_objectives_and_posterior_transforms() -> None:
-    negate = ScalarizedPosteriorTransform(torch.tensor([-1.0], dtype=torch.double))
-    acqf = LogExpectedImprovement(model(), 0.0, posterior_transform=negate)
-    assert torch.equal(promising(acqf), rows(1, 2))
-    objective = GenericMCObjective(lambda samples, X=None: -samples[..., 0])
-    mc = qLogExpectedImprovement(model(), 0.0, objective=objective)
-    assert torch.equal(promising(mc), rows(1, 2))
-
-
-def test_nothing_without_a_table_of_points(peak) -> None:
-    acqf = peak(ParameterTree(3, {0: {0: [1], 1: [2]}}), torch.zeros(3))
-    assert promising(acqf).shape == (0, 3)
-
-
-def test_an_ensemble_has_the_points_of_its_members() -> None:
-    for transform in (None, Normalize(3)):
-        members = [model(input_transform=transform) for _ in range(3)]
-        ensemble = SampledGP(members)
-        found = promising(LogExpectedImprovement(ensemble, TRAIN_Y.max()))
-        assert torch.equal(found, rows(3, 0))
-        negate = ScalarizedPosteriorTransform(torch.tensor([-1.0], dtype=torch.double))
-        acqf = LogExpectedImprovement(ensemble, 0.0, posterior_transform=negate)
-        assert torch.equal(promising(acqf), rows(1, 2))
-
-
-def test_columns_on_which_it_depends_whether_a_point_is_admissible() -> None:
-    """Those of clauses; with constraints or another restriction, all."""
-    configs = CS.ConfigurationSpace()
-    configs.add(a := CS.Categorical("a", ["0", "1"]), b := CS.Categorical("b", "xyz"))
-    configs.add(x := CS.Float("x", (0.0, 1.0)))
-    configs.add(CS.EqualsCondition(x, a, "1"))
-    both = CS.ForbiddenEqualsClause(a, "1"), CS.ForbiddenEqualsClause(b, "y")
-    configs.add(CS.ForbiddenAndConjunction(*both))
-    space = SearchSpace.from_configspace(configs)
-
-    def restricting(space: SearchSpace, **kwargs: Any) -> list[str]:
-        found = make_problem(space=space, **kwargs).restricting
-        return [name for name, on in zip(space.names, found, strict=True) if on]
-
-    assert restricting(space) == ["a", "b"]
-    assert restricting(space, feasible=lambda X: X[:, 0] < 9) == ["a", "b", "x"]
-    whole = torch.tensor([2]), torch.tensor([1.0], dtype=torch.double), 0.1
-    assert restricting(space, inequality_constraints=[whole]) == ["a", "b", "x"]
-    assert restricting(SearchSpace.from_dictionaries({"x": (0.0, 1.0)})) == []
-
-
-def test_clauses_on_decisions_cut_no_box(monkeypatch: Any) -> None:
-    """Then nothing walks along a border: the candidates are evaluated, and climb."""
-    calls: list[int] = []
-
-    def values(self: Evaluator, X: Any, row: Any, of: Any = Evaluator.values) -> Any:
-        calls.append(len(X))
-        return of(self, X, row)
-
-    monkeypatch.setattr(Evaluator, "values", values)
-    configs = CS.ConfigurationSpace()
-    configs.add(
-        a := CS.Categorical("a", ["0", "1"], default="1"), CS.Float("x", (0.0, 1.0))
-    )
-    configs.add(b := CS.Categorical("b", ["0", "1"]), y := CS.Float("y", (0.0, 1.0)))
-    configs.add(z := CS.Float("z", (0.0, 1.0)))
-    configs.add(CS.EqualsCondition(y, b, "1"), CS.EqualsCondition(z, a, "1"))
-    both = CS.ForbiddenEqualsClause(a, "0"), CS.ForbiddenEqualsClause(b, "0")
-    configs.add(CS.ForbiddenAndConjunction(*both))
-    space = SearchSpace.from_configspace(configs)
-    X = space.sample(9, seed=0)
-    acqf = LogExpectedImprovement(TreeStructuredGP(X, X.sum(-1, True), space), 1.0)
-    found, _ = optimize_acqf_paths(acqf, space=space, seed=0)
-    assert space.feasible(found).all() and len(calls) == 1
+    good = make_problem(bounds, PATHS, acq_function=make()).good
+    assert good.tolist() == expected

@@ -9,7 +9,6 @@ from botorch.acquisition import (
 )
 from botorch.exceptions.errors import CandidateGenerationError
 from botorch.models import SingleTaskGP
-from botorch.optim import optimize_acqf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -97,10 +96,10 @@ def test_finds_a_peak_without_a_gradient(d: int) -> None:
     width = bounds[1] - bounds[0]
     peak = bounds[0] + 0.37 * width
     acqf = Steps(peak, width)
-    X, value = optimize_acqf_sobol(acqf, bounds, seed=0, batch_limit=8000)
+    X, value = optimize_acqf_sobol(acqf, bounds, seed=0)
     assert X.shape == (1, d)
     assert value.shape == ()
-    assert acqf.sizes == [8000, 8000, 4000, 1000, 1000, 1000]
+    assert sum(acqf.sizes) == 23_000
     with torch.no_grad():
         assert value == acqf(X)
     assert value >= -10  # within 0.01 of the peak
@@ -115,19 +114,6 @@ def gp(n: int = 12, d: int = 2) -> tuple[SingleTaskGP, Tensor, Tensor]:
     X = torch.rand(n, d, generator=generator, dtype=torch.double)
     Y = -(X - 0.4).square().sum(-1, keepdim=True)
     return SingleTaskGP(X, Y), X, Y
-
-
-def test_as_good_as_climbing_where_one_can_climb() -> None:
-    model, X, Y = gp()
-    acqf = LogExpectedImprovement(model, best_f=Y.max())
-    bounds = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.double)
-    _, best = optimize_acqf(
-        acqf, bounds, 1, num_restarts=10, raw_samples=256, options={"seed": 0}
-    )
-    x, value = optimize_acqf_sobol(acqf, bounds, seed=0)
-    # alone and among thousands a point's value is rounded differently
-    torch.testing.assert_close(value, acqf(x).squeeze(0), check_stride=False)
-    assert value > best - 1e-3
 
 
 def test_looks_around_the_best_training_point() -> None:
@@ -151,11 +137,6 @@ def test_looks_around_the_best_training_point() -> None:
     default = asked(bounds=bounds)
     assert torch.equal(default, asked(bounds=bounds, best_X=best))
     assert not torch.equal(default, asked(bounds=bounds, best_X=best[None][:0]))
-    # an incumbent outside of a region to look into is none
-    outside = torch.stack([best + 0.01, best + 0.2])
-    asked(bounds=outside)
-    with pytest.raises(ValueError, match="best_X: expected points within"):
-        asked(bounds=outside, best_X=best)
 
 
 def test_every_promise_is_kept() -> None:
@@ -249,30 +230,3 @@ def test_nothing_left() -> None:
         optimize_acqf_sobol(
             acqf, point + torch.tensor([[0.0], [0.1]]), feasible=lambda X: X[:, 0] > 1
         )
-
-
-UNIT = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.double)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (dict(bounds=[[0.0], [1.0]]), "bounds: expected"),
-        (dict(bounds=torch.zeros(3, 2)), "bounds: expected"),
-        (dict(bounds=torch.zeros(2, 0)), "bounds: expected"),
-        (dict(bounds=UNIT.flip(0)), "bounds: expected"),
-        (dict(bounds=UNIT * math.inf), "bounds: expected"),
-        (dict(num_points=0), "num_points: expected"),
-        (dict(best_X=torch.zeros(3)), "best_X: expected"),
-        (dict(best_X=torch.full((2,), math.nan)), "best_X: expected"),
-        (dict(best_X=UNIT + 0.5), "best_X: expected"),
-    ],
-)
-def test_says_what_it_expects(arguments: dict, message: str) -> None:
-    model, _, Y = gp()
-    acqf = LogExpectedImprovement(model, best_f=Y.max())
-    arguments = {"bounds": UNIT, **arguments}
-    with pytest.raises(ValueError, match=message):
-        adaptive_sobol_candidates(**arguments)
-    with pytest.raises(ValueError, match=message):
-        optimize_acqf_sobol(acqf, **arguments)

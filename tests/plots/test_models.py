@@ -14,7 +14,7 @@ from matplotlib.collections import PathCollection, QuadMesh
 from matplotlib.contour import ContourSet
 from torch import Tensor
 
-from botorch_structured.models import DecomposedGP, MonotoneGP, TreeStructuredGP
+from botorch_structured.models import DecomposedGP, MonotoneGP
 from botorch_structured.models.treed.treed_gp import TreedGP
 from botorch_structured.plots import plot_monotone_components, plot_partition
 
@@ -80,7 +80,7 @@ class TestOneDimension:
 
     def test_the_curve_is_the_posterior(self) -> None:
         model = TreedStandIn(*data(1))
-        ax = plot_partition(model, resolution=51)
+        ax = plot_partition(model)
         (curve,) = curves(ax)
         with torch.no_grad():
             posterior = model.posterior(torch.as_tensor(curve[:, :1]).unsqueeze(-2))
@@ -99,7 +99,6 @@ class TestOneDimension:
         expected = torch.cat([inputs, Y], dim=-1)
         np.testing.assert_allclose(np.asarray(points.get_offsets()), expected)
         assert vertical(ax) == pytest.approx([-1.0, 4.0], abs=2e-4)
-        assert not dots(plot_partition(model, data=False))
 
     def test_a_plain_gp_is_one_region(self) -> None:
         ax = plot_partition(SingleTaskGP(*data(1)))
@@ -109,7 +108,7 @@ class TestOneDimension:
 
 class TestTwoDimensions:
     def test_borders_are_lines_at_the_splits(self) -> None:
-        ax = plot_partition(TreedStandIn(*data(2)), resolution=31)
+        ax = plot_partition(TreedStandIn(*data(2)))
         points = borders(ax)
         pixel = 1 / 600
         upright = np.abs(points[:, 0] - 0.3) < pixel
@@ -120,24 +119,21 @@ class TestTwoDimensions:
         assert points[across][:, 0].min() == pytest.approx(0.3, abs=pixel)
         assert points[across][:, 0].max() == pytest.approx(1.0)
 
-    @pytest.mark.parametrize("show", ["mean", "std"])
-    def test_the_surface_is_the_posterior(self, show: str) -> None:
+    def test_the_surface_is_the_posterior(self) -> None:
         X, Y = data(2)
         model = TreedStandIn(X, Y, outcome_transform=Standardize(1))
         bounds = torch.tensor([[-1.0, 0.0], [1.0, 0.5]], dtype=torch.double)
-        ax = plot_partition(model, bounds=bounds, show=show, resolution=11)
+        ax = plot_partition(model, bounds=bounds)
         (mesh,) = [c for c in ax.collections if isinstance(c, QuadMesh)]
-        drawn = np.asarray(mesh.get_array()).reshape(11, 11)
+        drawn = np.asarray(mesh.get_array()).reshape(121, 121)
         corners = torch.tensor([[-1.0, 0.0], [1.0, 0.0], [-1.0, 0.5]]).double()
         with torch.no_grad():
-            posterior = model.posterior(corners.unsqueeze(-2))
-        values = posterior.mean if show == "mean" else posterior.variance.sqrt()
+            values = model.posterior(corners.unsqueeze(-2)).mean
         found = [drawn[0, 0], drawn[0, -1], drawn[-1, 0]]
         np.testing.assert_allclose(found, values.flatten(), atol=1e-6)
         np.testing.assert_allclose(np.asarray(dots(ax)[0].get_offsets()), X)
         assert (ax.get_xlabel(), ax.get_ylabel()) == ("x0", "x1")
-        label = "mean" if show == "mean" else "standard deviation"
-        assert ax.figure.axes[1].get_ylabel() == label
+        assert ax.figure.axes[1].get_ylabel() == "mean"
 
 
 def test_a_treed_gp() -> None:
@@ -158,14 +154,14 @@ def test_the_model_is_as_it_was_in_evaluation_mode() -> None:
     model.train()
     before = {k: v.clone() for k, v in model.state_dict().items()}
     wide = torch.tensor([[-9.0, -9.0], [9.0, 9.0]], dtype=torch.double)
-    ax = plot_partition(model, bounds=wide, resolution=9)
+    ax = plot_partition(model, bounds=wide)
     assert not model.training
     assert torch.equal(model.train().train_inputs[0], X)
     for key, value in model.state_dict().items():
         assert torch.equal(value, before[key]), key
     np.testing.assert_allclose(np.asarray(dots(ax)[0].get_offsets()), X)
     model.eval()
-    again = plot_partition(model, bounds=wide, resolution=9)
+    again = plot_partition(model, bounds=wide)
     assert not model.training
     np.testing.assert_array_equal(borders(ax), borders(again))
 
@@ -177,7 +173,6 @@ def test_wrong_arguments_of_partitions() -> None:
         (SingleTaskGP(X, Y), {}, "one or two inputs to draw, got 3"),
         (SingleTaskGP(X[:, :1], torch.cat([Y, Y], -1)), {}, "without a batch shape"),
         (object(), {}, "with training data, got object"),
-        (model, {"show": "median"}, "show: expected"),
         (model, {"names": ("a", "b")}, "names: expected 1 names"),
         (model, {"bounds": torch.tensor([[0.0, 1.0]])}, "bounds: expected a 2 x 1"),
         (model, {"bounds": torch.tensor([[1.0], [1.0]])}, "lower ones below"),
@@ -235,10 +230,10 @@ def offsets(ax: Axes) -> np.ndarray:
 
 def test_panels_are_the_components_and_their_sum() -> None:
     model = plain()
-    axes = plot_monotone_components(model, resolution=11)
+    axes = plot_monotone_components(model)
     assert [ax.get_title() for ax in axes] == ["f1", "f2 (known)", "f3", "sum"]
     X, parts = observed()
-    grid = torch.linspace(X.min().item(), X.max().item(), 11).double().unsqueeze(-1)
+    grid = torch.linspace(X.min().item(), X.max().item(), 201).double().unsqueeze(-1)
     shown = [*model.components, model]
     with torch.no_grad():
         for ax, part in zip(axes, shown, strict=True):
@@ -263,7 +258,7 @@ def test_virtual_points_stand_where_they_are_and_point_where_it_goes() -> None:
     model = monotone(virtual_X=places)
     given = [(m.train_inputs[0], m.train_targets[:, None]) for m in model.models]
     without = DecomposedGP(*(SingleTaskGP(X, Y) for X, Y in given))
-    axes = plot_monotone_components(model, without=without, resolution=5)
+    axes = plot_monotone_components(model, without=without)
     for ax, up in zip(axes[:2], (True, False), strict=True):
         triangles = dots(ax)[-1]
         at = np.asarray(triangles.get_offsets())
@@ -278,7 +273,7 @@ def test_a_slice_of_two_dimensions() -> None:
     model = plain(2)
     X, parts = observed(2)
     best = int((parts.sum(-1) + cost(X).squeeze(-1)).argmax())
-    axes = plot_monotone_components(model, column=1, resolution=5)
+    axes = plot_monotone_components(model, column=1)
     assert axes[0].get_xlabel() == "x1"
     points = dots(axes[0])[0]
     on_line = np.asarray(points.get_alpha()) == 1.0
@@ -287,13 +282,6 @@ def test_a_slice_of_two_dimensions() -> None:
         [[X[best, 1].item(), parts[best, 0].item()]],
         atol=1e-9,
     )
-    at = torch.tensor([0.2, 0.7], dtype=torch.double)
-    (line,) = lines(plot_monotone_components(model, at=at, resolution=2)[0])
-    points = torch.stack([X.amin(0), X.amax(0)])
-    points[:, 1] = 0.7
-    with torch.no_grad():
-        mean = model.models[0].posterior(points).mean.flatten()
-    np.testing.assert_allclose(line[:, 1], mean, atol=1e-8)
 
 
 def test_components_observed_at_different_points_have_no_observed_sum() -> None:
@@ -301,7 +289,7 @@ def test_components_observed_at_different_points_have_no_observed_sum() -> None:
     model = DecomposedGP(
         SingleTaskGP(X, parts[:, :1]), SingleTaskGP(X[:4], parts[:4, 1:])
     )
-    axes = plot_monotone_components(model, resolution=5)
+    axes = plot_monotone_components(model)
     assert [len(offsets(ax)) for ax in axes[:2]] == [6, 4]
     assert not dots(axes[2])
 
@@ -315,8 +303,6 @@ def test_wrong_arguments_of_components() -> None:
         ({"column": 1}, "column: expected columns from 0 to 0"),
         ({"names": ["a"]}, "names: expected 3"),
         ({"names": "abc"}, "names: expected 3 names, got 'abc'"),
-        ({"at": torch.zeros(2)}, "at: expected a tensor of 1 values"),
-        ({"at": 0.5}, "at: expected a tensor of 1 values, got 0.5"),
         ({"axes": [None]}, "axes: expected 4"),
         ({"bounds": torch.zeros(2, 2)}, "bounds: expected a 2 x 1"),
     ):
@@ -326,8 +312,3 @@ def test_wrong_arguments_of_components() -> None:
         assert len(plt.get_fignums()) == figures
     with pytest.raises(ValueError, match="without a batch shape"):
         plot_monotone_components(batch)
-    X = torch.tensor([[0, 0.1], [0, 0.9], [1, 0.3], [1, 0.6]], dtype=torch.double)
-    tree = TreeStructuredGP(X, X.sum(-1, keepdim=True), {0: {0: [1], 1: []}})
-    with pytest.raises(ValueError, match=r"column: .*decision 0, which .*\[0.0, 1.0\]"):
-        plot_monotone_components(tree)
-    assert len(plot_monotone_components(tree, column=1)) == 1

@@ -185,22 +185,6 @@ def test_the_dictionary_of_botorch() -> None:
     assert tree == ParameterTree(5, {0: {2: [], 1: [2, 1], 0: [1]}})
 
 
-def test_without_decisions_everything_is_one_leaf() -> None:
-    for dependencies in (None, {}):
-        tree = ParameterTree(3, dependencies)
-        X = torch.rand(2, 4, 3)
-        assert tree.num_paths == 1
-        assert tree.own_columns == [0, 1, 2]
-        assert tree.shared_columns == tree.decision_columns == []
-        assert tree.active_mask(X).all()
-        assert not tree.path_key(X).any()
-        assert not tree.path_index(X).any()
-        assert tree.decision_codes(X).shape == (2, 4, 0)
-        assert torch.equal(tree.impute(X), X)
-        assert tree.paths[0].active.tolist() == [0, 1, 2]
-        assert tree.num_edges == 0
-
-
 def test_undeclared_values_are_paths_of_their_own() -> None:
     tree = ParameterTree(3, {0: {0: [1], 1: [2]}})
     X = torch.zeros(6, 3, dtype=torch.double)
@@ -287,8 +271,6 @@ def test_twenty_flags_are_not_listed(kind: str) -> None:
     for call in (lambda: tree.paths, lambda: tree.path_index(X)):
         with pytest.raises(ValueError, match="at most 4096 paths .*path_key, path_of"):
             call()
-    assert tree.can_be_active(tree.dim - 1, {})
-    assert not tree.can_hold(Equals(0, 0.0) & Equals(5, 1.0), {0: 1.0})
 
 
 def test_columns_on_one_path_of_many() -> None:
@@ -303,16 +285,6 @@ def test_columns_on_one_path_of_many() -> None:
     assert tree.num_paths > 2**30
     assert tree.own_columns == [31, 32]
     assert tree.shared_columns == [33]
-    assert tree.can_be_active(31, {}) and not tree.can_be_active(31, {7: 0.0})
-
-
-def test_more_paths_than_numbers() -> None:
-    tree = ParameterTree(70, {i: {0: [], 1: []} for i in range(70)})
-    assert tree.num_paths == 2**70  # the bound is exact where none is inactive
-    X = torch.randint(0, 2, (64, 70), generator=torch.Generator().manual_seed(0))
-    key = tree.path_key(X.double())
-    assert len(set(key.tolist())) == len({tuple(x) for x in X.tolist()})
-    assert (key >= 0).all()
 
 
 def test_a_chain_of_a_thousand_decisions() -> None:
@@ -323,21 +295,6 @@ def test_a_chain_of_a_thousand_decisions() -> None:
     X[1] = 1.0
     assert tree.active_mask(X).sum(-1).tolist() == [1, D]
     assert len(tree.path_index(X).unique()) == 2
-
-
-def test_a_thousand_values_of_one_decision() -> None:
-    n = 1000
-    columns = {float(i): [1 + i, 1 + n] for i in range(n)}
-    tree = ParameterTree(2 + n, {0: columns}, values={0: list(columns)})
-    assert tree.num_paths == len(tree.paths) == n
-    assert tree.own_columns == list(range(1, 1 + n))
-    assert tree.shared_columns == [1 + n]
-    X = torch.zeros(n, 2 + n)
-    X[:, 0] = torch.arange(n)
-    assert tree.path_index(X).tolist() == list(range(n))
-    for i in (0, 999):
-        assert tree.paths[i].active_columns == (0, 1 + i, 1 + n)
-        assert tree.active_mask(X)[i].nonzero().flatten().tolist() == [0, 1 + i, 1 + n]
 
 
 def test_a_decision_without_values() -> None:
@@ -435,50 +392,3 @@ def test_nan_means_nothing_where_inactive_and_is_refused_in_decisions(numeric) -
         with pytest.raises(ValueError, match="column 1: expected a number.*nan"):
             call(bad)
     assert not tree.is_declared(bad).any()
-
-
-@pytest.mark.parametrize("held", [{}, {0: 0.0}, {0: 1.0}, {1: 0.25}, {1: 0.75}, {2: 1}])
-@pytest.mark.parametrize(
-    "tree",
-    [
-        ParameterTree(3, {0: {0.0: [1], 1.0: [2]}}),
-        ParameterTree(3, conditions={1: Between(0, 0, 0.9), 2: Between(0, 0.9, 1)}),
-    ],
-)
-def test_conditions_that_can_hold_with_columns_held(
-    tree: ParameterTree, held: dict[int, float]
-) -> None:
-    points = itertools.product((0.0, 1.0), (0.25, 0.75), (1.0, 2.0))
-    X = torch.tensor(list(points), dtype=torch.double)
-    active = tree.active_mask(X)
-    possible = torch.ones(len(X), dtype=torch.bool)
-    for column, value in held.items():
-        possible &= ~active[:, column] | (X[:, column] == value)
-    for condition in (
-        Equals(0, 1.0),
-        Between(0, 0.0, 0.5),  # a part of an interval
-        Between(1, 0.5, 1.0),
-        In(2, [2.0]),
-        Inactive(2),
-        Inactive(1) & Equals(2, 1.0),
-        Equals(0, 0.0) & In(2, [1.0, 2.0]),
-        Between(1, 0.0, 0.5) | Equals(2, 2.0),
-    ):
-        expected = bool((condition.holds(X, active) & possible).any())
-        assert tree.can_hold(condition, held) == expected
-
-
-@pytest.mark.parametrize("value", [0.1, 0.7, 1 / 3, 0.9 + 1e-16, 2.0**24 + 1])
-def test_conditions_on_held_columns_in_double_precision(value: float) -> None:
-    """Values that single precision rounds."""
-    tree = ParameterTree(2, {0: {value: [1], 0.0: []}})
-    below, above = math.nextafter(value, -math.inf), math.nextafter(value, math.inf)
-    for column in (0, 1):
-        for lo, hi, is_held in (
-            (value, math.inf, True),
-            (-math.inf, value, True),
-            (above, math.inf, False),
-            (-math.inf, below, False),
-        ):
-            held = {0: value, column: value}
-            assert tree.can_hold(Between(column, lo, hi), held) == is_held

@@ -109,23 +109,3 @@ def test_functions_that_return_something_else() -> None:
         Study(SPACE, model=model)
     with pytest.raises(ValueError, match="costs: expected .* and False with a model"):
         Study(SPACE, model=conditional, costs=True)
-
-
-def test_an_improvement_is_one_for_what_is_held() -> None:
-    def error(config: dict[str, Any]) -> float:
-        return 20.0 * (config["x"] - 0.2) ** 2 + (config["y"] - 0.7) ** 2
-
-    def model(space: SearchSpace, X: Tensor, Y: Tensor) -> Model:
-        return fit_models(space, X, Y)[0]
-
-    study = Study({"x": (0.0, 1.0), "y": (0.0, 1.0)}, seed=2, model=model)
-    for i in range(12):
-        (config,) = study.space.decode(study.space.sample(1, seed=200 + i))
-        study.tell(config, error(config))
-    places = []
-    for _ in range(8):
-        (config,) = study.ask(fixed={"x": 0.9})
-        places.append(config["y"])
-        study.tell(config, error(config))
-    # with an improvement on the best of all, which has another x, 0.09
-    assert min(abs(y - 0.7) for y in places) < 0.03

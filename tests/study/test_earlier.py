@@ -84,7 +84,6 @@ def forms(path: Path) -> dict[str, Any]:
         "studies": two,
         "logs": [path / "0.jsonl", str(path / "1.jsonl")],
         "csv": path / "old.csv",
-        "rows": table(two),
         "points": list(zip(X, Y, strict=True)),
         "searches": searches,
     }
@@ -94,6 +93,10 @@ def forms(path: Path) -> dict[str, Any]:
         found["frame"] = pd.DataFrame(table(two))
         found["frames of searches"] = [pd.DataFrame(search) for search in searches]
     return found
+
+
+def frame(rows: list[dict[str, Any]]) -> Any:
+    return pytest.importorskip("pandas").DataFrame(rows)
 
 
 def test_all_forms_say_the_same(tmp_path: Path) -> None:
@@ -125,7 +128,7 @@ def test_studies_of_other_spaces_are_matched_by_names_and_values() -> None:
         {"learner": "near", "k": 7, "C": 1e5, "scale": False, "value": 3.0},
     ]
     with pytest.warns(UserWarning) as caught:
-        found = read_earlier(SPACE, rows)
+        found = read_earlier(SPACE, frame(rows))
     assert isinstance(found, list) and len(caught) == 1
     ((X, Y),) = found
     configs = SPACE.decode(X)
@@ -138,9 +141,9 @@ def test_studies_of_other_spaces_are_matched_by_names_and_values() -> None:
 def test_evaluations_of_no_known_path_are_no_evidence() -> None:
     rows = [{"k": k, "scale": True, "value": 1.0} for k in (1, 10)]  # no learner
     with pytest.raises(ValueError, match="got none. 2 of 2 evaluations are left out"):
-        read_earlier(SPACE, rows)
+        read_earlier(SPACE, frame(rows))
     with pytest.raises(ValueError, match="got none"):
-        read_earlier(SPACE, [{"params_C": 1.0, "value": 1.0}] * 3)
+        read_earlier(SPACE, frame([{"params_C": 1.0, "value": 1.0}] * 3))
 
 
 def test_what_broke_a_constraint_counts_as_failed(tmp_path: Path) -> None:
@@ -211,10 +214,10 @@ def test_errors(old: OldStudiesMean, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="earlier: expected the log of a Study"):
         read_earlier(SPACE, wrong)
     with pytest.raises(ValueError, match="earlier: expected a column 'value', got"):
-        read_earlier(SPACE, [{"learner": "svm", "loss": 1.0}])
+        read_earlier(SPACE, frame([{"learner": "svm", "loss": 1.0}]))
     one = [{"learner": "svm", "C": 1.0, "scale": True, "value": 1.0}]
     with pytest.raises(ValueError, match="study with two or more evaluations"):
-        read_earlier(SPACE, one)
+        read_earlier(SPACE, frame(one))
     with pytest.raises(ValueError, match="earlier: expected one objective"):
         Study(DICTIONARIES, {"a": "minimize", "b": "minimize"}, earlier=old)
     with pytest.raises(ValueError, match="earlier: expected one objective, and no"):
@@ -266,20 +269,6 @@ def test_several_at_once_and_failures(old: OldStudiesMean) -> None:
     assert study.ask()[0] not in study.starts[:4]
 
 
-def test_a_function_says_which_start_a_path_has(old: OldStudiesMean) -> None:
-    def middle(space: SearchSpace, seed: int) -> torch.Tensor:
-        return space.starts(kind="middle", seed=seed)
-
-    study = Study(DICTIONARIES, seed=3, earlier=old, starts=middle)
-    assert study.starts == Study(DICTIONARIES, seed=3, earlier=old).starts
-    # where old studies mislead
-    assert visited(-1.0, starts=middle)[1].trials[2].config == {"branch": "a", "x": 0.5}
-    # configurations are all asked for
-    starts = Study(DICTIONARIES, seed=3, starts=middle).starts
-    given = Study(DICTIONARIES, seed=3, earlier=old, starts=starts)
-    assert given.ask(len(starts)) == starts
-
-
 def test_standard_errors(old: OldStudiesMean) -> None:
     study = Study(DICTIONARIES, seed=3, earlier=old)
     for k in range(7):
@@ -305,18 +294,6 @@ def test_a_log_goes_on(old: OldStudiesMean, tmp_path: Path) -> None:
 def run_and_ask(study: Study, n: int) -> list[dict[str, Any]]:
     run(study, n)
     return study.ask()
-
-
-def test_old_studies_that_mislead_are_given_up() -> None:
-    wrong = []
-    for X, Y in read_points():
-        wrong.append((X, -Y))
-    study = Study(DICTIONARIES, "maximize", seed=3, earlier=wrong)
-    for _ in range(14):
-        (config,) = study.ask()
-        study.tell(config, -error(config, 0.3))
-    assert study.explain(study.best[0])["earlier"] < 0.05
-    assert study.best[1] > -0.05
 
 
 FOUR = [{"branch": [name], "x": (0.0, 1.0)} for name in "abcd"]
@@ -370,15 +347,6 @@ def test_a_batch_after_the_first_outcome_is_on_other_paths(sign: float) -> None:
     assert all(config in Study(FOUR, seed=3).starts for config in batch[1:])
 
 
-def test_a_function_need_not_know_all_paths() -> None:
-    def one(space: SearchSpace, seed: int) -> torch.Tensor:
-        return space.encode([{"branch": "a", "x": x} for x in (0.77, 0.1)])
-
-    _, study = visited(-1.0, starts=one)
-    assert study.trials[2].config == {"branch": "a", "x": 0.77}
-    assert {"branch": "a", "x": 0.1} not in [trial.config for trial in study.trials]
-
-
 def test_known_noise_does_not_condemn_old_studies() -> None:
     """The objective is between 0 and 3.5, the noise has a standard deviation of 1."""
     rejected = {}
@@ -424,25 +392,6 @@ def test_old_studies_are_alone_where_they_predict(old: OldStudiesMean) -> None:
     assert kinds(X[:4], -Y[:4], kept) == 1
 
 
-def test_what_does_not_count_against_old_studies(old: OldStudiesMean) -> None:
-    X, Y = data(12)
-    assert old_studies_predict(old, X[:5], Y[:5])
-    assert not old_studies_predict(old, X[:5], -Y[:5])
-    assert not old_studies_predict(old, X[:1], Y[:1])
-    assert old_studies_predict(old, X, torch.cat([Y[:5], -9.0 * Y[5:]]))  # later ones
-    wrong = Y[:5].clone()
-    wrong[2:4] = -math.inf
-    assert old_studies_predict(old, X[:5], wrong)
-    wrong[2:4] = 5.0
-    assert not old_studies_predict(old, X[:5], wrong)
-    broken = torch.zeros(5, 1).double()
-    broken[2:4] = 1.0
-    assert old_studies_predict(old, X[:5], wrong, broken)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert not old_studies_predict(old, X[:5], 0.0 * Y[:5])  # all alike
-
-
 def test_where_there_are_no_starts_to_compare_with(old: OldStudiesMean) -> None:
     """The second configuration is from old studies, too."""
     study = Study(DICTIONARIES, seed=3, earlier=old)
@@ -452,28 +401,20 @@ def test_where_there_are_no_starts_to_compare_with(old: OldStudiesMean) -> None:
     assert len(study.models) == 1 and study.best[1] < 0.02
 
 
-def read_points() -> list[tuple[Tensor, Tensor]]:
-    found = read_earlier(SPACE, STUDIES)
-    assert isinstance(found, list)
-    return found
-
-
 # -- other doors: the same lines with and without `earlier` ------------------------
 
 
 @pytest.mark.parametrize("with_old", [False, True])
 def test_optuna(with_old: bool) -> None:
+    """Old studies with failures, another range, other choices, or nothing in common."""
     optuna = pytest.importorskip("optuna")
     from botorch_structured.integrations.optuna import StructuredSampler
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
 
-    def objective(trial: Any, shift: float = 0.3, high: float = 1e3) -> float:
-        learner = trial.suggest_categorical("learner", ["svm", "near"])
-        config = {
-            "learner": learner,
-            "scale": trial.suggest_float("s", 0, 1, step=1) < 1,
-        }
+    def objective(trial: Any, high: float = 1e3, more: tuple[str, ...] = ()) -> float:
+        learner = trial.suggest_categorical("learner", ["svm", "near", *more])
+        config = {"learner": learner, "scale": trial.suggest_int("s", 0, 1) == 0}
         if learner == "svm":
             config["C"] = trial.suggest_float("C", 1e-3, high, log=True)
         else:
@@ -482,57 +423,24 @@ def test_optuna(with_old: bool) -> None:
             raise optuna.TrialPruned
         if trial.number == 2:
             raise RuntimeError
-        return error(config, shift)
+        return -error(config)
 
-    old = []
-    for seed, high in ((0, 1e3), (1, 1e3), (2, 1e4)):  # the last one has another range
-        sampler = optuna.samplers.RandomSampler(seed=seed)
-        old.append(optuna.create_study(sampler=sampler))
-        old[-1].optimize(
-            lambda trial, high=high: objective(trial, 0.0, high), 20, catch=RuntimeError
-        )
-    sampler = StructuredSampler(seed=0, earlier=old if with_old else None)
-    study = optuna.create_study(sampler=sampler)
+    def ended(sampler: Any, n: int, *more: Any) -> Any:
+        study = optuna.create_study(direction="maximize", sampler=sampler)
+        study.optimize(lambda trial: objective(trial, *more), n, catch=RuntimeError)
+        return study
+
+    random = optuna.samplers.RandomSampler
+    others: list[tuple[Any, ...]] = [(), (1e4,), (1e3, ("tree",))]
+    old = [ended(random(seed=k), 20, *more) for k, more in enumerate(others)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        study.optimize(objective, 6, catch=RuntimeError)
-    first = study.trials[0].value
-    assert first is not None and (first < 0.05) is with_old
-    assert study.trials[4].distributions.keys() == study.trials[4].params.keys()
-
-
-def test_optuna_where_choices_and_goals_are_others(
-    recwarn: pytest.WarningsRecorder,
-) -> None:
-    optuna = pytest.importorskip("optuna")
-    from botorch_structured.integrations.optuna import StructuredSampler
-
-    def objective(trial: Any, choices: list[str], whole: bool = False) -> float:
-        name = trial.suggest_categorical("a", choices)
-        x = trial.suggest_int("x", 0, 1) if whole else trial.suggest_float("x", 0, 1)
-        return -((x - 0.8) ** 2) - 0.1 * (name != "b")
-
-    old = optuna.create_study(
-        direction="maximize", sampler=optuna.samplers.RandomSampler(seed=0)
-    )
-    old.optimize(lambda trial: objective(trial, ["a", "b"]), 15)
-    for choices, whole in ((["a", "b", "c"], False), (["b", "a"], True)):
-        sampler = StructuredSampler(seed=0, earlier=[old])
-        study = optuna.create_study(direction="maximize", sampler=sampler)
-        study.optimize(lambda trial, c=choices, w=whole: objective(trial, c, w), 4)
-        assert len(study.trials) == 4
-    table = old.trials_dataframe().rename(columns={"params_a": "a", "params_x": "x"})
-    sampler = StructuredSampler(
-        {"a": ["a", "b"], "x": (0.0, 1.0)}, seed=0, earlier=table[["a", "x", "value"]]
-    )
-    study = optuna.create_study(direction="maximize", sampler=sampler)
-    study.optimize(lambda trial: objective(trial, ["a", "b"]), 1)
-    assert study.best_value > -0.1  # of a table, this study says that larger is better
-    # nothing in common: the search goes on without
-    sampler = StructuredSampler(seed=0, earlier=[optuna.create_study()])
-    study = optuna.create_study(direction="maximize", sampler=sampler)
-    with pytest.warns(UserWarning, match="Old studies are not used"):
-        study.optimize(lambda trial: objective(trial, ["a", "b"]), 4)
+        study = ended(StructuredSampler(seed=0, earlier=old if with_old else None), 6)
+    assert (study.trials[0].value > -0.05) is with_old
+    if with_old:
+        sampler = StructuredSampler(seed=0, earlier=[optuna.create_study()])
+        with pytest.warns(UserWarning, match="Old studies are not used"):
+            ended(sampler, 4)
 
 
 @pytest.mark.parametrize("with_old", [False, True])
@@ -567,40 +475,6 @@ def test_scikit_learn(with_old: bool) -> None:
     )
     scores = search.fit(*data).cv_results_["mean_test_score"]
     assert bool(scores[0] > -0.05) is with_old
-
-
-def test_starts_of_scikit_learn_are_the_settings_of_estimators() -> None:
-    pytest.importorskip("sklearn")
-    from sklearn.linear_model import Ridge
-    from sklearn.neighbors import KNeighborsRegressor
-    from sklearn.pipeline import Pipeline
-    from sklearn.tree import DecisionTreeRegressor
-
-    from botorch_structured.integrations.sklearn import StructuredSearchCV
-
-    learners = [
-        (Ridge(), "alpha", [0.01, 0.1, 1.0, 10.0]),
-        (KNeighborsRegressor(), "n_neighbors", [1, 4, 7, 10]),
-        (DecisionTreeRegressor(), "min_samples_split", [2, 3, 5, 9]),
-    ]
-    space, params, scores = [], [], []
-    for k, (model, name, values) in enumerate(learners):
-        bounds = (values[0], values[-1], "log")
-        space.append({"model": [model], f"model__{name}": bounds})
-        params += [{"model": model, f"model__{name}": v} for v in values]
-        scores += [k + 0.1 * v / values[-1] for v in values]
-    X = torch.rand(40, 2).numpy()
-    search = StructuredSearchCV(
-        Pipeline([("model", Ridge())]),
-        space,
-        n_iter=3,
-        random_state=0,
-        earlier={"params": params, "mean_test_score": scores},
-    ).fit(X, X.sum(1))
-    # trees are worst here: the old search misleads
-    kinds = [type(config["model"]) for config in search.cv_results_["params"]]
-    assert kinds == [DecisionTreeRegressor, KNeighborsRegressor, Ridge]
-    assert search.best_params_["model__alpha"] == 1.0
 
 
 @pytest.mark.parametrize("with_old", [False, True])

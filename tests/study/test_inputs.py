@@ -8,14 +8,10 @@ from typing import Any
 import pytest
 import torch
 from ConfigSpace import (
-    Categorical,
     ConfigurationSpace,
-    Constant,
-    EqualsCondition,
     Float,
     ForbiddenGreaterThanRelation,
     ForbiddenLessThanRelation,
-    NotEqualsCondition,
 )
 
 from botorch_structured import Study
@@ -34,12 +30,12 @@ GROUPS = [
     [
         ({"epochs": 21}, "'epochs': expected 20, got 21"),
         ({"kind": "w"}, "expected 'u' or 'v', got 'w'"),
-        ({"kind": "u"}, "expected 'v', got 'u'. Others take it: hold"),
+        ({"kind": "u"}, "expected 'v', got 'u'"),
         ({"size": 0}, r"expected an integer in \[1, 9\] or 5, got 0"),
         (["a"], "expected {name: value}"),
         ({"a": "x", "size": 0}, r"'size': expected 5, got 0\.$"),
         ({"a": "y", "size": 0}, r"'size': expected an integer in \[1, 9\], got 0\.$"),
-        ({"size": 6}, "expected 5, got 6. Others take it: hold what"),
+        ({"size": 6}, "expected 5, got 6"),
         ({"a": "z", "kind": "u"}, "got 'kind', which none has with {'a': 'z'}"),
         ({"a": "y", "kind": "u"}, "expected 'v', got 'u'"),
         ({"epoch": 20}, r"among \['a', 'b', 'c', 'size', 'epochs', 'kind'\]"),
@@ -63,36 +59,9 @@ def test_a_constant_is_held_at_its_own_value() -> None:
             assert all(fixed.get(k, v) == v for k, v in config.items())
 
 
-def test_constants_below_parameters_that_decide_nothing_else() -> None:
-    cs = ConfigurationSpace()
-    a, b = Categorical("a", ["x", "y"]), Categorical("b", ["u", "v"])
-    one, two, three = Constant("one", 1), Constant("two", 2), Constant("three", 3)
-    cs.add(a, b, one, two, three, Float("f", (0.0, 1.0)))
-    cs.add(EqualsCondition(b, a, "x"), EqualsCondition(one, b, "u"))
-    cs.add(NotEqualsCondition(two, b, "u"), EqualsCondition(three, a, "y"))
-    study = Study(cs, seed=0)
-    none = "none has with"
-    for fixed in (
-        {"one": 1, "a": "y"},
-        {"one": 1, "b": "v"},
-        {"two": 2, "a": "x", "b": "u"},
-        {"three": 3, "a": "x"},
-    ):
-        with pytest.raises(ValueError, match=none):
-            study.ask(fixed=fixed)
-    for fixed in (
-        {"one": 1},
-        {"one": 1, "b": "u"},
-        {"two": 2, "b": "u"},  # where `b` is not active
-        {"two": 2, "a": "y"},
-        {"three": 3},
-    ):
-        assert study.ask(fixed=fixed)
-
-
 def test_dictionaries_that_no_parameter_tells_apart() -> None:
     study = Study([{"k": ["b"], "y": [6]}, {"k": ["a", "b"]}], seed=0)
-    with pytest.raises(ValueError, match="got 'a'. Others take it"):
+    with pytest.raises(ValueError, match="expected 'b', got 'a'"):
         study.ask(fixed={"k": "a"})
 
 
@@ -218,8 +187,7 @@ def test_a_name_of_several_columns_clashes_with_an_outcome(tmp_path: Path) -> No
     ("choices", "cells", "wrong"),
     [
         ([True, False], {"TRUE": True, "false": False, " true ": True}, "2"),
-        ([True, False], {"1": True, "0": False, "1.0": True}, "x"),
-        ([True, False, None], {"TRUE": True, "0": False, "": None}, "yes"),
+        ([True, False, None], {"TRUE": True, "false": False, "": None}, "1"),
         ([True, 1, 0], {"TRUE": True, "True": True, "1": 1, "0": 0}, "FALSE"),
         ([True, "TRUE"], {"TRUE": "TRUE", "true": True}, "false"),
         ([0, 1], {"0": 0, "1.0": 1}, "TRUE"),
@@ -247,12 +215,6 @@ def test_missing_cells_of_parameters(tmp_path: Path) -> None:
         {"m": "NA", "x": 0.5},
         {"m": "c", "k": 3},
     ]
-    # R writes what is missing as it writes the text, but for quotes
-    space = [{"m": ["a"], "land": ["NA", "DE"]}, {"m": ["b"], "k": (1, 9)}]
-    other = Study(space)
-    other.read_csv(table(tmp_path, 'm,land,k,value\n"a","NA",NA,1\n"b",NA,3,2\n'))
-    wanted = [{"m": "a", "land": "NA"}, {"m": "b", "k": 3}]
-    assert [t.config for t in other.trials] == wanted
     for row, name in (("b,NA,NA,1", "x"), ("c,NA,30,1", "k")):
         with pytest.raises(
             ValueError, match=rf"line 2: .*('{name}'|\['m', '{name}'\])"

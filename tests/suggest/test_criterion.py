@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -11,7 +10,6 @@ from botorch.utils.multi_objective.box_decompositions import (
 )
 from torch import Tensor
 
-from botorch_structured import Study
 from botorch_structured.spaces import ParameterTree, SearchSpace
 from botorch_structured.suggest import Suggestion, fit_surrogates, suggest
 from botorch_structured.suggest.suggestion import make_criterion
@@ -79,19 +77,6 @@ def test_a_constraint_that_the_best_points_break() -> None:
     assert float(data["train_Y"].max()) > best  # where unconstrained search goes
 
 
-def test_a_path_that_a_constraint_rules_out_is_left() -> None:
-    """Where decisions decide the outcome."""
-    tree = ParameterTree(4, {0: {0.0: [1], 1.0: [2], 2.0: [3]}})
-    bounds = torch.tensor([[0.0] * 4, [2.0, 1.0, 1.0, 1.0]]).double()
-    space = SearchSpace(["layers", "a", "b", "c"], bounds, tree)
-    X = space.starts(9, seed=0)
-    Y = X[:, :1] - 0.1 * X[:, 1:].square().sum(-1, keepdim=True)
-    layers = X[:, :1] - 1.0
-    for q in (1, 4):
-        found = suggest(space, X, Y, q, train_C=layers, seed=0).X
-        assert (found[:, 0] < 2.0).all()
-
-
 def test_while_nothing_is_feasible_the_constraint_leads() -> None:
     X = SPACE.sample(10, seed=0)
     data = constrained(X)
@@ -144,25 +129,6 @@ def test_a_pending_point_with_a_bad_mean_keeps_it() -> None:
     assert float(part.model.posterior(Z).variance) <= float(model.posterior(Z).variance)
 
 
-def test_at_a_pending_point_little_is_left_to_learn() -> None:
-    """Each model is conditioned on its mean there, and its weight stays."""
-    space, X, Y = jenatton(14)
-    surrogates = fit_surrogates(space, X, Y)
-    pending = space.sample(3, seed=9)
-    known = torch.cat([X, pending])
-    criterion, _ = make_criterion(space, surrogates, known, len(X))
-    averaged = criterion.acq_func
-    Z = pending.unsqueeze(-2)
-    for part, model in zip(
-        averaged.parts, surrogates.objectives[0].models, strict=True
-    ):
-        before, after = model.posterior(Z), part.model.posterior(Z)
-        assert (after.variance < 0.5 * before.variance).all()
-        torch.testing.assert_close(after.mean, before.mean, rtol=0.02, atol=0.02)
-    weights = surrogates.objectives[0].weights
-    torch.testing.assert_close(averaged.log_weights.exp(), weights)
-
-
 def test_a_batch_has_a_spread() -> None:
     """Without what is pending, all three would be the same maximum."""
     space, X, Y = jenatton(12)
@@ -196,25 +162,6 @@ def test_a_point_counts_as_feasible_by_its_outcomes_and_its_probability() -> Non
         expected = means[:, likely[0] >= least].amax(-1)
         torch.testing.assert_close(value, expected)
     assert (found[0] < found[1]).all() and (found[1] < means.amax(-1)).all()
-
-
-def test_a_search_goes_on_beside_a_point_at_the_limit() -> None:
-    """A best point that seems infeasible leaves all of its neighbours to improve on."""
-    space = [
-        {"shape": ["deep"], "count": [1, 2, 4, 8], "x": (0.0, 1.0)},
-        {"shape": ["wide"], "count": [1, 2, 4, 8], "y": (0.0, 1.0)},
-    ]
-
-    def evaluate(config: dict[str, Any]) -> dict[str, float]:
-        count = config["count"]
-        deep = config["shape"] == "deep"
-        place = (config["x"] - 0.3) ** 2 if deep else 0.05 + (config["y"] - 0.7) ** 2
-        return {"error": place + 1.0 / count, "beyond": max(0.0, count - 4.0)}
-
-    goal = {"error": "minimize"}
-    study = Study(space, goal, constraints=["beyond <= 0"], seed=0)
-    study.optimize(evaluate, 15, progress=False)
-    assert study.best[1] < 0.25 + 1e-3
 
 
 def test_the_limit_of_a_count_is_halfway_to_the_next() -> None:

@@ -9,7 +9,11 @@ from botorch.models.transforms import Standardize
 from botorch_structured.models import TreeStructuredGP
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.suggest import surrogates
-from botorch_structured.suggest.surrogates import fit_to_some, some_rows
+from botorch_structured.suggest.surrogates import (
+    fit_to_some,
+    leave_one_out_log_density,
+    some_rows,
+)
 
 SPACE = SearchSpace.from_dictionaries(
     [{"kind": ["a"], "x": (0.0, 1.0)}, {"kind": ["b"], "y": (0.0, 1.0)}]
@@ -45,3 +49,17 @@ def test_hyperparameters_are_near_those_of_all_rows(
     whole, part = (model.posterior(points).mean.flatten() for model in models)
     assert not torch.equal(whole, part)
     assert float((whole - part).abs().max()) < 0.1
+
+
+def test_a_step_that_the_first_rows_miss(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(surrogates, "_ROWS_OF_PATH", 40)
+    monkeypatch.setattr(surrogates, "_ROWS", 40)
+    X = torch.linspace(0.0, 1.0, 300, dtype=torch.double).unsqueeze(-1)
+    is_step = (X > 0.602) & (X < 0.613)
+    Y = (3.0 * X).sin() - 0.3 * is_step
+    assert not is_step[some_rows(torch.zeros(300), Y[:, 0], 40)].any()
+    space = SearchSpace.from_dictionaries({"x": (0.0, 1.0)})
+    model = TreeStructuredGP(X, Y, space, outcome_transform=Standardize(m=1))
+    fit_to_some(model)
+    # -64 with variances of the smooth rest
+    assert float(leave_one_out_log_density(model).mean()) > 0.0

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from botorch_structured.models import ConditionalGP, TreeStructuredGP
 from botorch_structured.spaces import SearchSpace
-from botorch_structured.study import Study
 from botorch_structured.suggest import fit_surrogates, suggest, surrogates
 from botorch_structured.test_functions import JenattonTree
 
@@ -188,6 +187,7 @@ def test_bad_data() -> None:
         ("ref_point: expected 2 finite numbers", {"ref_point": [1.0]}),
         ("ref_point: expected None for", {"train_Y": C, "ref_point": [1.0]}),
         ("start_from: expected an earlier", {"start_from": ["model"]}),
+        ("max_rows: expected", {"max_rows": 0}),
     ]
     for match, change in wrong:
         with pytest.raises(ValueError, match=match):
@@ -224,14 +224,3 @@ def test_it_is_said_once_that_all_of_many_rows_take_long(
     (one,) = said
     assert "default, max_rows=1000" in str(one.message)
     assert one.filename == __file__
-
-
-def test_a_bad_number_of_rows_is_refused() -> None:
-    space = SearchSpace.from_dictionaries({"x": (0.0, 1.0)})
-    X = space.sample(4, seed=0)
-    for make in (
-        lambda: suggest(space, X, X, max_rows=0),
-        lambda: Study(space, max_rows=0),
-    ):
-        with pytest.raises(ValueError, match="max_rows"):
-            make()

@@ -75,16 +75,6 @@ def test_jenatton_is_its_definition(variant: dict) -> None:
     assert problem.tree.path_index(X).tolist() == leaves
 
 
-@pytest.mark.parametrize("variant", VARIANTS, ids=str)
-def test_jenatton_optimum_and_bounds(variant: dict) -> None:
-    problem = JenattonTree(**variant)
-    assert problem(problem.optimizers).item() == problem.optimal_value == 0.1
-    assert problem(problem.space.sample(300, seed=0)).min() > 0.1
-    P, shared = variant["num_leaves"], 2 * variant.get("shared", False)
-    assert problem.bounds[0].tolist() == [0.0] * (P - 1) + [-1.0] * P + [0.0] * shared
-    assert (problem.bounds[1] == 1.0).all()
-
-
 @pytest.mark.parametrize("balanced", [True, False])
 def test_inactive_columns_are_ignored(balanced: bool) -> None:
     problem = JenattonTree(
@@ -101,18 +91,6 @@ def test_inactive_columns_are_ignored(balanced: bool) -> None:
         continuous = active.clone()
         continuous[:, problem.tree.decision_columns] = False
         assert (gradient[continuous] != 0).all()
-
-
-def test_starts_are_one_point_on_each_path() -> None:
-    problem = JenattonTree(8, shared=True)
-    X = problem.starts(3)
-    # as in the prototype behind the published figures: order of the leaves, own
-    # variable, then the shared one
-    rng = np.random.default_rng(1003)
-    for row, leaf in zip(X, rng.permutation(8), strict=True):
-        assert problem.tree.path_index(row.unsqueeze(0)).item() == leaf
-        assert row[7 + leaf].item() == pytest.approx(2 * rng.random() - 1)
-        assert row[15 + (leaf >= 4)].item() == pytest.approx(rng.random())
 
 
 @pytest.mark.parametrize("negate", [False, True])

@@ -123,13 +123,3 @@ def test_dense_fits_of_two_kernels_have_a_word() -> None:
             X, Y, DEPENDENCIES, likelihood=likelihood, leaf_kernel="matern"
         )
         TreeStructuredGP(X, Y, DEPENDENCIES, likelihood=GaussianLikelihood())
-
-
-def test_large_models() -> None:
-    """50 signs, and 1,000 rows as published, in seconds."""
-    X = torch.rand(60, 50, dtype=torch.double)
-    model = MonotoneGP(X, X.sum(-1, keepdim=True), dict.fromkeys(range(50), 1))
-    assert model.posterior(X[:2]).mean.isfinite().all()
-    X = torch.rand(1000, 2, dtype=torch.double)
-    Y = (X[:, :1] > 0.5).double() + 0.1 * X[:, 1:].sin()
-    assert TreedGP.as_published(X, Y).posterior(X[:2]).mean.isfinite().all()

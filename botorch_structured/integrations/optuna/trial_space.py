@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 import statistics
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from itertools import islice
 from numbers import Real
 from typing import Any
@@ -67,7 +67,11 @@ class TrialParameter:
         distribution: Its distribution.
     """
 
-    def __init__(self, name: str, distribution: BaseDistribution) -> None:
+    def __init__(
+        self,
+        name: str,
+        distribution: BaseDistribution,
+    ) -> None:
         self.name = name
         self.distribution: Any = distribution  # each kind has attributes of its own
         self.is_choice = isinstance(distribution, CategoricalDistribution)
@@ -216,15 +220,6 @@ class Asked:
     complete: bool = True
     expected: bool = False
 
-    @cached_property
-    def numbers(self) -> dict[str, float]:
-        """The place of each value on the axis of its column."""
-        return {
-            name: TrialParameter(name, distribution).number(value)
-            for name, (distribution, value) in self.values.items()
-            if distribution is not None
-        }
-
 
 class DeclaredSpace:
     """A space that was declared: parameters are columns.
@@ -233,16 +228,10 @@ class DeclaredSpace:
 
     Args:
         space: The space.
-        trials: The trials, whose distributions are those of the parameters.
     """
 
-    def __init__(self, space: SearchSpace, trials: Iterable[Asked]) -> None:
+    def __init__(self, space: SearchSpace) -> None:
         self.space = space
-        self._distributions = {
-            name: distribution
-            for trial in trials
-            for name, (distribution, _) in trial.values.items()
-        }
         self._names = space.named().keys()
 
     def entries(self, values: Values) -> dict[str, Any]:
@@ -255,26 +244,14 @@ class DeclaredSpace:
         return {name: fixed[name] for name in names}
 
     def values(self, config: Mapping[str, Any]) -> Values:
-        """See `LearntSpace.values`.
-
-        Where a distribution does not take its value it is None.
-        """
-        values: Values = {}
-        for name, value in config.items():
-            distribution = self._distributions.get(name)
-            if distribution is not None:
-                if not TrialParameter(name, distribution).contains(value):
-                    distribution = None
-            values[name] = distribution, value
-        return values
-
-    def has_seen(self, config: Mapping[str, Any]) -> bool:
-        """See `LearntSpace.has_seen`: what is declared needs no trial."""
-        return True
+        """See `LearntSpace.values`; distributions are those of trials, None here."""
+        return {name: (None, value) for name, value in config.items()}
 
 
 def check_declared(
-    space: SearchSpace, parameter: TrialParameter, asked: Values
+    space: SearchSpace,
+    parameter: TrialParameter,
+    asked: Values,
 ) -> None:
     """That an objective takes all values of a declared parameter.
 
@@ -295,7 +272,7 @@ def check_declared(
     fixed = _encoded(space, others)
     for p in space.named().get(name, ()):
         lacking = _not_taken(p, parameter)
-        if lacking and space.can_have(p, fixed):
+        if lacking and p.name in space.possible_with(fixed):
             raise ValueError(
                 f"{name!r}: expected an objective that takes all values of the "
                 f"declared space, {p.expected()}, got {parameter.distribution}, which "
@@ -335,8 +312,9 @@ def _not_taken(column: Column | Constant, parameter: TrialParameter) -> list[str
 def possible_together(space: SearchSpace, entries: Mapping[str, Any]) -> dict[str, Any]:
     """The entries whose columns can be active together with the others."""
     numbers = _encoded(space, entries)
-    columns = [c for c in numbers if space.tree.can_be_active(c, numbers)]
-    return {(name := space.names[c]): entries[name] for c in columns}
+    possible = space.possible_with(numbers) if numbers else ()
+    names = [name for c in numbers if (name := space.names[c]) in possible]
+    return {name: entries[name] for name in names}
 
 
 def configurations(
@@ -415,7 +393,8 @@ def _completions(
         others: Points from which the rest is taken.
     """
     entries = {c: x[c].item() for c in columns}
-    columns = [c for c in columns if space.tree.can_be_active(c, entries)]
+    possible = space.possible_with(entries)
+    columns = [c for c in columns if space.names[c] in possible]
     X = others.clone()
     X[:, columns] = x[columns]
     active = space.tree.active_mask(X, strict=False)[:, columns].all(-1)

@@ -72,7 +72,6 @@ from botorch_structured.models.ablr.regressions import (
 )
 from botorch_structured.models.ablr.tasks import (
     StandardizeTasks,
-    TaskColumn,
     find_tasks,
 )
 from botorch_structured.models.checks import (
@@ -145,8 +144,6 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         feature_map: None for a ``TanhNetwork`` with 3 layers of 50 units,
             ``RandomFourierFeatures(...)``, ``MondrianKernel(...).features``, or any
             module from ``n x d`` to ``n x D``.
-        validate_task_values: Whether an unexpected task value raises; otherwise it is
-            taken for the first of ``output_tasks``.
         priors: Whether noise and weight precisions have priors; False for the paper's
             maximum likelihood.
         seed: Of the networks that a fit starts from; nothing is drawn from torch's
@@ -174,8 +171,10 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
     _data: TaskData | None = None
     _weights: list[WeightPosterior] | None = None
     # The posteriors of models that were conditioned on a batch of outcomes: they have
-    # the rows and hyperparameters of the model that they come from.
+    # the hyperparameters of the model that they come from, and its levels of a noise
+    # that was given.
     _conditioned: list[WeightPosterior] | None = None
+    _noise_before: Tensor | None = None
     _order: Tensor
     _original_train_inputs: Any
     train_inputs: Any
@@ -194,7 +193,6 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         outcome_transform: OutcomeTransform | DefaultType | None = DEFAULT,
         input_transform: InputTransform | None = None,
         feature_map: nn.Module | Callable[[Tensor], Tensor] | None = None,
-        validate_task_values: bool = True,
         priors: bool = True,
         seed: int = 0,
         process_group: Any = None,
@@ -237,8 +235,6 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         tasks, outputs = find_tasks(
             task_feature, train_Y, pairs, output_tasks, all_tasks, group
         )
-        if isinstance(tasks, TaskColumn) and not validate_task_values:
-            tasks.default = outputs[0]
         plain = tasks.without(X)
         features = as_feature_map(feature_map, covar_module, plain, seed, group)
         features = features.to(train_X)
@@ -366,25 +362,6 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
     def feature_map(self) -> nn.Module:
         """The features, ``n x d`` to ``n x D``, of transformed inputs."""
         return self.covar_module.feature_map
-
-    @property
-    def noise_precision(self) -> Tensor:
-        """The precisions alpha_t of inferred noise, ``T``, on the standardised scale.
-
-        Raises:
-            ValueError: If the noise variances of the rows were given.
-        """
-        if isinstance(self.likelihood, FixedNoiseGaussianLikelihood):
-            raise ValueError(
-                "noise_precision: expected inferred noise, got a model whose noise "
-                "variances are given row by row."
-            )
-        return self.likelihood.noise.expand(self.num_tasks).reciprocal()
-
-    @property
-    def weight_precision(self) -> Tensor:
-        """The precisions beta_t of the weights, ``T``."""
-        return self.covar_module.weight_precision.value
 
     @property
     def batch_shape(self) -> torch.Size:
@@ -627,19 +604,6 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         mean = torch.stack(torch.broadcast_tensors(*means), dim=-2)
         return WeightPosterior(mean, torch.stack(torch.broadcast_tensors(*roots), -3))
 
-    def weight_posterior(self) -> MultivariateNormal:
-        """Posterior of the weights w_t of each output, on the standardised scale.
-
-        Returns:
-            A distribution over ``num_outputs x D``, or ``D`` for one output.
-        """
-        self.eval()
-        mean, root = self._weights_of(self._indices(self._output_tasks))
-        if self._num_outputs == 1:
-            mean = mean.squeeze(-2)
-            root = root.squeeze(-3)
-        return _normal(mean, RootLinearOperator(root))
-
     def _has_task(self, X: Tensor) -> bool:
         """Whether inputs, ``batch_shape x q x ...``, have a task column.
 
@@ -799,6 +763,8 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         """
         if self._given_noise() is None:
             return self.likelihood.noise.expand(self.num_tasks)
+        if self._noise_before is not None:
+            return self._noise_before
         data = self._training_data()
         noise: Any = data.noise_variance
         total = self._group.total(data.task.bincount(noise, self.num_tasks))
@@ -894,29 +860,39 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         noise = self._noise_levels()[task] if noise is None else noise
         weights = self._updated(rows, Y, noise, task)
         batch = torch.broadcast_shapes(self.batch_shape, Y.shape[:-2], X.shape[:-2])
+        if not batch:
+            Y = Y.detach()
+        if self.tasks.share_rows:
+            task, noise, Y = torch.broadcast_tensors(task, noise, Y)
+            none = Y.new_full((*Y.shape[:-1], self.num_tasks), torch.nan)
+            noise = torch.ones_like(none).scatter(-1, task, noise)
+            Y = none.scatter(-1, task, Y)
+        # in the first process only: the sum over processes has them from there
+        q = 0 if self._group.rank else Y.shape[-2]
+        variances = self._given_noise()
+        if variances is None or batch:
+            noise = None
+        else:
+            added = noise.detach().expand_as(Y)[:q]
+            noise = _joined(self.tasks.to_outcomes(variances), added, batch)
         new = self._sharing_rows()
+        new._conditioned = None
+        new.train()  # with inputs that are not transformed
+        rows = X[..., :q, :].detach()
+        new.train_inputs = (_joined(new.train_inputs[0], rows, batch),)
+        Y = _joined(self.tasks.to_outcomes(self.train_targets), Y[..., :q, :], batch)
+        new._restore_targets_and_noise(Y, noise, strict=False)
+        new.eval()
         if batch:
             # as many means as there are models, of tasks that they have in common too
             new._conditioned = [
                 WeightPosterior(w.mean.expand(*batch, w.mean.shape[-1]), w.root)
                 for w in weights
             ]
-            return new
-        Y = Y.detach()
-        noise = noise.detach().expand_as(Y)
-        if self.tasks.share_rows:
-            none = Y.new_full((len(Y), self.num_tasks), torch.nan)
-            noise = torch.ones_like(none).scatter(-1, task, noise)
-            Y = none.scatter(-1, task, Y)
-        # in the first process only: the sum over processes has them from there
-        q = 0 if self._group.rank else len(Y)
-        new.train()  # with inputs that are not transformed
-        new.train_inputs = (torch.cat([new.train_inputs[0], X[:q].detach()]),)
-        old_Y, old_noise = new._extract_targets_and_noise()
-        noise = None if old_noise is None else torch.cat([old_noise, noise[:q]])
-        new._restore_targets_and_noise(torch.cat([old_Y, Y[:q]]), noise, strict=False)
-        new.eval()
-        new._weights = weights
+            if variances is not None:
+                new._noise_before = self._noise_levels()
+        else:
+            new._weights = weights
         return new
 
     def _updated(
@@ -1035,9 +1011,11 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
             state["_conditioned"] = [
                 WeightPosterior(*map(torch.detach, w)) for w in self._conditioned
             ]
+            state["_train_targets"] = self.train_targets.detach()
         return state
 
     def _extract_targets_and_noise(self) -> tuple[Tensor, Tensor | None]:
+        self._refuse_batch()
         noise = self._given_noise()
         Y = self.tasks.to_outcomes(self.train_targets)
         return Y, None if noise is None else self.tasks.to_outcomes(noise)
@@ -1051,6 +1029,14 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         if Yvar is not None:
             self.likelihood.noise_covar.noise = self.tasks.to_targets(Yvar)
         self.set_train_data(targets=self.tasks.to_targets(Y), strict=strict)
+
+
+def _joined(first: Tensor, more: Tensor, batch: torch.Size) -> Tensor:
+    """Rows after rows, of as many elements as differ, expanded to the batch."""
+    shape = torch.broadcast_shapes(first.shape[:-2], more.shape[:-2])
+    parts = [rows.expand(*shape, *rows.shape[-2:]) for rows in (first, more)]
+    joined = torch.cat(parts, dim=-2)
+    return joined.expand(*batch, *joined.shape[-2:])
 
 
 # -- normal distributions, whose covariances come as roots, and functions drawn -------
@@ -1165,11 +1151,9 @@ class WeightPath(SamplePath):
                 )
             x = x.squeeze(-3)
         posterior: Any = self.model.posterior(x)
-        if isinstance(posterior, GPyTorchPosterior):
-            values = posterior.mean
-        else:  # where transformed outcomes may have no mean
-            zeros = x.new_zeros(1, *posterior.base_sample_shape)
-            (values,) = posterior.rsample_from_base_samples(torch.Size([1]), zeros)
+        # outcomes under another transform may have no mean
+        zeros = x.new_zeros(1, *posterior.base_sample_shape)
+        (values,) = posterior.rsample_from_base_samples(torch.Size([1]), zeros)
         return values.squeeze(-1) if one else values.mT
 
 

@@ -110,7 +110,6 @@ class TaskColumn(Tasks):
         column: The index of the column, not negative.
         num_columns: The number of columns of a row, the task's included.
         values: All task values, ascending.
-        default: The value that an unexpected one is taken for; None raises.
     """
 
     column: int
@@ -120,27 +119,23 @@ class TaskColumn(Tasks):
         column: int,
         num_columns: int,
         values: Sequence[int],
-        default: int | None = None,
     ) -> None:
         super().__init__(values)
         self.column = column
         self.num_columns = num_columns
-        self.default = default
 
     def index(self, X: Tensor) -> Tensor:
         """The task of each outcome of rows, ``batch_shape x n x 1``.
 
         Raises:
-            ValueError: For values that no task has, unless there is a default.
+            ValueError: For values that no task has.
         """
         task = X[..., self.column].unsqueeze(-1).contiguous()
         values = self.values.to(task)
         place = torch.searchsorted(values, task).clamp_max(len(values) - 1)
         wrong = values[place] != task
         if wrong.any():
-            if self.default is None:
-                raise self._unexpected(task[wrong].tolist())
-            place = place.masked_fill(wrong, self.index_of(self.default))
+            raise self._unexpected(task[wrong].tolist())
         return place
 
     def without(self, X: Tensor) -> Tensor:

@@ -68,7 +68,7 @@ paper optimises a ``DecomposedGP`` whose components are ``MonotoneGP`` s.
   ``expectation_propagation.truncated_moments``
 * after (10), log Z_EP
   -> GPyTorch's evidence of the data plus ``monotone_gp.SignEvidence``;
-  ``array_evidence.EvidenceObjective`` with its gradient, on arrays
+  ``array_evidence.ArraySignEvidence`` with its gradient, on arrays
 * after (10), E[f*] and Var[f*] given data and signs
   -> ``derivative_process.DerivativeProcess.posterior``
 * section 3, classification

@@ -14,8 +14,7 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import repeat
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -73,9 +72,10 @@ class DecomposedGP(ModelListGP):
     inference").
 
     A component that is known, such as a price or a cost, is a ``DeterministicModel``:
-    it adds to the mean, has no data and no column, and is not in ``models``. A product
-    of positive parts is a sum of logarithms, which has the same maximiser: demand times
-    margin (section 5) is the second example.
+    it adds to the mean, has no data and no column, and is not in ``models``. A state
+    that is loaded leaves it as it is. A product of positive parts is a sum of
+    logarithms, which has the same maximiser: demand times margin (section 5) is the
+    second example.
 
     Two things differ from ``ModelListGP``. Fantasies of the components are drawn
     jointly; ``ModelListGP`` uses the same base samples for each component, which makes
@@ -139,8 +139,7 @@ class DecomposedGP(ModelListGP):
 
         Args:
             X: ``batch_shape x q x d``.
-            output_indices: Without a ``posterior_transform``: of the one output, the
-                sum, ``[0]``. With one: the components that it is given.
+            output_indices: Of the one output, the sum: ``[0]`` or None.
             observation_noise: Whether to add the components' noise, or its variances,
                 ``batch_shape x q x m`` for ``m`` components with data, each in the
                 space of the component's transformed outcomes.
@@ -155,52 +154,43 @@ class DecomposedGP(ModelListGP):
             ValueError: For another output than the sum, noise of another shape, and
                 points of another shape or dtype, with NaN or infinity.
         """
-        if posterior_transform is not None:
-            joint = self.component_posterior(X, output_indices, observation_noise)
-            return posterior_transform(posterior=joint, X=X)
         self._check_output(output_indices)
+        if posterior_transform is not None:
+            joint = self.component_posterior(X, observation_noise)
+            return posterior_transform(posterior=joint, X=X)
         noises = self._split("observation_noise", observation_noise)
         learned = self._learned(X, noises)
         mean = sum(mvn.mean for mvn in learned)
         mean = sum(self._known_values(X, mean), mean)
         dense = sum(mvn.lazy_covariance_matrix.to_dense() for mvn in learned)
         total = MultivariateNormal(mean, at_unit_scale(to_linear_operator(dense)))
-        return self._as_posterior(total, sum(self._least(X)))
+        transforms = [getattr(m, "outcome_transform", None) for m in self.models]
+        least: Any = sum(least_variance(t, X) * X.new_ones(1, 1) for t in transforms)
+        if is_ensemble(self):
+            least = least.unsqueeze(-3)
+        return self._as_posterior(total, least)
 
     def component_posterior(
         self,
         X: Tensor,
-        output_indices: list[int] | None = None,
         observation_noise: bool | Tensor = False,
     ) -> Posterior:
         r"""The joint posterior of the components, which are independent.
 
         Args:
             X: ``batch_shape x q x d``.
-            output_indices: Which components, known ones included; all if None.
             observation_noise: As in ``posterior``.
 
         Returns:
-            A posterior over ``batch_shape x q x k`` for ``k`` components; the variance
-            of a known one is the least that GPyTorch allows, 1e-10 in double precision.
+            A posterior over ``batch_shape x q x k`` for all ``k`` components; the
+            variance of a known one is the least that GPyTorch allows, 1e-10 in double
+            precision.
         """
         noises = self._split("observation_noise", observation_noise)
         learned = self._learned(X, noises)
         certain = map(_certain, self._known_values(X, learned[0].mean))
         parts = self._in_order(learned, certain)
-        # a known component keeps the variance of ``_certain``
-        least = self._in_order(self._least(X), repeat(X.new_zeros(1, 1)))
-        if output_indices is not None:
-            k = len(parts)
-            if not all(-k <= i < k for i in output_indices):
-                raise ValueError(
-                    f"output_indices: expected components 0 to {k - 1}, got "
-                    f"{list(output_indices)}."
-                )
-            parts = [parts[i] for i in output_indices]
-            least = [least[i] for i in output_indices]
-        together = torch.cat(torch.broadcast_tensors(*least), dim=-1)
-        return self._as_posterior(_independent(parts), together)
+        return self._as_posterior(_independent(parts))
 
     def condition_on_observations(
         self,
@@ -321,22 +311,6 @@ class DecomposedGP(ModelListGP):
         self._check_output(idcs)
         return self
 
-    def load_state_dict(
-        self,
-        state_dict: Mapping[str, Any],
-        strict: bool = True,
-        assign: bool = False,
-    ) -> None:
-        """Load all components; those that override this method have it called."""
-        super().load_state_dict(state_dict, strict=strict, assign=assign)
-        prefix = "known_models."
-        state = {
-            name.removeprefix(prefix): value
-            for name, value in state_dict.items()
-            if name.startswith(prefix)
-        }
-        self.known_models.load_state_dict(state, strict=strict, assign=assign)
-
     @property
     def _with_data(self) -> list[GPyTorchModel]:
         return list(self.models)
@@ -354,7 +328,7 @@ class DecomposedGP(ModelListGP):
 
         Args:
             learned: One for each component with data.
-            certain: One for each known component, or more.
+            certain: One for each known component.
         """
         with_data = iter(learned)
         without = iter(certain)
@@ -390,14 +364,6 @@ class DecomposedGP(ModelListGP):
         if is_ensemble(self):  # ``batch_shape x members x q``
             values = [value.unsqueeze(-2) for value in values]
         return [value.expand_as(like) for value in values]
-
-    def _least(self, X: Tensor) -> list[Any]:
-        """Smallest variances of the components with data, ``batch_shape x 1 x 1``."""
-        transforms = [getattr(m, "outcome_transform", None) for m in self.models]
-        least = [least_variance(t, X) * X.new_ones(1, 1) for t in transforms]
-        if is_ensemble(self):
-            least = [one.unsqueeze(-3) for one in least]
-        return least
 
     def _as_posterior(
         self,

@@ -84,7 +84,7 @@ from botorch_structured.models.fast_inference import (
     with_variance_floor,
 )
 from botorch_structured.models.map_fit import fit_map
-from botorch_structured.models.monotone.array_evidence import array_objective
+from botorch_structured.models.monotone.array_evidence import ArraySignEvidence
 from botorch_structured.models.monotone.derivative_process import (
     DerivativeCovariance,
     DerivativeProcess,
@@ -99,6 +99,7 @@ from botorch_structured.models.monotone.expectation_propagation import (
     warn_unless_converged,
 )
 from botorch_structured.models.outcome_scale import with_least_variance
+from botorch_structured.models.stationary_evidence import plain_objective
 from botorch_structured.spaces.arguments import check_column
 from botorch_structured.spaces.parameter_tree import HierarchicalDependencies
 
@@ -215,17 +216,11 @@ class MonotoneGP(FastSingleTaskGP):
             data and signs, log Z_EP, as in the paper, instead of that of the data. The
             gradient is exact at the fixed point of EP, which runs at each evaluation: a
             fit takes four times as long. Not with "adaptive" points.
-        min_probability: In (0, 1); "adaptive" imposes a sign only where its probability
-            is lower. Default: 0.5 / k for k monotone columns. Below 0.5 the posterior
-            mean of the derivative has the wrong sign; the lowest of k probabilities is
-            lower by chance, hence the division by k. [WangBerger2016shape]_ continue
-            to 0.9 or more. The larger it is, the smaller the variances of slopes far
-            from data.
 
     Raises:
-        ValueError: For columns, signs, ``nu``, ``bounds``, ``virtual_X`` or
-            ``min_probability`` out of range, another kernel, a likelihood that is not
-            Gaussian, or a transform that mixes a monotone column with others.
+        ValueError: For columns, signs, ``nu``, ``bounds`` or ``virtual_X`` out of
+            range, another kernel, a likelihood that is not Gaussian, or a transform
+            that mixes a monotone column with others.
 
     Example:
         >>> # validation error - training error rises with the number of trees
@@ -238,6 +233,12 @@ class MonotoneGP(FastSingleTaskGP):
     _predictor: DerivativeProcess | None = None
     #: What the last run of expectation propagation reported.
     ep_result: EPResult | None = None
+    #: "adaptive" imposes a sign only where its probability is lower: 0.5 / k for k
+    #: monotone columns. Below 0.5 the posterior mean of the derivative has the wrong
+    #: sign; the lowest of k probabilities is lower by chance, hence the division.
+    #: [WangBerger2016shape]_ continue to 0.9 or more: variances of slopes far from data
+    #: are smaller then.
+    min_probability: float
     #: Columns of the model with signs.
     columns: tuple[int, ...] = ()
     #: Where signs are imposed, ``v x d``, on the axes of the model.
@@ -264,7 +265,6 @@ class MonotoneGP(FastSingleTaskGP):
         bounds: Tensor | None = None,
         nu: float = 0.1,
         signs_in_fit: bool = False,
-        min_probability: float | None = None,
     ) -> None:
         modules: dict[str, Any] = {
             "likelihood": likelihood,
@@ -283,10 +283,6 @@ class MonotoneGP(FastSingleTaskGP):
         )
         d = train_X.shape[-1]
         signs = check_monotone(monotone, d)
-        if not isinstance(signs_in_fit, bool):
-            raise ValueError(
-                f"signs_in_fit: expected True or False, got {signs_in_fit!r}."
-            )
         if virtual_X is None:
             virtual_X = "grid" if signs_in_fit else "adaptive"
         check_imposed(nu, virtual_X, bounds, d)
@@ -296,9 +292,6 @@ class MonotoneGP(FastSingleTaskGP):
                 'virtual_X: expected "grid" or points beside signs_in_fit, got '
                 '"adaptive": a fit needs signs at fixed points.'
             )
-        if min_probability is None:
-            min_probability = 0.5 / max(len(signs), 1)
-        check_probability(min_probability, "min_probability")
         nowhere = isinstance(virtual_X, Tensor) and len(virtual_X) == 0
         has_sites = bool(signs) and not nowhere
         gaussian = (GaussianLikelihood, FixedNoiseGaussianLikelihood)
@@ -311,7 +304,7 @@ class MonotoneGP(FastSingleTaskGP):
         self.nu = nu
         self.monotone = signs
         self.signs_in_fit = signs_in_fit
-        self.min_probability = min_probability
+        self.min_probability = 0.5 / max(len(signs), 1)
         self._adaptive = adaptive
         points = train_X.new_zeros(0, d)
         directions: list[int] = []
@@ -388,7 +381,6 @@ class MonotoneGP(FastSingleTaskGP):
             virtual_X="grid",
             nu=0.1,
             signs_in_fit=True,
-            min_probability=None,
             **kwargs,
         )
 
@@ -730,7 +722,11 @@ class MonotoneGP(FastSingleTaskGP):
         ``fit_gpytorch_mll`` calls this and passes all its arguments on. Not for direct
         use.
         """
-        return fit_map(mll, None, objective=array_objective(mll), **kwargs)
+        objective = None
+        if self.has_sites:  # else the fit is that of a SingleTaskGP to the last bit
+            signs = partial(ArraySignEvidence, self) if self.signs_in_fit else None
+            objective = plain_objective(mll, signs)
+        return fit_map(mll, None, objective=objective, **kwargs)
 
     def train(self, mode: bool = True) -> Any:
         """As in BoTorch; sites are found when the model enters evaluation mode."""
@@ -1027,15 +1023,6 @@ def check_imposed(
             "bounds: expected finite lower bounds below upper ones, got "
             f"{bounds.tolist()}."
         )
-
-
-def check_probability(
-    probability: float,
-    name: str,
-) -> None:
-    """Raise a ``ValueError`` unless it is in (0, 1)."""
-    if not (isinstance(probability, Real) and 0.0 < probability < 1.0):
-        raise ValueError(f"{name}: expected a number in (0, 1), got {probability!r}.")
 
 
 def check_monotone(

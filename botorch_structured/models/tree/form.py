@@ -54,12 +54,9 @@ from botorch_structured.kernels.tree_structured_kernel import (
     TreeStructuredKernel,
     check_declared,
 )
-from botorch_structured.linalg.blocks import positions
+from botorch_structured.linalg.blocks import Array, Indices, positions
 from botorch_structured.linalg.correlations import computes_as
 from botorch_structured.linalg.parameters import RawParameters, UnknownFormError
-
-Array = NDArray[np.float64]
-Indices = NDArray[np.int64]
 
 # A map of at most this many entries is a dense matrix.
 _MAX_DENSE = 2**16

@@ -21,8 +21,9 @@ Section 3.1, entropy   not implemented, as the paper found it no better; in its 
                        (``growth.NodeEvidence``)
 Equation (2)           ``objective.path_evidence``; log p(theta): the priors of
                        ``leaf_modules``
-Section 3.2, w_i       ``objective.path_weight``; a leaf: ``objective.LeafDensity``
-Section 3.2, maximum   ``treed_gp.TreedGP.custom_fit``, ``objective.LeafProblem``
+Section 3.2, w_i       ``objective.path_weight``; a leaf: ``objective.leaf_terms``
+Section 3.2, maximum   ``treed_gp.TreedGP.custom_fit``,
+                       ``models.stationary_evidence.StationaryObjective``
 Section 3.2, MCMC      ``botorch_structured.fit.fit_slice_sampling``
 Section 3.3            five points per leaf: ``min_leaf_size`` of ``TreedGP``; amplitude
                        and mean along the path: its ``path_sharing="all"``;

@@ -1,13 +1,13 @@
+"""SampledGP: its law; fast predictions are those of the models one by one."""
+
 from __future__ import annotations
 
 import copy
-import io
 import math
 import pickle
 import warnings
 from collections.abc import Callable
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -30,32 +30,110 @@ from botorch.acquisition.objective import (
 )
 from botorch.cross_validation import loo_cv
 from botorch.exceptions import BotorchWarning, UnsupportedError
-from botorch.models import ModelListGP, SingleTaskGP
+from botorch.models import ModelListGP, MultiTaskGP, SingleTaskGP
+from botorch.models.gpytorch import GPyTorchModel
 from botorch.models.model import ModelList
-from botorch.models.transforms import Log, Normalize
+from botorch.models.transforms import Log, Normalize, Warp
+from botorch.models.transforms.outcome import ChainedOutcomeTransform, Standardize
 from botorch.posteriors import Posterior, TransformedPosterior
 from botorch.posteriors.fully_bayesian import GaussianMixturePosterior
 from botorch.sampling import SobolQMCNormalSampler
 from botorch.utils.evaluation import compute_in_sample_model_fit_metric
-from gpytorch.mlls import ExactMarginalLogLikelihood
-from sampled_models import (
-    D,
-    N,
-    S,
-    assert_is_definition,
-    data,
-    definition,
-    folds,
-    on_tree,
-    points,
-    sampled,
-    samples,
-    tree_model,
+from gpytorch import settings
+from gpytorch.constraints import GreaterThan
+from gpytorch.kernels import (
+    InducingPointKernel,
+    Kernel,
+    LinearKernel,
+    MaternKernel,
+    RBFKernel,
+    ScaleKernel,
 )
+from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.means import LinearMean, ZeroMean
+from gpytorch.mlls import ExactMarginalLogLikelihood
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from linear_operator import to_dense
+from strategies import random_points, random_tree, seeds
 from torch import Tensor
 
-from botorch_structured.acquisition import PathLogExpectedImprovement
+from botorch_structured.models import TreeStructuredGP
 from botorch_structured.models.sampled.sampled_gp import SampledGP
+from botorch_structured.transforms import ClipTail
+
+S, N, D = 4, 14, 3
+DEPENDENCIES = {0: {0.0: [1], 1.0: [2]}}
+
+
+def data(seed: int = 0, n: int = N, m: int = 1, d: int = D) -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    X = torch.rand(n, d, generator=g, dtype=torch.double)
+    noise = 0.05 * torch.randn(n, m, generator=g, dtype=torch.double)
+    phase = torch.arange(m, dtype=torch.double)
+    return X, (4.0 * X.sum(-1, keepdim=True) + phase).sin() + noise
+
+
+def points(*shape: int, seed: int = 9, d: int = D) -> Tensor:
+    g = torch.Generator().manual_seed(seed)
+    return torch.rand(*shape, d, generator=g, dtype=torch.double)
+
+
+def samples(model: GPyTorchModel, num: int = S, seed: int = 0) -> list[GPyTorchModel]:
+    """Copies of a model, each with hyperparameters of its own."""
+    g = torch.Generator().manual_seed(seed)
+    copies = []
+    for _ in range(num):
+        new = copy.deepcopy(model)
+        for parameter in new.parameters():
+            if parameter.requires_grad:
+                step = torch.rand(parameter.shape, generator=g, dtype=torch.double)
+                parameter.data.add_(0.4 * step.to(parameter))
+        copies.append(new.eval())
+    return copies
+
+
+def sampled(seed: int = 0, **kwargs: Any) -> SampledGP:
+    X, Y = data(seed)
+    return SampledGP(samples(SingleTaskGP(X, Y, **kwargs), seed=seed))
+
+
+def tree_model(seed: int = 0, n: int = N, **kwargs: Any) -> TreeStructuredGP:
+    X, Y = data(seed, n)
+    X[:, 0] = (X[:, 0] > 0.5).double()
+    return TreeStructuredGP(X, Y, DEPENDENCIES, **kwargs)
+
+
+def definition(model: SampledGP, X: Tensor, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    """Means and covariances of the models one by one, and nothing of ``SampledGP``."""
+    posteriors = [copy.deepcopy(m).posterior(X, **kwargs) for m in model.models]
+    mean = torch.stack([p.mean for p in posteriors], dim=-3)
+    covariance = [p.distribution.covariance_matrix for p in posteriors]
+    return mean, torch.stack(covariance, dim=-3)
+
+
+def assert_is_definition(
+    model: SampledGP, X: Tensor, tol: float = 1e-8, **kwargs: Any
+) -> None:
+    posterior = model.posterior(X, **kwargs)
+    assert isinstance(posterior, GaussianMixturePosterior)
+    mean, covariance = definition(model, X, **kwargs)
+    torch.testing.assert_close(posterior.mean, mean, rtol=0, atol=tol)
+    found = posterior.distribution.covariance_matrix
+    torch.testing.assert_close(found, covariance, rtol=0, atol=tol)
+
+
+def folds(model: SampledGP) -> bool:
+    with torch.no_grad():
+        model.posterior(model.models[0].train_inputs[0][..., :1, :])
+    assert model._predictor is not None
+    return model._predictor[1] is not None
+
+
+def on_tree(X: Tensor) -> Tensor:
+    X[..., 0] = X[..., 0].round()
+    return X
 
 
 def test_shapes_and_moments_of_the_mixture() -> None:
@@ -190,16 +268,6 @@ def test_several_objectives() -> None:
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_path_expected_improvement() -> None:
-    model = SampledGP(samples(tree_model()))
-    X = on_tree(points(5, 1))
-    found = PathLogExpectedImprovement(model, 0.8)(X)
-    each = [PathLogExpectedImprovement(m, 0.8)(X) for m in model.models]
-    torch.testing.assert_close(found, logmeanexp(torch.stack(each)))
-    with pytest.raises(ValueError, match="path_posterior"):
-        PathLogExpectedImprovement(sampled(), 0.8)
-
-
 @pytest.mark.parametrize("tree", [False, True])
 def test_conditioning_is_conditioning_of_each_sample(tree: bool) -> None:
     single = tree_model() if tree else SingleTaskGP(*data())
@@ -215,8 +283,8 @@ def test_conditioning_is_conditioning_of_each_sample(tree: bool) -> None:
             own.posterior(x)
             own = own.condition_on_observations(*pair)
             found, expected = new.posterior(x), own.posterior(x)
-            for a, b in ((found.mean, expected.mean),):
-                torch.testing.assert_close(a.select(-3, s), b, rtol=0, atol=1e-7)
+            mean = found.mean.select(-3, s)
+            torch.testing.assert_close(mean, expected.mean, rtol=0, atol=1e-7)
             variance = found.variance.select(-3, s)
             torch.testing.assert_close(variance, expected.variance, rtol=0, atol=1e-7)
 
@@ -269,15 +337,6 @@ def test_fantasies(fixed: bool) -> None:
     )
 
 
-def test_gradients_reach_fantasies() -> None:
-    model = sampled()
-    x = points(2, 1).requires_grad_(True)
-    sampler = SobolQMCNormalSampler(torch.Size([2]), seed=0)
-    value = model.fantasize(x, sampler).posterior(points(2, 1, seed=1)).mean.sum()
-    (gradient,) = torch.autograd.grad(value, x)
-    assert gradient.abs().min() > 0
-
-
 def test_state_dict_pickle_and_deepcopy() -> None:
     model, other = sampled(), SampledGP(samples(SingleTaskGP(*data()), seed=7))
     X = points(3, 2)
@@ -288,11 +347,6 @@ def test_state_dict_pickle_and_deepcopy() -> None:
     for new in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert new._predictor is None
         torch.testing.assert_close(new.posterior(X).mean, expected)
-    file = io.BytesIO()
-    torch.save(model, file)
-    file.seek(0)
-    loaded = torch.load(file, weights_only=False)
-    torch.testing.assert_close(loaded.posterior(X).mean, expected)
     two = SampledGP(list(model.models)[:2])
     with pytest.raises(ValueError, match="the 30 entries of 2 samples, got 60"):
         two.load_state_dict(model.state_dict())
@@ -328,24 +382,6 @@ def test_caches_are_dropped() -> None:
         change(model)
         assert not torch.allclose(model.posterior(X).mean, before)
         assert_is_definition(model, X)
-
-
-def test_conversions_that_change_nothing_cost_nothing() -> None:
-    model = sampled()
-    X = points(3, 2)
-    expected = model.posterior(X).mean
-    kernel = model.models[0].covar_module
-    with patch.object(type(kernel), "_apply", side_effect=AssertionError):
-        assert model.to(X) is model and model.double() is model
-        with pytest.raises(AssertionError):
-            model.float()
-    model = sampled()
-    model.posterior(X)
-    cache = model._predictor
-    assert model.to(X)._predictor is cache
-    torch.testing.assert_close(model.posterior(X).mean, expected, rtol=0, atol=1e-5)
-    model.share_memory()
-    assert all(p.is_shared() for p in model.parameters())
 
 
 def test_single_precision() -> None:
@@ -397,20 +433,6 @@ def test_leave_one_out_and_fit_metric() -> None:
         assert math.isclose(value, sum(each) / S, rel_tol=1e-8)
 
 
-def test_called_as_a_gpytorch_model() -> None:
-    model = sampled(outcome_transform=None)
-    X = points(5)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        found = model(X)
-    posterior = model.posterior(X)
-    torch.testing.assert_close(found.mean, posterior.mean.squeeze(-1))
-    prior = model.forward(X)
-    assert prior.mean.shape == (S, 5)
-    covariance = [m.covar_module(X).to_dense() for m in model.models]
-    torch.testing.assert_close(prior.covariance_matrix, torch.stack(covariance))
-
-
 class Exponential(PosteriorTransform):
     scalarize = True
 
@@ -442,3 +464,166 @@ def test_errors() -> None:
         model.posterior(points(2, 1), posterior_transform=Exponential())
     with pytest.raises(RuntimeError, match="must be given a GP"):
         ExactMarginalLogLikelihood(model.likelihood, model)
+
+
+def single_task_models() -> dict[str, Callable[[], GPyTorchModel]]:
+    X, Y = data()
+    matern = ScaleKernel(MaternKernel(nu=2.5, ard_num_dims=D)) + LinearKernel()
+    parts = ScaleKernel(RBFKernel(active_dims=[0, 2])) * MaternKernel(nu=1.5)
+    unit = torch.stack([X.new_zeros(D), X.new_ones(D)])
+    warp = Warp(d=D, indices=list(range(D)), bounds=unit)
+    clip = ChainedOutcomeTransform(clip=ClipTail(), standardize=Standardize(m=1))
+    return {
+        "default": lambda: SingleTaskGP(X, Y),
+        "matern": lambda: SingleTaskGP(X, Y, covar_module=matern),
+        "product": lambda: SingleTaskGP(X, Y, covar_module=parts),
+        "fixed noise": lambda: SingleTaskGP(X, Y, Y.square() / 50 + 1e-3),
+        "means": lambda: SingleTaskGP(X, Y, mean_module=LinearMean(D)),
+        "zero mean": lambda: SingleTaskGP(X, Y, mean_module=ZeroMean()),
+        "raw": lambda: SingleTaskGP(X, Y, outcome_transform=None),
+        "transforms": lambda: SingleTaskGP(
+            X, Y, input_transform=Normalize(D), outcome_transform=clip
+        ),
+        "learned transform": lambda: SingleTaskGP(X, Y, input_transform=warp),
+        "one point": lambda: SingleTaskGP(X[:1], Y[:1], outcome_transform=None),
+    }
+
+
+@pytest.mark.parametrize("name", single_task_models())
+def test_fast_predictions_are_the_definition(name: str) -> None:
+    model = SampledGP(samples(single_task_models()[name]()))
+    assert folds(model)
+    for shape in [(1,), (5,), (3, 1), (2, 3, 2), (0, 1)]:
+        assert_is_definition(model, points(*shape))
+    # more than one piece of a large batch
+    few, many = points(3, 2, seed=1), points(4000, 2, seed=2)
+    both = model.posterior(torch.cat([few, many])).distribution
+    mean, covariance = definition(model, few)
+    torch.testing.assert_close(both.mean[:3], mean.squeeze(-1), rtol=0, atol=1e-8)
+    torch.testing.assert_close(
+        both.covariance_matrix[:3], covariance, rtol=0, atol=1e-8
+    )
+    for noise in (True, torch.full((2, 1), 0.3, dtype=torch.double)):
+        assert_is_definition(model, few, observation_noise=noise)
+
+
+class OneByOne(ScaleKernel):
+    """A kernel that takes no batch: its answer has the wrong shape for one."""
+
+    def forward(self, x1: Tensor, x2: Tensor, **params: Any) -> Any:
+        if self.batch_shape:
+            raise RuntimeError("no batches")
+        return super().forward(x1, x2, **params)
+
+
+class Silent(ScaleKernel):
+    """Gives numbers of the wrong samples when it has a batch."""
+
+    def forward(self, *args: Tensor, **kwargs: Any) -> Any:
+        result = super().forward(*args, **kwargs)
+        return to_dense(result).flip(0) if self.batch_shape else result
+
+
+MATERN = ScaleKernel(MaternKernel(nu=0.5))
+NOT_STACKED: dict[str, list[Kernel]] = {
+    "no batches": [OneByOne(RBFKernel()), OneByOne(RBFKernel())],
+    "wrong in batches": [Silent(RBFKernel()), Silent(RBFKernel())],
+    "bases": [MATERN, ScaleKernel(RBFKernel())],
+    "lengthscales": [RBFKernel(ard_num_dims=3), RBFKernel()],
+    "parts": [MATERN, RBFKernel()],
+    "columns": [RBFKernel(active_dims=(0, 1)), RBFKernel(active_dims=(1, 2))],
+}
+
+
+@pytest.mark.parametrize("name", NOT_STACKED)
+def test_kernels_that_are_evaluated_one_by_one(name: str) -> None:
+    """They take no batches, or differ in more than parameters."""
+    X, Y = data()
+    singles = [SingleTaskGP(X, Y, covar_module=k) for k in NOT_STACKED[name]]
+    for parameter in singles[1].parameters():
+        parameter.data.add_(0.2)
+    model = SampledGP([single.double() for single in singles])
+    assert not folds(model)
+    assert_is_definition(model, points(3, 2))
+
+
+@given(seed=seeds, strict=st.booleans())
+@hypothesis_settings(max_examples=15)
+def test_fast_predictions_over_random_trees(seed: int, strict: bool) -> None:
+    tree = random_tree(seed % 1000, strict=strict)
+    g = torch.Generator().manual_seed(seed % 1000)
+    X = random_points(tree, 12, g)
+    Y = torch.randn(12, 1, generator=g, dtype=torch.double)
+    sharing = ("hierarchical", "tied")[seed % 2]
+    Yvar = torch.full_like(Y, 0.01) if seed % 3 == 0 else None
+    single = TreeStructuredGP(X, Y, tree, Yvar, leaf_hyperparameters=sharing)
+    model = SampledGP(samples(single, num=3, seed=seed % 1000))
+    assert folds(model)
+    test = random_points(tree, 10, g).view(5, 2, -1)
+    assert_is_definition(model, test)
+    assert_is_definition(model, test[:, :1], observation_noise=True)
+
+
+def test_many_rows_are_left_to_the_leaves() -> None:
+    model = SampledGP(samples(tree_model(n=320), num=2))
+    assert not folds(model)
+    assert_is_definition(model, on_tree(points(5, 1)))
+
+
+def test_gradients_are_those_of_the_definition() -> None:
+    for model in (sampled(), SampledGP(samples(tree_model()))):
+        for shape in [(4, 1), (3, 2)]:
+            X = points(*shape).requires_grad_(True)
+            with torch.no_grad():
+                X[..., 0] = X[..., 0].round()
+            posterior = model.posterior(X)
+            value = (posterior.mean + posterior.variance.log()).sum()
+            (found,) = torch.autograd.grad(value, X)
+            mean, covariance = definition(model, X)
+            variance = covariance.diagonal(dim1=-1, dim2=-2)
+            value = mean.sum() + variance.log().sum()
+            (expected,) = torch.autograd.grad(value, X)
+            torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
+
+
+def test_predictions_at_a_tiny_noise() -> None:
+    X, Y = data()
+    likelihood = GaussianLikelihood(noise_constraint=GreaterThan(1e-10)).double()
+    likelihood.noise = 1e-9
+    single = SingleTaskGP(X, Y, likelihood=likelihood)
+    single.likelihood.raw_noise.requires_grad_(False)
+    model = SampledGP(samples(single))
+    # GPyTorch's own solves keep about seven digits at this conditioning
+    assert_is_definition(model, points(4, 2), tol=1e-6)
+    with torch.no_grad():
+        at_data = model.posterior(X.unsqueeze(-2)).mean.squeeze(-1).squeeze(-1)
+    torch.testing.assert_close(at_data, Y.expand(-1, S), rtol=0, atol=1e-6)
+
+
+def test_other_models_use_the_definition() -> None:
+    X, Y = data()
+    tasks = torch.cat([X[:, :2], torch.arange(N).remainder(2).unsqueeze(-1)], dim=-1)
+    inducing = InducingPointKernel(
+        RBFKernel(), X[:5].clone(), GaussianLikelihood()
+    ).double()
+    with_task = MultiTaskGP(tasks, Y, task_feature=-1)
+    for single, x in [
+        (with_task, points(3, 2, d=2)),
+        (SingleTaskGP(X, Y, covar_module=inducing), points(3, 2)),
+        (SingleTaskGP(X.expand(2, -1, -1), Y.expand(2, -1, -1)), points(2, 2)),
+    ]:
+        model = SampledGP(samples(single))
+        model.posterior(x)
+        assert model._predictor is not None and model._predictor[1] is None
+        assert_is_definition(model, x)
+
+
+def test_prior_mode_uses_the_definition() -> None:
+    model = sampled()
+    X = points(2, 1)
+    posterior = model.posterior(X).mean
+    with settings.prior_mode():
+        prior = model.posterior(X).mean
+        torch.testing.assert_close(prior, definition(model, X)[0])
+    assert not torch.allclose(prior, posterior)
+    torch.testing.assert_close(model.posterior(X).mean, posterior)

@@ -73,45 +73,6 @@ def test_paths_have_the_posteriors_moments(name: str) -> None:
     assert ((drawn.std(0) / spread - 1.0).abs() < 0.1).all()
 
 
-def variance_errors(model: Any, X: Tensor) -> Tensor:
-    """Relative errors of the variance of draws corrected by data, without sampling."""
-    model.eval()
-    train = model.train_inputs[0]
-    n, noise = len(train), model.likelihood.noise
-    both = torch.cat([train, X])
-    exact = model.covar_module(both).to_dense()
-    solved = torch.linalg.solve(exact[:n, :n] + noise * torch.eye(n), exact[:n, n:])
-    correction = torch.cat([-solved.mT, torch.eye(len(X))], dim=-1)
-    left = noise * solved.square().sum(0)
-    posterior = (correction @ exact @ correction.mT).diagonal() + left
-    errors = []
-    for _ in range(8):
-        phi = gen_kernel_features(
-            model.covar_module, num_inputs=X.shape[-1], num_outputs=1024
-        )(both)
-        variance = (correction @ phi).square().sum(-1) + left
-        errors.append(variance / posterior - 1.0)
-    return torch.stack(errors).detach()
-
-
-def ten_leaves() -> tuple[Any, Tensor]:
-    """Some of them share their features, but for signs."""
-    X = torch.rand(40, 12, generator=torch.Generator().manual_seed(0))
-    X[:, 0] = torch.arange(40) % 10
-    Y = torch.sin(3.0 * X.gather(1, (1 + X[:, :1]).long())) + X[:, -1:]
-    tree = {0: {i: [1 + i] for i in range(10)}}
-    return TreeStructuredGP.as_published(X, Y, tree), X[:10].clone()
-
-
-@pytest.mark.parametrize("name", ["tree", "rbf", "conditional", "published", "ten"])
-def test_features_leave_the_variance_that_data_leave(name: str) -> None:
-    model, X = ten_leaves() if name == "ten" else (make(**MODELS[name]), points(10))
-    X[:, 1:] = (X[:, 1:] + 0.37) % 1.0
-    # the variance left is down to 1e-4 of the prior's
-    # 0.03 to 0.055, by seed
-    assert variance_errors(model, X).square().mean().sqrt() < 0.08
-
-
 def test_undeclared_values_have_an_offset_of_their_own() -> None:
     kernel = make().covar_module
     X = points(12)

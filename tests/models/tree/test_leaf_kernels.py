@@ -1,17 +1,17 @@
 """A K_p of the caller's own: a kernel of GPyTorch on each leaf's columns."""
 
 import copy
-import pickle
 from typing import Any
 
 import pytest
 import torch
-from botorch.exceptions.errors import UnsupportedError
 from botorch.fit import fit_gpytorch_mll
+from botorch.models import SingleTaskGP
 from botorch.models.kernels import CategoricalKernel
-from botorch.sampling.pathwise import draw_matheron_paths
 from gpytorch.kernels import (
+    AdditiveKernel,
     CosineKernel,
+    IndexKernel,
     Kernel,
     LinearKernel,
     MaternKernel,
@@ -35,7 +35,6 @@ from botorch_structured.kernels import (
     LaplaceKernel,
     TreeStructuredKernel,
 )
-from botorch_structured.linalg.correlations import MATERN52, RBF
 from botorch_structured.models import (
     OldStudiesMean,
     TransferGP,
@@ -47,10 +46,12 @@ from botorch_structured.spaces import ParameterTree, SearchSpace
 
 pytestmark = pytest.mark.usefixtures("double")
 
+
 # column 0 chooses between columns 1 and 2; column 3 is shared
 TREE = ParameterTree(4, {0: {0.0: [1], 1.0: [2]}})
 
 
+CATEGORIES = "categorical_features"
 # of a categorical column whose values 0 and 1 are declared
 CODES = {0.0: [1, 0, 0], 1.0: [0, 1, 0], 2.0: [0, 0, 1]}
 
@@ -77,7 +78,10 @@ def randomised(module: Any, seed: int = 0) -> Any:
 @given(seeds)
 @settings(max_examples=40)
 def test_is_the_definition(seed: int) -> None:
-    """s_p kappa(x_p, x'_p) on one path, pair by pair, beside the same weights."""
+    """s_p kappa(x_p, x'_p) on one path, pair by pair, beside the same weights.
+
+    Times K_context(b, b'), section 5, where there are context columns.
+    """
     tree = random_tree(seed)
     others = [c for c in range(tree.dim) if c not in tree.decision_columns]
     assume(tree.decision_columns)
@@ -87,8 +91,12 @@ def test_is_the_definition(seed: int) -> None:
     }
     X = random_points(tree, 12, torch.Generator().manual_seed(seed))
     if seed % 5 == 0 and others:
-        options["categorical_features"] = {others[0]: [0.0, 1.0]}
+        options[CATEGORIES] = {others[0]: [0.0, 1.0]}
         X[:, others[0]] = X[:, others[0]].mul(3.0).floor()
+    shared = sorted({*others} - {*tree.conditions, *options.get(CATEGORIES, ())})
+    context = shared[:1] if seed % 3 == 0 else []
+    if context:
+        options["context_features"] = context
     columns_of: list[list[int]] = []
 
     def factory(columns: list[int]) -> Kernel:
@@ -105,9 +113,10 @@ def test_is_the_definition(seed: int) -> None:
     asked = dict(zip(kernel.leaf_kernels, columns_of, strict=True))
     for i, a in enumerate(number):
         path = tree.paths[a]
-        sees = [c for c in path.active_columns if c not in tree.decisions_by_value]
+        numeric = {*path.active_columns} - {*tree.decisions_by_value, *context}
+        sees = sorted(numeric)
         if options["leaf_inputs"] == "own" and tree.leaf_columns(a):
-            sees = tree.leaf_columns(a)
+            sees = [c for c in tree.leaf_columns(a) if c not in context]
         key = str(a) if independent else "0"
         if independent:
             assert sorted({*asked.get(key, [])}) == sees
@@ -116,7 +125,7 @@ def test_is_the_definition(seed: int) -> None:
             out, places = [], iter([0, 1, 2])
             for c in asked.get(key, []):
                 value = X[j, c]
-                if c in options.get("categorical_features", ()):
+                if c in options.get(CATEGORIES, ()):
                     value = torch.tensor(CODES[X[j, c].item()][next(places)]) / 2**0.5
                 out.append(value * (c in sees))
             return torch.stack(out).unsqueeze(0)
@@ -127,6 +136,10 @@ def test_is_the_definition(seed: int) -> None:
                 if key in asked:
                     own = kernel.leaf_kernels[key]
                     value = value * own(encoded(i), encoded(j)).to_dense()[0, 0]
+                if context:
+                    length = kernel.leaf_hyperparameters.context_lengthscale.value
+                    distance = ((X[i, context] - X[j, context]) / length[0]).square()
+                    value = value * kernel.correlation.value(distance[0])
                 expected[i, j] += value + rows.constant[i]
     torch.testing.assert_close(kernel(X).to_dense(), expected)
     torch.testing.assert_close(kernel(X, diag=True), expected.diagonal())
@@ -168,17 +181,6 @@ def test_forms_that_are_read(name: str, context: Any) -> None:
     torch.testing.assert_close(variance, joint.variance, rtol=1e-6, atol=1e-8)
 
 
-def test_matern_by_any_name() -> None:
-    X, Y = data()
-    options: Any = {"leaf_hyperparameters": "tied", "context_features": [3]}
-    named = TreeStructuredGP(X, Y, TREE, leaf_kernel="matern", **options)
-    own = TreeStructuredGP(X, Y, TREE, leaf_kernel=MaternKernel(2.5), **options)
-    leaf = named.covar_module.leaf_hyperparameters
-    own.covar_module.leaf_kernels["0"].lengthscale = leaf.common_lengthscale.value
-    torch.testing.assert_close(own.posterior(X).mean, named.posterior(X).mean)
-    torch.testing.assert_close(own.posterior(X).variance, named.posterior(X).variance)
-
-
 @pytest.mark.parametrize("sharing", ["hierarchical", "independent"])
 def test_parts_and_copies(sharing: Any) -> None:
     """Outputs have kernels of their own, and the caller's kernel is left alone."""
@@ -186,25 +188,17 @@ def test_parts_and_copies(sharing: Any) -> None:
     given = ScaleKernel(RQKernel())
     before = copy.deepcopy(given.state_dict())
     options: Any = {"leaf_kernel": given, "leaf_hyperparameters": sharing}
-
-    def make(Y: Tensor) -> TreeStructuredGP:
-        return randomised(TreeStructuredGP(X, Y, TREE, **options), 1)
-
-    model = make(torch.cat([Y, Y.cos()], -1))
+    two = torch.cat([Y, Y.cos()], -1)
+    model = randomised(TreeStructuredGP(X, two, TREE, **options), 1)
     for name, p in model.covar_module.named_parameters():
         assert p.shape[0] == 2, name
-    first = make(torch.cat([Y, Y.cos()], -1)).subset_output([1])
-    torch.testing.assert_close(
-        first.posterior(X).mean[:, 0], model.posterior(X).mean[:, 1]
-    )
+    second = model.subset_output([1]).posterior(X)
+    torch.testing.assert_close(second.mean[:, 0], model.posterior(X).mean[:, 1])
     assert all(torch.equal(before[k], v) for k, v in given.state_dict().items())
-    again = TreeStructuredGP(X, Y, TREE, **options)
-    take_values(again, make(Y))
-    again.load_state_dict(make(Y).state_dict())
-    torch.testing.assert_close(
-        pickle.loads(pickle.dumps(again)).posterior(X).mean, make(Y).posterior(X).mean
+    again, other = (
+        TreeStructuredGP(X, Y, TREE, leaf_hyperparameters=sharing, **kwargs)
+        for kwargs in ({"leaf_kernel": given}, {})
     )
-    other = TreeStructuredGP(X, Y, TREE, leaf_hyperparameters=sharing)
     with pytest.raises(ValueError, match="start_from: .*covar_module"):
         take_values(again, other)
 
@@ -214,15 +208,6 @@ def test_without_decisions_it_is_the_kernel() -> None:
     model = TreeStructuredGP(X, Y, {}, leaf_kernel=rational)
     assert isinstance(model.covar_module, RQKernel)
     assert model.covar_module.ard_num_dims == 4
-
-
-def test_as_published_with_another_kernel() -> None:
-    X, Y = data()
-    model = TreeStructuredGP.as_published(X, Y, TREE, leaf_kernel=PeriodicKernel())
-    kernels = model.covar_module.leaf_kernels
-    assert isinstance(kernels["0"], PeriodicKernel) and kernels["0"] is not kernels["1"]
-    with pytest.raises(UnsupportedError, match="leaf_kernel"):
-        draw_matheron_paths(model, torch.Size([2]))
 
 
 @pytest.mark.parametrize(
@@ -259,12 +244,10 @@ FITTED: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("published", [False, True])
 @pytest.mark.parametrize("kernel", FITTED)
-def test_kernels_of_gpytorch_are_fitted(kernel: Any, published: bool) -> None:
-    make = TreeStructuredGP.as_published if published else TreeStructuredGP
+def test_kernels_of_gpytorch_are_fitted(kernel: Any) -> None:
     X, Y = data()
-    model = make(X, Y, TREE, leaf_kernel=kernel)
+    model = TreeStructuredGP.as_published(X, Y, TREE, leaf_kernel=kernel)
     mll = ExactMarginalLogLikelihood(model.likelihood, model)
     before = mll(model(X), model.train_targets)
     fit_gpytorch_mll(mll, optimizer_kwargs={"options": {"maxiter": 10}})
@@ -367,40 +350,6 @@ def context_points(n: int) -> Tensor:
     return random_points(CONTEXT_TREE, n, torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize("name", ["matern", "rbf"])
-@pytest.mark.parametrize("sharing", ["hierarchical", "independent", "tied"])
-def test_is_the_product_of_the_paper(name: str, sharing: Any) -> None:
-    """K~_p((x, b), (x', b')) = K_p(x, x') K_context(b, b'), section 5, by hand."""
-    kernel = TreeStructuredKernel(
-        CONTEXT_TREE,
-        shared_features="none",
-        leaf_hyperparameters=sharing,
-        leaf_offset=False,
-        node_weights=False,
-        correlation=name,
-        context_features=[4],
-    )
-    randomised(kernel, 1)
-    correlation = {"matern": MATERN52, "rbf": RBF}[name]
-    leaf = kernel.leaf_hyperparameters
-    inverse = leaf.inverse_lengthscale().expand(2, -1)
-    lengths = inverse[0, 0], inverse[1, 1]
-    context = leaf.context_lengthscale.value.item()
-    X = context_points(12)
-    covariance = kernel(X).to_dense()
-    for i, j in [(0, 1), (2, 7), (5, 5), (3, 8), (4, 11), (9, 10)]:
-        a, b = X[i], X[j]
-        p = int(a[0])
-        expected = torch.tensor(0.0)
-        if a[0] == b[0]:
-            distance = ((a[1 + p] - b[1 + p]) * lengths[p]).square()
-            of_context = ((a[4] - b[4]) / context).square()
-            variance = kernel.rows(X[i : i + 1]).variance[0]
-            expected = correlation.value(distance) * correlation.value(of_context)
-            expected = variance * expected
-        torch.testing.assert_close(covariance[i, j], expected)
-
-
 def test_undeclared_value_keeps_its_offset() -> None:
     """The offset of an undeclared path is not multiplied by K_context."""
     X = context_points(12)
@@ -427,3 +376,97 @@ def test_refuses_columns_that_are_no_context(column: int) -> None:
             categorical_features=[3],
             context_features=[column],
         )
+
+
+def kernels(dim: int) -> list[Kernel]:
+    return [
+        ScaleKernel(MaternKernel(nu=2.5, ard_num_dims=dim)),
+        RBFKernel(),
+        LaplaceKernel(ard_num_dims=dim),
+        AdditiveKernel(RBFKernel(active_dims=[0]), LinearKernel()),
+        CategoricalKernel(ard_num_dims=1, active_dims=[dim - 1]),
+        MaternKernel(nu=1.5),
+    ]
+
+
+def by_hand(kernel: Kernel, tree: ParameterTree, X: Tensor) -> Tensor:
+    """Pair by pair, comparing the decisions that are active."""
+    imputed, active = tree.impute(X), tree.active_mask(X)
+    codes = tree.decision_codes(X)
+    out = torch.zeros(len(X), len(X))
+    for i in range(len(X)):
+        for j in range(len(X)):
+            agree = all(
+                bool(active[i, c]) == bool(active[j, c])
+                and (not active[i, c] or bool(codes[i, k] == codes[j, k]))
+                for k, c in enumerate(tree.decision_columns)
+            )
+            if agree:
+                pair = kernel(imputed[i : i + 1], imputed[j : j + 1])
+                out[i, j] = pair.to_dense().item()
+    return out
+
+
+@given(seeds)
+def test_equation_8(seed: int) -> None:
+    tree = random_tree(seed, strict=True)
+    X = random_points(tree, 7, torch.Generator().manual_seed(seed))
+    base = kernels(tree.dim)[seed % 6]
+    wrapped = ConditionalKernel(base, tree)
+    expected = by_hand(base, tree, X)
+    torch.testing.assert_close(wrapped(X).to_dense(), expected, rtol=1e-9, atol=1e-9)
+    cross = wrapped(X[:3], X[3:]).to_dense()
+    torch.testing.assert_close(cross, expected[:3, 3:], rtol=1e-9, atol=1e-9)
+    diagonal = wrapped(X, diag=True)
+    torch.testing.assert_close(diagonal, expected.diagonal(), rtol=1e-9, atol=1e-9)
+
+
+def test_diagonals_of_kernels_that_return_matrices() -> None:
+    tree = ParameterTree(2, {0: {0.0: [1], 1.0: []}}, values={0: [0.0, 1.0]})
+    X = torch.tensor([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0]])
+    base = IndexKernel(num_tasks=3, rank=1, active_dims=[1])
+    wrapped = ConditionalKernel(base, tree, fill=2.0)
+    K = wrapped(X).to_dense()
+    torch.testing.assert_close(wrapped(X, diag=True), K.diagonal())
+    torch.testing.assert_close(wrapped.rows(X).prior, K.diagonal())
+
+
+def test_alone_in_a_model_of_botorch() -> None:
+    tree = ParameterTree(3, {0: {0.0: [1], 1.0: [2]}})
+    X = random_points(tree, 20, torch.Generator().manual_seed(0))
+    Y = torch.where(X[:, :1] == 0, X[:, 1:2].sin(), 3.0 + X[:, 2:].cos())
+    kernel = ConditionalKernel(ScaleKernel(LaplaceKernel(ard_num_dims=3)), tree)
+    model = SingleTaskGP(X, Y, covar_module=kernel)
+    fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+    test = X.clone().requires_grad_(True)
+    mean = model.posterior(test.unsqueeze(-2)).mean
+    (gradient,) = torch.autograd.grad(mean.sum(), test)
+    assert gradient.isfinite().all()
+    assert (gradient[~tree.active_mask(X)] == 0.0).all()
+    assert (mean.flatten() - Y.flatten()).abs().max() < 0.5
+
+
+def test_what_a_kernel_that_is_not_stationary_sees_in_inactive_columns() -> None:
+    tree = ParameterTree(2, {0: {0.0: [1], 1.0: []}})
+    X = torch.tensor([[1.0, 0.9]])
+    base = LinearKernel(active_dims=[1])
+    expected = base.variance.item() * 4.0
+    fill = torch.tensor([0.0, 2.0])
+    value = ConditionalKernel(base, tree, fill)(X).to_dense().item()
+    assert value == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"base_kernel": 1.0}, "base_kernel: expected a GPyTorch kernel, got float"),
+        ({"tree": {0: {0: [1]}}}, "tree: expected a ParameterTree"),
+        ({"base_kernel": RBFKernel(active_dims=[2])}, "active_dims below 2"),
+        ({"base_kernel": RBFKernelGrad()}, "one output per input"),
+        ({"fill": torch.zeros(3)}, "2 numbers, got shape"),
+    ],
+)
+def test_errors(arguments: dict[str, Any], message: str) -> None:
+    tree = ParameterTree(2, {0: {0.0: [1]}})
+    with pytest.raises(ValueError, match=message):
+        ConditionalKernel(**{"base_kernel": RBFKernel(), "tree": tree, **arguments})

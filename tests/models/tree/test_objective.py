@@ -1,8 +1,10 @@
 """The closed form of a fit's objective is the objective, for every option."""
 
+import math
 import random
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -24,11 +26,12 @@ from gpytorch.means import ConstantMean, LinearMean
 from gpytorch.mlls import ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood
 from gpytorch.priors import HalfCauchyPrior, LogNormalPrior, NormalPrior
 from hypothesis import HealthCheck, given, settings
-from leaf_models import check_objective, objective_of
-from strategies import random_points, random_tree, seeds
+from leaf_models import check_objective, objective_of, random_model
+from strategies import random_points, seeds
 from torch import Tensor
 
 from botorch_structured.kernels import LaplaceKernel
+from botorch_structured.linalg import blocks
 from botorch_structured.models import ConditionalGP, TreeStructuredGP
 from botorch_structured.models.tree import objective as module
 from botorch_structured.spaces import ParameterTree
@@ -52,50 +55,13 @@ def distances(request: Any, monkeypatch: Any) -> None:
 
 
 @pytest.mark.usefixtures("distances")
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.parametrize("rows_per_weight", [0.0, math.inf], ids=["blocks", "as one"])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seeds)
-def test_tree_kernel(seed: int) -> None:
-    rng = random.Random(seed)
-    tree = random_tree(seed)
-    n = rng.choice([1, 2, 7, 25, 60])
-    X, Y = data(tree, seed, n)
-    strict = all(c in tree.decision_values for c in tree.decision_columns)
-    others = [c for c in range(tree.dim) if c not in tree.decision_columns]
-    named = rng.sample(others, rng.randint(0, len(others)))
-    for c in named:
-        X[:, c] = X[:, c].mul(3).round()
-    if tree.decisions_by_value and rng.random() < 0.3:
-        undeclared = X.clone()
-        undeclared[0, rng.choice(tree.decisions_by_value)] = 9.0
-        if not strict or not tree._values:
-            X = undeclared
-    options = {
-        "shared_features": rng.choice(["additive", "linear", "fourier", "none"]),
-        "leaf_inputs": rng.choice(["own", "active"]),
-        "leaf_hyperparameters": rng.choice(["hierarchical", "independent", "tied"]),
-        "leaf_offset": rng.choice(["random", "fixed"]),
-        "weight_variances": rng.choice(["tied", "independent"]),
-        "node_weights": rng.random() < 0.7,
-        "leaf_kernel": rng.choice(["matern", "rbf"]),
-        "categorical_features": named or None,
-    }
-    always = {*others} - {*tree.conditions, *named}
-    if rng.random() < 0.5:
-        options["context_features"] = sorted(always)[:2]
-    if rng.random() < 0.3:
-        options["train_Yvar"] = 0.05 + 0.1 * torch.rand(n, 1, dtype=torch.float64)
-    try:
-        model = TreeStructuredGP(X, Y, tree, **options)
-        mll, objective = objective_of(model)
-        mll.model.compute_custom_loss(mll)
-    except ValueError:  # undeclared values that these options refuse
-        return
-    if objective is None:
-        assert not (model._is_single() and model._is_by_leaf())
-        return
-    if "train_Yvar" not in options:
-        model.likelihood.noise = 1e-2
-    check_objective(model, seed)
+def test_tree_kernel(rows_per_weight: float, seed: int) -> None:
+    """Of random trees and options; by factors of each leaf, or one of all rows."""
+    with mock.patch.object(blocks, "_ROWS_PER_WEIGHT", rows_per_weight):
+        check_objective(random_model(seed, n=(1, 2, 7, 25, 150)[seed % 5]), seed)
 
 
 KERNELS: dict[str, Callable[[], Kernel | None]] = {
@@ -164,18 +130,6 @@ def test_without_decisions(kernel: str, n: int, model_class: Any) -> None:
     if noise is None:
         model.likelihood.noise = 1e-2
     check_objective(model, 0, tolerance=1e-6 if kernel == "matern12" else 1e-10)
-
-
-def test_default_categories() -> None:
-    X, Y = data(TREE, 0, 30)
-    X[:, 4] = X[:, 4].mul(3).round()
-    check_objective(ConditionalGP(X, Y, TREE, categorical_features=[4]), 0)
-
-
-def test_decisions_only() -> None:
-    tree = ParameterTree(2, {0: {0.0: [], 1.0: [1]}, 1: {0.0: [], 1.0: []}})
-    X, Y = data(tree, 0, 20)
-    check_objective(TreeStructuredGP(X, Y, tree), 0)
 
 
 def test_parameters_that_are_held() -> None:

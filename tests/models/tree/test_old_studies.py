@@ -1,4 +1,4 @@
-"""A prior mean from old studies: what it learns, and that models can use it."""
+"""Old studies: the prior mean that they make, and the model of it."""
 
 import copy
 import pickle
@@ -7,16 +7,62 @@ from typing import Any
 import pytest
 import torch
 from botorch import fit_gpytorch_mll
-from botorch.acquisition import LogExpectedImprovement
-from botorch.models import SingleTaskGP
+from botorch.sampling.normal import SobolQMCNormalSampler
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from leaf_models import point_moments
-from old_problems import SPACE, make_studies, outcome, points, transformed
+from rehearsed_device import RehearsedDevice
+from torch import Tensor
 
-from botorch_structured.models import ConditionalGP, OldStudiesMean, TreeStructuredGP
+from botorch_structured.models import (
+    ConditionalGP,
+    OldStudiesMean,
+    TransferGP,
+    TreeStructuredGP,
+)
+from botorch_structured.models.tree import transfer_gp
 from botorch_structured.models.tree.old_studies import normal_scores
-from botorch_structured.optim import optimize_acqf_paths
 from botorch_structured.spaces import Between, Equals, ParameterTree, SearchSpace
+from botorch_structured.suggest import leave_one_out_weights
+
+# a decision between "a" (a logarithm, an integer) and "b"; a category
+SPACE = SearchSpace(
+    ["learner", "rate", "layers", "width", "kind"],
+    torch.tensor([[0.0, -3.0, 1.0, 0.0, 0.0], [1.0, 3.0, 40.0, 1.0, 2.0]]).double(),
+    ParameterTree(5, {0: {0.0: [1, 2], 1.0: [3]}}),
+    integer_features=[2],
+    categorical_features={4: [0.0, 1.0, 2.0]},
+    choices={0: ["a", "b"]},
+    log_features=[1, 2],
+)
+
+
+def outcome(X: Tensor, shift: float = 0.0) -> Tensor:
+    """Best at learner "a", rate 1 + shift, 8 layers, kind 1."""
+    a = -((X[:, 1] - 1.0 - shift) / 2.0).square() - (X[:, 2] / 8.0).log().square()
+    b = -1.0 - (X[:, 3] - 0.3).square()
+    return torch.where(X[:, 0] == 0.0, a, b) - 0.5 * (X[:, 4] != 1.0)
+
+
+def make_studies(count: int, n: int = 40, scale: float = 1.0) -> list[Any]:
+    g = torch.Generator().manual_seed(3)
+    shifts = 0.3 * torch.randn(count, generator=g, dtype=torch.float64)
+    out = []
+    for t in range(count):
+        X = SPACE.sample(n, seed=t)
+        out.append((X, scale**t * (outcome(X, float(shifts[t])) + 3 * t).unsqueeze(-1)))
+    return out
+
+
+def points(n: int, seed: int = 100) -> tuple[Tensor, Tensor]:
+    X = SPACE.sample(n, seed=seed)
+    return X, outcome(X).unsqueeze(-1)
+
+
+def transformed(X: Tensor) -> Tensor:
+    transform = SPACE.input_transform()
+    assert transform is not None
+    return transform(X)
+
 
 MODELS = [TreeStructuredGP, ConditionalGP]
 
@@ -110,13 +156,6 @@ def test_starts_suit_different_studies() -> None:
     assert sorted(starts[:, 0].tolist()) == [0.0, 1.0]
 
 
-def test_inactive_columns_do_not_count(mean: OldStudiesMean) -> None:
-    X = transformed(points(30)[0])
-    other = torch.where(SPACE.tree.active_mask(X), X, 0.123 + X)
-    assert not torch.equal(other, X)
-    torch.testing.assert_close(mean(other), mean(X), rtol=0, atol=0)
-
-
 def test_shapes_and_dtypes(mean: OldStudiesMean) -> None:
     X = transformed(points(12)[0])
     batch = mean(X.view(3, 2, 2, 5))
@@ -128,17 +167,15 @@ def test_shapes_and_dtypes(mean: OldStudiesMean) -> None:
 
 
 def test_gradient(mean: OldStudiesMean) -> None:
-    """By numeric columns; at a point of an old study too."""
+    """By numeric columns; at a point of an old study too, and none in inactive ones."""
     X = transformed(torch.cat([points(4)[0], make_studies(1)[0][0][:4]]))
-    X.requires_grad_(True)
     torch.autograd.gradcheck(
         lambda numbers: mean(torch.cat([X[:, :1], numbers, X[:, 4:]], -1)),
-        X.detach()[:, 1:4].clone().requires_grad_(True),
+        X[:, 1:4].clone().requires_grad_(True),
         atol=1e-5,
     )
-    (gradient,) = torch.autograd.grad(mean(X).sum(), X)
-    assert gradient.isfinite().all()
-    assert (gradient[~SPACE.tree.active_mask(X.detach())] == 0.0).all()
+    active = SPACE.tree.active_mask(X)
+    assert torch.equal(mean(torch.where(active, X, 0.123 + X)), mean(X))
 
 
 def test_copies(mean: OldStudiesMean, learnt: OldStudiesMean) -> None:
@@ -188,31 +225,6 @@ def test_useless_studies_lose_their_influence(mean: OldStudiesMean) -> None:
     assert mean.raw_slope.abs() < 0.35
 
 
-def test_moments_with_gradient(mean: OldStudiesMean) -> None:
-    """The short way that optimisers take is the derivative of the posterior."""
-    model = fitted(TreeStructuredGP(*points(20), SPACE, mean_module=mean))
-    X = points(6, seed=3)[0]
-    found = point_moments(model, X, gradient=True)
-    assert found is not None and found.mean_gradient is not None
-    point = X.clone().requires_grad_(True)
-    posterior = model.posterior(point.unsqueeze(-2))
-    torch.testing.assert_close(found.mean, posterior.mean.flatten())
-    (slope,) = torch.autograd.grad(posterior.mean.sum(), point)
-    torch.testing.assert_close(found.mean_gradient, slope, rtol=1e-6, atol=1e-8)
-
-
-def test_a_search(mean: OldStudiesMean) -> None:
-    X = mean.starts(2)
-    Y = outcome(X).unsqueeze(-1)
-    for _ in range(4):
-        model = fitted(TreeStructuredGP(X, Y, SPACE, mean_module=mean))
-        acquisition = LogExpectedImprovement(model, best_f=Y.max())
-        x, _ = optimize_acqf_paths(acquisition, space=SPACE, X_avoid=X)
-        assert SPACE.feasible(x).all()
-        X, Y = torch.cat([X, x]), torch.cat([Y, outcome(x).unsqueeze(-1)])
-    assert Y.max() > -0.1  # random points: -0.3 in the mean of six
-
-
 def test_several_outputs(learnt: OldStudiesMean) -> None:
     """Each with a level and a slope of its own, as that of a model of its own."""
     studies = make_studies(6)
@@ -233,27 +245,6 @@ def test_several_outputs(learnt: OldStudiesMean) -> None:
     assert mean.raw_slope[0] > 2.0 * mean.raw_slope[1].abs()
     of_first = model.subset_output([0]).posterior(test_X).mean.squeeze(-1)
     torch.testing.assert_close(of_first, found)
-
-
-def test_start_from_and_state_dict(mean: OldStudiesMean) -> None:
-    X, Y = points(12)
-    before = fitted(TreeStructuredGP(X[:10], Y[:10], SPACE, mean_module=mean))
-    after = TreeStructuredGP(X, Y, SPACE, mean_module=copy.deepcopy(mean))
-    fitted(after, start_from=before)
-    other = TreeStructuredGP(X, Y, SPACE, mean_module=copy.deepcopy(mean))
-    other.load_state_dict(after.state_dict())
-    other.eval()
-    torch.testing.assert_close(other.posterior(X).mean, after.posterior(X).mean)
-
-
-def test_in_a_plain_gp(mean: OldStudiesMean) -> None:
-    """A GPyTorch mean like any other."""
-    X, Y = points(10)
-    transform = SPACE.input_transform()
-    model = SingleTaskGP(X, Y, mean_module=mean, input_transform=transform)
-    mll = ExactMarginalLogLikelihood(model.likelihood, model)
-    fit_gpytorch_mll(mll, optimizer_kwargs={"options": {"maxiter": 10}})
-    assert model.posterior(X).mean.isfinite().all()
 
 
 def test_numeric_decisions_and_whole_ones() -> None:
@@ -308,3 +299,209 @@ def test_rows_of_a_fit_do_not_depend_on_the_global_generator() -> None:
         mean = OldStudiesMean.from_studies(make_studies(13), SPACE, max_points=10)
         states.append(mean.state_dict())
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
+# -- TransferGP: its formulas, no fit, and what optimisers need ----------------------
+
+
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("n", [1, 2, 9])
+def test_moments_are_those_of_the_definition(
+    learnt: OldStudiesMean, n: int, known: bool
+) -> None:
+    X, Y = points(n)
+    Yvar = torch.linspace(0.01, 0.1, n).double().unsqueeze(-1) if known else None
+    model = TransferGP(X, Y, learnt, Yvar)
+    test = SPACE.sample(20, seed=7)
+    x, z, y = transformed(X), transformed(test), model.train_targets
+    a, noise = model.covar_module.scale, model.likelihood.noise
+
+    def covariance(p: Tensor, q: Tensor) -> Tensor:
+        return a**2 * (learnt.covariance(p, q) + transfer_gp._LEVEL_VARIANCE)
+
+    K = covariance(x, x) + noise * torch.eye(n)
+    weights = torch.linalg.solve(K, covariance(x, z))
+    mean = a * learnt.basis(z) + weights.mT @ (y - a * learnt.basis(x))
+    variance = covariance(z, z).diagonal() - (covariance(x, z) * weights).sum(0)
+    scale, shift = model.outcome_transform.stdvs, model.outcome_transform.means
+    found = point_moments(model, test)
+    assert found is not None
+    torch.testing.assert_close(found.mean, (mean * scale + shift).flatten())
+    torch.testing.assert_close(
+        found.variance, (variance * scale**2).flatten(), rtol=1e-6, atol=1e-9
+    )
+    posterior = model.posterior(test.unsqueeze(-2))
+    torch.testing.assert_close(posterior.mean.flatten(), found.mean)
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_points_alone_are_those_of_the_joint_posterior(
+    learnt: OldStudiesMean, known: bool
+) -> None:
+    X, Y = points(9)
+    Yvar = torch.linspace(0.01, 0.1, 9).double().unsqueeze(-1) if known else None
+    model, test = TransferGP(X, Y, learnt, Yvar), SPACE.sample(24, seed=7)
+    alone, together = test.clone().requires_grad_(), test.clone().requires_grad_()
+    batches = model.posterior(alone.reshape(4, 6, 1, -1))
+    assert batches.mean.shape == batches.variance.shape == (4, 6, 1, 1)
+    assert batches.rsample(torch.Size([3])).shape == (3, 4, 6, 1, 1)
+    joint = model.posterior(together)
+    for name in ("mean", "variance"):
+        found, expected = getattr(batches, name), getattr(joint, name)
+        torch.testing.assert_close(
+            found.flatten(), expected.flatten(), rtol=1e-6, atol=1e-9
+        )
+        found.sum().backward(retain_graph=True)
+        expected.sum().backward(retain_graph=True)
+    torch.testing.assert_close(alone.grad, together.grad, rtol=1e-6, atol=1e-7)
+    in_closed_form = point_moments(model, test, gradient=True)
+    assert in_closed_form is not None and alone.grad is not None
+    gradient = in_closed_form.mean_gradient + in_closed_form.variance_gradient
+    torch.testing.assert_close(gradient, alone.grad, rtol=1e-6, atol=1e-7)
+
+
+def test_new_data_may_have_gradients(learnt: OldStudiesMean) -> None:
+    model, test = TransferGP(*points(9), learnt), SPACE.sample(5, seed=7)
+    X, Y = SPACE.sample(2, seed=8).requires_grad_(), torch.zeros(2, 1).double()
+    model.posterior(test)
+    new = model.condition_on_observations(X, Y)
+    with torch.no_grad():  # keeps nothing without gradients
+        new.posterior(test.unsqueeze(-2))
+    for _ in range(2):
+        mean = new.posterior(test.unsqueeze(-2)).mean
+        (slope,) = torch.autograd.grad(mean.sum(), X, retain_graph=True)
+        assert slope.abs().sum() > 0.0
+    assert point_moments(new, test) is None  # they know no gradients of data
+
+
+def test_the_scale_has_the_largest_evidence(learnt: OldStudiesMean) -> None:
+    """With one more outcome of variance a^2, the prior of a."""
+    X, Y = points(9)
+    model = TransferGP(X, Y, learnt)
+    x, y, a = transformed(X), model.train_targets, model.covar_module.scale
+    K = learnt.covariance(x, x) + transfer_gp._LEVEL_VARIANCE
+    K = K + model.likelihood.noise / a**2 * torch.eye(9)
+
+    def evidence(scale: Tensor) -> Tensor:
+        residual = y / scale - learnt.basis(x)
+        square = residual @ torch.linalg.solve(K, residual) + scale**-2
+        return -0.5 * square - 10 * scale.log()
+
+    trial = a.clone().requires_grad_(True)
+    (slope,) = torch.autograd.grad(evidence(trial), trial)
+    assert slope.abs() < 1e-6
+    assert evidence(a) > max(evidence(0.9 * a), evidence(1.1 * a))
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 12])
+def test_odds_are_those_of_the_definition(learnt: OldStudiesMean, n: int) -> None:
+    model = TransferGP(*points(n), learnt)
+    y, x = model.train_targets, transformed(points(n)[0])
+    t = torch.logspace(-4, 4, 20_000, dtype=torch.float64)
+    read = learnt.columns.read(x)
+    k = learnt.columns.covariance(read, read, learnt.inverse_lengthscale)
+    common, own, noise = learnt.variances
+    pairs = (learnt.covariance(x, x), learnt.basis(x)), ((common + own) * k, 0.0 * y)
+    found = []
+    for K, h in pairs:
+        K = K + transfer_gp._LEVEL_VARIANCE + noise * torch.eye(n)
+        residual = t[:, None] * y - h
+        square = (residual * torch.linalg.solve(K, residual.mT).mT).sum(-1)
+        density = (n + 1) * t.log() - 0.5 * (square + t**2) - 0.5 * K.logdet()
+        found.append(torch.trapezoid(density.exp(), t).log())
+    # the integrals are Laplace's: 1 / (12 n) each, most of which cancels
+    assert float(found[0] - found[1]) == pytest.approx(model.log_odds(), abs=0.02)
+
+
+def test_known_noise_explains_outcomes(learnt: OldStudiesMean) -> None:
+    """a maximises the evidence of ``y ~ N(a h, a^2 K + noise)`` and of its prior."""
+    X, Y = points(9)
+    test, scales = SPACE.sample(20, seed=7), []
+    for size in (1e-4, 0.01, 1.0, 1e4):
+        Yvar = size * torch.linspace(0.1, 1.0, 9).double().unsqueeze(-1)
+        model = TransferGP(X, Y, learnt, Yvar)
+        x, y, a = transformed(X), model.train_targets, model.covar_module.scale
+        scale = model.outcome_transform.stdvs.squeeze(-1)
+        least = 0.03 * learnt.variances[2]
+        K = learnt.covariance(x, x) + transfer_gp._LEVEL_VARIANCE + least * torch.eye(9)
+        noise = (Yvar / scale**2).flatten()
+
+        tried = [
+            torch.distributions.MultivariateNormal(
+                t * learnt.basis(x), t**2 * K + noise.diag()
+            ).log_prob(y)
+            - 0.5 / t**2
+            - t.log()
+            for t in (0.98 * a, a, 1.02 * a)
+        ]
+        assert tried[1] > max(tried[0], tried[2])
+        found_noise, expected = model.likelihood.noise, noise + least * a**2
+        torch.testing.assert_close(found_noise, expected, atol=1e-6, rtol=0.0)
+        scales.append(float(a))
+        found = point_moments(model, test)
+        assert found is not None and (found.variance > 0.0).all()
+    without = TransferGP(X, Y, learnt).covar_module.scale
+    assert scales[0] == pytest.approx(float(without), rel=0.01)
+    # nothing but the prior is left, whose mode is 1
+    assert scales[-1] == pytest.approx(1.0, abs=0.1)
+
+
+def test_old_studies_that_mislead_lose_their_weight(learnt: OldStudiesMean) -> None:
+    wrong = OldStudiesMean.from_studies([(X, -Y) for X, Y in make_studies(6)], SPACE)
+    for n in (3, 4, 5, 12):
+        right, misled = (TransferGP(*points(n), mean) for mean in (learnt, wrong))
+        assert n == 12 or right.log_odds() > 0.0 > misled.log_odds()
+    assert leave_one_out_weights([right, misled])[0] > 0.99
+    odds = [1.0, 1e30]  # what is known before counts, too
+    assert leave_one_out_weights([right, misled], odds)[0] < 0.5
+
+
+def test_copies_and_fantasies(learnt: OldStudiesMean) -> None:
+    X, Y = points(6)
+    model, test = TransferGP(X, Y, learnt), SPACE.sample(5, seed=1)
+    before = point_moments(model, test)
+    again = point_moments(pickle.loads(pickle.dumps(model)), test)
+    assert before is not None and again is not None
+    torch.testing.assert_close(again.mean, before.mean)
+    other = TransferGP(X, Y * 2.0 + 1.0, learnt)
+    other.load_state_dict(model.state_dict())
+    torch.testing.assert_close(other.covar_module.scale, model.covar_module.scale)
+    inner = model.transform_inputs(test)
+    with torch.no_grad():
+        means = model(inner.unsqueeze(-2)).mean.flatten()
+    after = point_moments(model.get_fantasy_model(inner, means), test)
+    assert after is not None
+    torch.testing.assert_close(after.mean, before.mean, rtol=1e-4, atol=1e-4)
+    assert (after.variance < before.variance).all()
+
+
+def test_where_moments_have_no_closed_form(learnt: OldStudiesMean) -> None:
+    X, Y = points(6)
+    assert point_moments(TransferGP(X, Y, learnt), X.float()) is None
+    sampler = SobolQMCNormalSampler(torch.Size([3]))
+    fantasies = TransferGP(X, Y, learnt).fantasize(SPACE.sample(2, seed=1), sampler)
+    assert point_moments(fantasies, X) is None
+    assert fantasies.posterior(X).mean.shape == (3, 6, 1)
+    with RehearsedDevice():
+        model = TransferGP(X.to("meta"), Y.to("meta"), learnt)
+        assert point_moments(model, X.to("meta")) is None
+        mean = model.posterior(X.to("meta")).mean.cpu()
+    torch.testing.assert_close(mean, TransferGP(X, Y, learnt).posterior(X).mean)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("old", None, "old: expected an OldStudiesMean, got NoneType"),
+        ("train_Y", torch.zeros(3, 2), "train_X, train_Y: expected n x d"),
+        ("train_X", torch.zeros(2, 3, 5), "train_X, train_Y: expected"),
+        ("train_Y", torch.full((3, 1), torch.nan), "train_Y: expected finite outcomes"),
+        ("train_Yvar", torch.full((3, 1), torch.inf), "train_Yvar: .*, got inf in"),
+        ("train_Yvar", torch.ones(3), "train_Yvar: expected the shape of train_Y"),
+    ],
+)
+def test_errors(learnt: OldStudiesMean, name: str, value: Any, message: str) -> None:
+    X, Y = points(3)
+    with pytest.raises(ValueError, match=message):
+        value = value if value is None else value.double()
+        TransferGP(**{"train_X": X, "train_Y": Y, "old": learnt, name: value})

@@ -1,16 +1,26 @@
 """Both tree models: BoTorch's contract, and the laws that the tree adds."""
 
+import copy
+import pickle
+from collections.abc import Callable
+from contextlib import nullcontext
+from itertools import count
 from typing import Any
 
 import pytest
 import torch
+from botorch.acquisition import LogExpectedImprovement, qKnowledgeGradient
 from botorch.exceptions.errors import ModelFittingError
 from botorch.fit import fit_gpytorch_mll
 from botorch.models import SingleTaskGP
 from botorch.models.transforms import Normalize, Warp
-from botorch.models.transforms.input import InputStandardize
+from botorch.optim import optimize_acqf
 from botorch.optim.utils import sample_all_priors
+from ConfigSpace import ConfigurationSpace
+from gpytorch.constraints import GreaterThan
+from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import RBFKernel, RQKernel, ScaleKernel
+from gpytorch.means import ConstantMean
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from hypothesis import assume, given
 from leaf_models import check_objective
@@ -19,9 +29,12 @@ from strategies import random_points, random_tree, seeds
 from torch import Tensor
 
 from botorch_structured.kernels import ConditionalKernel, TreeStructuredKernel
-from botorch_structured.models import ConditionalGP, TreeStructuredGP, map_fit
+from botorch_structured.models import ConditionalGP, TreeStructuredGP
 from botorch_structured.models.tree.objective import LeafObjective
 from botorch_structured.spaces import ParameterTree, SearchSpace
+
+pytestmark = pytest.mark.usefixtures("double")
+
 
 # Six leaf columns on three paths, two shared ones, the decision last.
 DEPENDENCIES = {8: {0.0: [0, 1], 1.0: [2, 3], 2.0: [4, 5]}}
@@ -60,9 +73,6 @@ class TestOwnKernelOfEachLeaf(TestContract):
 class TestConditional(TestContract):
     def make_model(self, X: Tensor, Y: Tensor, **kwargs: Any) -> ConditionalGP:
         return ConditionalGP(X, Y, DEPENDENCIES, **kwargs)
-
-
-pytestmark = pytest.mark.usefixtures("double")
 
 
 def close(a: Tensor, b: Tensor, tolerance: float = 1e-8) -> None:
@@ -112,34 +122,13 @@ def test_few_and_duplicated_points(n: int) -> None:
 def test_path_posterior_ignores_leaf_columns() -> None:
     g = torch.Generator().manual_seed(0)
     X, Y = random_points(TREE, 20, g), torch.randn(20, 1, generator=g)
-    for structured in (True, False):
-        model = TreeStructuredGP(X, Y, TREE)
-        if not structured:
-            model.eval()._solver_cache = (None,)
-        posterior = model.path_posterior(X[:4].unsqueeze(1))
-        changed = X[:4].clone()
-        changed[:, :6] = 0.123
-        other = model.path_posterior(changed.unsqueeze(1))
-        assert torch.equal(posterior.mean, other.mean)
-        assert torch.equal(posterior.variance, other.variance)
-        if structured:
-            expected = posterior
-    close(posterior.mean, expected.mean)
-    close(posterior.variance, expected.variance)
-
-
-def test_weights_explain_the_path_posterior() -> None:
-    g = torch.Generator().manual_seed(0)
-    X, Y = random_points(TREE, 20, g), torch.randn(20, 1, generator=g)
-    model = TreeStructuredGP(X, Y, TREE, outcome_transform=None)
-    c = model.weight_posterior()
-    weights = model.covar_module.weights
-    z = model._features(X) / weights.prior_scale()
-    posterior = model.path_posterior(X)
-    close(posterior.mean.squeeze(-1), model.mean_module(X) + z @ c.mean)
-    close(
-        posterior.distribution.covariance_matrix, z @ c.covariance_matrix @ z.mT, 1e-7
-    )
+    model = TreeStructuredGP(X, Y, TREE)
+    posterior = model.path_posterior(X[:4].unsqueeze(1))
+    changed = X[:4].clone()
+    changed[:, :6] = 0.123
+    other = model.path_posterior(changed.unsqueeze(1))
+    assert torch.equal(posterior.mean, other.mean)
+    assert torch.equal(posterior.variance, other.variance)
 
 
 def test_undeclared_values_are_paths_of_their_own() -> None:
@@ -157,27 +146,6 @@ def test_undeclared_values_are_paths_of_their_own() -> None:
     for options in ({"leaf_offset": "fixed"}, {"leaf_hyperparameters": "independent"}):
         with pytest.raises(ValueError, match="undeclared"):
             TreeStructuredGP(X, Y, tree, **options).posterior(X)
-
-
-def test_categorical_features() -> None:
-    # a categorical column on one path and one that all share
-    tree = ParameterTree(4, {0: {0.0: [1], 1.0: []}})
-    g = torch.Generator().manual_seed(0)
-    X = torch.rand(40, 4, generator=g)
-    X[:, 0] = (X[:, 0] > 0.5).double()
-    X[:, [1, 2]] = (X[:, [1, 2]] * 3).floor()
-    effect = torch.tensor([0.0, 3.0, -2.0])
-    own = torch.where(X[:, 0] == 0, effect.flip(0)[X[:, 1].long()], 0.0)
-    Y = (effect[X[:, 2].long()] + own).unsqueeze(-1)
-    for features in ([1, 2], {1: [0, 1, 2], 2: [0, 1, 2]}):
-        model = TreeStructuredGP(
-            X, Y, tree, torch.full_like(Y, 1e-6), categorical_features=features
-        )
-        assert (model.posterior(X).mean - Y).abs().max() < 0.05
-    unknown = X[:2].clone()
-    unknown[:, 2] = 7.0
-    known = model.posterior(X[:2]).variance
-    assert (model.posterior(unknown).variance > known).all()
 
 
 def test_normalize_leaves_decisions_alone() -> None:
@@ -309,56 +277,6 @@ def test_a_million_paths() -> None:
     assert torch.isfinite(model.posterior(X).mean).all()
 
 
-def test_transforms_that_learn_or_vanish() -> None:
-    X = random_points(TREE, 40, torch.Generator().manual_seed(0))
-    with pytest.raises(ValueError, match="InputStandardize"):
-        TreeStructuredGP(X, X[:, :1], TREE, input_transform=InputStandardize(9))
-    decisions = ParameterTree(1, {0: {0.0: [], 1.0: []}})
-    flag = (X[:, 8:] > 0).double()
-    model = TreeStructuredGP(flag, X[:, :1], decisions, input_transform=Normalize(1))
-    assert not hasattr(model, "input_transform")
-    both = torch.stack([X, torch.where(TREE.active_mask(X), 10.0 * X, X)])
-    both[1, :, 8] = X[:, 8]
-    transform = Normalize(9, batch_shape=torch.Size([2]))
-    batched = TreeStructuredGP(both, both[..., :1], TREE, input_transform=transform)
-    bounds = batched.input_transform.bounds
-    torch.testing.assert_close(bounds[1], 10.0 * bounds[0])
-
-
-def test_one_kernel_that_fails_does_not_spoil_the_other(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    X = random_points(TREE, 12, torch.Generator().manual_seed(0))
-    model = TreeStructuredGP(X, X[:, :1], TREE)
-    original = map_fit.fit_map
-
-    def fail_for_rbf(mll: Any, *args: Any, **kwargs: Any) -> Any:
-        if model.covar_module.correlation.name == "rbf":
-            raise ModelFittingError("no")
-        return original(mll, *args, **kwargs)
-
-    monkeypatch.setattr(map_fit, "fit_map", fail_for_rbf)
-    fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
-    assert model.covar_module.correlation.name == "matern" and not model.training
-    model = TreeStructuredGP(X, X[:, :1], TREE, leaf_kernel="rbf")
-    with pytest.raises(ModelFittingError):
-        fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
-
-
-def test_caches_follow_the_kernel() -> None:
-    g = torch.Generator().manual_seed(0)
-    X, test = random_points(TREE, 12, g), random_points(TREE, 4, g)
-    model = TreeStructuredGP(X, X[:, :1], TREE)
-    model.posterior(test)
-    before = model.posterior(test).mean
-    model.train()
-    model.covar_module.set_correlation("rbf")
-    assert not torch.allclose(before, model.posterior(test).mean)
-    model.covar_module = TreeStructuredKernel(TREE, shared_features="none").double()
-    assert torch.isfinite(model.posterior(test).mean).all()
-    assert model.posterior(test[:0].unsqueeze(1)).mean.shape == (0, 1, 1)
-
-
 def test_paths_need_a_tree_kernel() -> None:
     X = random_points(TREE, 8, torch.Generator().manual_seed(0))
     kernel = ScaleKernel(TreeStructuredKernel(TREE))
@@ -423,15 +341,6 @@ def test_names_are_no_numbers(model_class: Any, tree: Any) -> None:
     assert model.posterior(points).mean.isfinite().all()
 
 
-def test_decisions_alone() -> None:
-    tree = ParameterTree(2, {0: {0.0: [1], 1.0: []}, 1: {0.0: [], 1.0: []}})
-    X = torch.tensor([[0.0, 0], [0, 1], [1, 0], [0, 0]], dtype=torch.float64)
-    Y = torch.tensor([[1.0], [2], [4], [1]], dtype=torch.float64)
-    model = ConditionalGP(X, Y, tree)
-    fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
-    assert (model.posterior(X).mean - Y).abs().max() < 1.0
-
-
 @pytest.mark.parametrize(
     ("values", "floor"),
     [([1, 2, 1, 3], 1e-4), ([0, 1, 2, 3], 1e-9), ([0, *range(7)], 1e-9), ([1], 1e-9)],
@@ -484,3 +393,282 @@ def test_medians_of_the_default_priors() -> None:
         "relative_lengthscale": 1.0942,
         "relative_outputscale": 1.0942,
     }
+
+
+BOUNDS = torch.tensor([[0.0] * 3, [1.0] * 3], dtype=torch.float64)
+TWO_LEVELS = ParameterTree(5, {0: {0.0: [1], 1.0: [2, 3]}, 2: {0.0: [], 1.0: [4]}})
+FEW = {"q": 1, "num_restarts": 2, "raw_samples": 4}
+
+
+def make_model(model_class: type, path: Tensor) -> Any:
+    """Column 0 chooses between the other two."""
+    X = torch.rand(len(path), 3, dtype=torch.float64)
+    X[:, 0] = path
+    return model_class(X, X.sum(-1, keepdim=True), {0: {0: [1], 1: [2]}})
+
+
+@pytest.mark.parametrize(
+    "acquisition",
+    [
+        lambda model: LogExpectedImprovement(model, 1.0),
+        lambda model: qKnowledgeGradient(model, num_fantasies=2),
+    ],
+)
+@pytest.mark.parametrize("model_class", [ConditionalGP, TreeStructuredGP])
+def test_a_path_without_data_is_searched(
+    model_class: type, acquisition: Callable[[Any], Any]
+) -> None:
+    """There all is constant, and BoTorch's optimisers want a gradient all the same."""
+    model = make_model(model_class, torch.zeros(6))
+    candidate, value = optimize_acqf(
+        acquisition(model), BOUNDS, fixed_features={0: 1.0}, **FEW
+    )
+    assert candidate.shape == (1, 3) and candidate[0, 0] == 1.0
+    assert value.isfinite()
+    x = torch.tensor([[1.0, 1e100, 0.3]], dtype=torch.float64, requires_grad=True)
+    model.posterior(x).mean.sum().backward()
+    assert torch.equal(x.grad, torch.zeros_like(x))
+
+
+SPACE = SearchSpace(
+    ["learner", "rate", "depth", "kernel", "seed"],
+    torch.tensor([[0.0, -5.0, 1.0, 0.0, 0.0], [1.0, 0.0, 64.0, 2.0, 9.0]]).double(),
+    ParameterTree(5, {0: {0.0: [1, 3], 1.0: [2]}}),
+    integer_features=[2, 4],
+    categorical_features={3: [0.0, 1.0, 2.0]},
+    log_features=[1, 2],
+)
+
+
+def same(first: Any, second: Any, X: Tensor) -> None:
+    """Equal in every bit: the objective, the posterior, the state."""
+    for a, b in zip(first.parameters(), second.parameters(), strict=True):
+        assert torch.equal(a, b)
+    losses = []
+    for model in (first, second):
+        mll = ExactMarginalLogLikelihood(model.likelihood, model).train()
+        losses.append(model.compute_custom_loss(mll))
+    assert torch.equal(*losses)
+    one, other = (m.posterior(X).distribution for m in (first, second))
+    assert torch.equal(one.mean, other.mean)
+    assert torch.equal(one.covariance_matrix, other.covariance_matrix)
+    assert first.state_dict().keys() == second.state_dict().keys()
+
+
+@pytest.mark.parametrize(
+    ("make", "names"),
+    [
+        (TreeStructuredGP, {3: [0.0, 1.0, 2.0]}),
+        (TreeStructuredGP.as_published, {3: [0.0, 1.0, 2.0]}),
+        (ConditionalGP, [3]),
+    ],
+)
+def test_a_space_is_its_long_form(make: Any, names: Any) -> None:
+    X, Z = SPACE.sample(24, seed=0), SPACE.sample(6, seed=1)
+    Y = X.sum(-1, keepdim=True).sin()
+    short = make(X, Y, SPACE)
+    long = make(
+        X,
+        Y,
+        SPACE.tree,
+        input_transform=SPACE.input_transform(),
+        categorical_features=names,
+    )
+    same(short, long, Z)
+    assert short.tree.space is SPACE
+    for changed in (copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))):
+        same(changed(short), long, Z)
+    more = [m.condition_on_observations(Z, Z[:, :1]) for m in (short, long)]
+    assert torch.equal(*(m.posterior(X).mean for m in more))
+    several = make(X, torch.cat([Y, Y.cos()], dim=-1), SPACE).subset_output([0])
+    torch.testing.assert_close(several.posterior(Z).mean, short.posterior(Z).mean)
+    again = make(X, Y, SPACE)
+    again.load_state_dict(short.state_dict())
+    same(again, long, Z)
+
+
+@pytest.mark.parametrize("model_class", [ConditionalGP, TreeStructuredGP])
+def test_what_is_given_beside_a_space_counts(model_class: Any) -> None:
+    X = SPACE.sample(16, seed=0)
+    Y = X.sum(-1, keepdim=True).sin()
+    own = Normalize(5, indices=[1, 2, 4])
+    given = model_class(X, Y, SPACE, input_transform=own, categorical_features=[])
+    long = model_class(X, Y, SPACE.tree, input_transform=own, categorical_features=[])
+    same(given, long, X[:3])
+    kernel = ConditionalKernel(RBFKernel(), SPACE.tree)
+    replaced = model_class(X, Y, SPACE, covar_module=kernel)
+    assert kernel in replaced.modules()
+    with pytest.raises(ValueError, match="train_X: expected the 5 columns"):
+        model_class(X[:, :4], Y, SPACE)
+
+
+@pytest.mark.parametrize("model_class", [ConditionalGP, TreeStructuredGP])
+def test_what_is_no_tree_is_refused(model_class: Any) -> None:
+    X = SPACE.sample(6, seed=0)
+    Y = X[:, :1]
+    with pytest.raises(ValueError, match="hierarchical_dependencies: .*got tensor"):
+        model_class(X, Y, X)
+    with pytest.raises(ValueError, match="hierarchical_dependencies: .*got 'a'"):
+        model_class(X, Y, ConfigurationSpace({"a": (0.0, 1.0)}))
+
+
+class Higher(TreeStructuredGP):
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        found = super().__call__(*args, **kwargs)
+        if self.training:
+            return found
+        return MultivariateNormal(found.mean + 3.0, found.lazy_covariance_matrix)
+
+
+class Other(TreeStructuredGP):
+    def path_posterior(self, X: Tensor) -> Any:
+        return self.posterior(X)
+
+
+def test_methods_of_a_subclass_count() -> None:
+    """Points one by one are those of all points together."""
+    X, path = torch.rand(5, 3, dtype=torch.float64), torch.arange(8) % 2
+    X[:, 0] = X[:, 0].round()
+    torch.manual_seed(0)
+    model = make_model(Higher, path)
+    together, apart = model.posterior(X), model.posterior(X.unsqueeze(1))
+    torch.testing.assert_close(together.mean, apart.mean.squeeze(1))
+    torch.testing.assert_close(together.variance, apart.variance.squeeze(1))
+    torch.manual_seed(0)
+    plain = make_model(TreeStructuredGP, path)
+    rise = 3.0 * model.outcome_transform.stdvs
+    expected = plain.posterior(X).mean + rise
+    torch.testing.assert_close(together.mean, expected)
+    assert plain.path_columns == []
+    assert make_model(Other, path).path_columns == [0, 1, 2]
+
+
+@pytest.mark.parametrize("at", [0, 1])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ModelFittingError])
+def test_a_fit_that_breaks_off_leaves_a_model(
+    error: Any, at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of the kernel which was fitted, or as it was before an interrupt."""
+    model = make_model(TreeStructuredGP, torch.arange(8) % 2)
+    model.covar_module.set_correlation("matern")
+    mll = ExactMarginalLogLikelihood(model.likelihood, model)
+    X = torch.rand(4, 3, dtype=torch.float64).round()
+    states, calls = [copy.deepcopy(model.state_dict())], count()
+    fit = model._fit
+
+    def broken(*args: Any, **kwargs: Any) -> None:
+        if next(calls) == at:
+            mll.train()
+            with torch.no_grad():
+                for p in model.parameters():
+                    p.add_(1.0)
+            raise error
+        fit(*args, **kwargs)
+        states.append(copy.deepcopy(model.state_dict()))
+
+    monkeypatch.setattr(model, "_fit", broken)
+    interrupted = error is KeyboardInterrupt
+    with pytest.raises(error) if interrupted else nullcontext():
+        fit_gpytorch_mll(mll)
+    state = model.state_dict()
+    assert all(torch.equal(value, state[k]) for k, value in states[-1].items())
+    fresh = copy.deepcopy(model)  # without caches
+    torch.testing.assert_close(model.posterior(X).mean, fresh.posterior(X).mean)
+
+
+@pytest.mark.parametrize("model_class", [TreeStructuredGP, ConditionalGP])
+def test_functorch_differentiates_a_new_model(model_class: Any) -> None:
+    model = make_model(model_class, torch.arange(12) % 2)
+    X = model.train_inputs[0]
+    Z = X[:3].clone().requires_grad_()
+    slope = torch.func.grad(lambda x: model.posterior(x).mean.sum())(X[:3])
+    (expected,) = torch.autograd.grad(model.posterior(Z).mean.sum(), Z)
+    torch.testing.assert_close(slope, expected)
+
+
+@pytest.mark.parametrize("model_class", [TreeStructuredGP, ConditionalGP])
+def test_a_graph_from_before_a_fit_is_not_used_in_silence(model_class: Any) -> None:
+    model = make_model(model_class, torch.arange(12) % 2)
+    before = sum((p**3).sum() for p in model.parameters() if p.requires_grad)
+    fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        before.backward()
+
+
+def fresh(model: Any, X: Tensor, Y: Tensor, **kwargs: Any) -> Any:
+    """A model that knows nothing of a fit, with the same hyperparameters."""
+    again = type(model)(X, Y, TWO_LEVELS, **kwargs)
+    again.load_state_dict(model.state_dict())
+    return again.eval()
+
+
+def check_same(model: Any, other: Any, test: Tensor) -> None:
+    """Points one by one, with gradients, and together."""
+    for X in (test.unsqueeze(-2), test):
+        x, z = (X.clone().requires_grad_() for _ in range(2))
+        found, expected = model.posterior(x), other.posterior(z)
+        for name in ("mean", "variance"):
+            a, b = getattr(found, name), getattr(expected, name)
+            torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-11)
+            ours, theirs = (
+                torch.autograd.grad(v.sum(), t, retain_graph=True)[0]
+                for v, t in ((a, x), (b, z))
+            )
+            torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-9)
+
+
+def _set_noise(model: Any) -> None:
+    model.likelihood.noise = 0.2
+
+
+def _set_mean(model: Any) -> None:
+    model.mean_module = ConstantMean().to(torch.float64)
+    model.mean_module.constant = 0.7
+
+
+def _set_targets(model: Any) -> None:
+    model.set_train_data(targets=model.train_targets.flip(0), strict=False)
+
+
+def _set_constraint(model: Any) -> None:
+    model.likelihood.noise_covar.register_constraint("raw_noise", GreaterThan(0.1))
+
+
+def _replace_known_noise(model: Any) -> None:
+    model.likelihood.noise_covar.noise.mul_(30.0)
+
+
+def _set_memory(model: Any) -> None:
+    for p in model.covar_module.parameters():
+        p.data = p.data + 0.3
+
+
+def _nothing(model: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _nothing,
+        _set_noise,
+        _set_mean,
+        _set_targets,
+        _set_constraint,
+        _set_memory,
+        _replace_known_noise,
+    ],
+)
+@pytest.mark.parametrize("model_class", [TreeStructuredGP, ConditionalGP])
+def test_what_is_changed_after_a_fit_counts(change: Any, model_class: Any) -> None:
+    """What a fit has computed serves predictions, as long as it is true."""
+    g = torch.Generator().manual_seed(0)
+    X, test = random_points(TWO_LEVELS, 20, g), random_points(TWO_LEVELS, 5, g)
+    Y = X.sum(-1, keepdim=True).sin()
+    known = change is _replace_known_noise
+    kwargs = {"train_Yvar": torch.full_like(Y, 0.01)} if known else {}
+    model = model_class(X, Y, TWO_LEVELS, **kwargs)
+    fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+    other = fresh(model, X, Y, **kwargs)
+    for one in (model, other):
+        change(one)
+    check_same(model, other, test)

