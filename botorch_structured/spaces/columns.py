@@ -446,14 +446,14 @@ class CategoricalColumn(_Column):
 
         ``True``, ``1`` and ``1.0`` are told apart where all of them are choices. What
         is none of them may be one that a table has written: as text, or a number that
-        was text, TRUE for True, or nothing at all for None. Or a number but for
+        was text, TRUE or 1 for True, or nothing at all for None. Or a number but for
         rounding.
         """
         value = native(value)
         for i, choice in enumerate(self.choices):
             if is_same(choice, value):
                 return i
-        for test in (is_equal, self._is_alike):
+        for test in (is_equal, self._is_alike, _is_truth):
             places = [i for i, c in enumerate(self.choices) if test(c, value)]
             if len(places) == 1:
                 return places[0]
@@ -552,3 +552,8 @@ def is_same_parameter(a: Column, b: Column) -> bool:
     one = parts(a)
     other = parts(b)
     return len(one) == len(other) and all(map(is_same, one, other))
+
+
+def _is_truth(choice: Any, value: Any) -> bool:
+    """Whether a choice is True or False and a value the text of the number of it."""
+    return isinstance(choice, bool) and _number(value) == choice
