@@ -37,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
     )
     options.add_argument(
         "--dataset",
-        choices=("breast_cancer", "digits", "iris", "moons", "wine"),
+        choices=("breast_cancer", "digits", "iris", "wine"),
         default="breast_cancer",
         help="the data, bundled with scikit-learn (default: breast_cancer)",
     )
@@ -179,20 +179,13 @@ def learner_table(study: Study, best: Mapping[str, Any]) -> str:
 
 def script(problem: ScikitLearnCASH, dataset: str, config: Mapping[str, Any]) -> str:
     """A configuration as code that loads the data and prints its error."""
-    load = f"""\
+    return f"""\
 from sklearn.datasets import load_{dataset}
 
-X, y = load_{dataset}(return_X_y=True)"""
-    if dataset == "moons":
-        load = f"""\
-import numpy as np
-from sklearn.datasets import make_moons
+X, y = load_{dataset}(return_X_y=True)
 
-X, y = make_moons(500, noise=0.3, random_state={problem.seed})
-noise = np.random.default_rng({problem.seed}).standard_normal((500, 4))
-X = np.hstack([X, noise])"""
-    body = problem.to_sklearn_code(config)
-    return f'{load}\n\n{body}print(f"error {{error:.4f}}")\n'
+{problem.to_sklearn_code(config)}print(f"error {{error:.4f}}")
+"""
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from __future__ import annotations
 __all__ = ["ChainsWarning", "fit_slice_sampling"]
 
 import warnings
+from contextlib import suppress
 from copy import deepcopy
 from typing import Any
 
@@ -49,8 +50,13 @@ from botorch_structured.models.sampled.chains import (
     run_chains,
 )
 from botorch_structured.models.sampled.coordinates import PriorCoordinates
-from botorch_structured.models.sampled.density import ModelDensity, StationaryDensity
+from botorch_structured.models.sampled.density import (
+    BatchedDensity,
+    ModelDensity,
+    StationaryDensity,
+)
 from botorch_structured.models.sampled.sampled_gp import SampledGP
+from botorch_structured.models.tree.leaf_model import HOST_ROWS, LeafModel
 from botorch_structured.spaces.arguments import check_count
 
 # With few data posteriors have several modes (more signal, or more noise), and a chain
@@ -104,7 +110,8 @@ def fit_slice_sampling(
         warmup: Sweeps over all parameters before the first kept one, of each chain;
             widths are tuned meanwhile. Default: 128, or 8 with ``start_from``.
         thinning: Sweeps between two samples. Diagnostics use all sweeps.
-        num_chains: Chains from different starting points, run one after the other.
+        num_chains: Chains from different starting points, one after the other, or, of a
+            tree model on a GPU, all in one batch.
         seed: The same seed gives the same samples. Global random states are neither
             read nor changed.
         start_from: A previous result, or its ``chains``, for a model with the same
@@ -185,9 +192,7 @@ def fit_slice_sampling(
                 leave=False,
             ) as bar,
         ):
-            target: Target = StationaryDensity.of(mll, coordinates) or ModelDensity(
-                mll, coordinates
-            )
+            target = _density_of(mll, coordinates, num_chains)
             chains = run_chains(
                 target, coordinates, previous, streams, sweeps, draws, bar.update
             )
@@ -294,6 +299,27 @@ def _fit_held(
             fit_gpytorch_mll(mll)
     for parameter in sampled:
         parameter.requires_grad_(True)
+
+
+def _density_of(
+    mll: MarginalLogLikelihood,
+    coordinates: PriorCoordinates,
+    num_chains: int,
+) -> Target:
+    """The density, of all chains at once where a GPU has a batch of them."""
+    model: Any = mll.model
+    device = model.train_targets.device.type
+    on_gpu = isinstance(model, LeafModel) and device != "cpu"
+    density: Target | None = None
+    if not on_gpu or model.train_targets.numel() <= HOST_ROWS:
+        density = StationaryDensity.of(mll, coordinates)
+    if on_gpu and density is None:
+        with suppress(RuntimeError):  # of an objective without a batch
+            batched = BatchedDensity(mll, coordinates, num_chains)
+            start = coordinates.to_position(coordinates.read_values())
+            batched.evaluate([start] * num_chains)
+            density = batched
+    return density or ModelDensity(mll, coordinates)
 
 
 def _warn_of(chains: Chains) -> None:

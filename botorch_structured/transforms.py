@@ -258,11 +258,3 @@ class Impute(InputTransform):
             X: ``batch_shape x n x d``.
         """
         return X
-
-    def equals(self, other: InputTransform) -> bool:
-        """Whether another transform does the same."""
-        return (
-            super().equals(other=other)
-            and self.tree == other.tree
-            and torch.equal(self.fill, other.fill.to(self.fill))
-        )

@@ -126,7 +126,8 @@ class RehearsedDevice:
         try:
             yield waits
         finally:
-            self.waits = before + waits
+            before += waits  # in place: the list of an outer context
+            self.waits = before
 
     @contextmanager
     def kernels(self) -> Iterator[list[str]]:

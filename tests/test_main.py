@@ -148,7 +148,7 @@ def test_the_same_error_in_another_order_of_summation_is_no_improvement(
     assert study.best[0] == study.trials[1].config
 
 
-@pytest.mark.parametrize("dataset", ["iris", "moons"])
+@pytest.mark.parametrize("dataset", ["iris", "wine"])
 def test_the_code_to_paste_gives_the_same_error(
     capsys: pytest.CaptureFixture[str], dataset: str
 ) -> None:

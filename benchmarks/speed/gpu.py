@@ -29,9 +29,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import torch
+from botorch.fit import fit_gpytorch_mll
 from botorch.sampling import IIDNormalSampler
 from torch import Tensor
-from torch.func import functional_call, grad_and_value, vmap
 
 from benchmarks.fits import fitted, objective
 from benchmarks.speed import report
@@ -40,7 +40,7 @@ from benchmarks.speed.family_rows import task_data
 from benchmarks.speed.problems import binary_tree, flat_tree, make_data, sizes
 from benchmarks.speed.tree_rows import evaluation
 from benchmarks.summary import markdown_table
-from botorch_structured.linalg.blocks import unread_flags
+from botorch_structured.fit import fit_slice_sampling
 from botorch_structured.models import (
     ConditionalGP,
     MultiTaskABLR,
@@ -143,7 +143,7 @@ def evidence(
     yield "plain", seconds(partial(plain, theta), device)
     yield "kernels", kernels(partial(plain, theta), device)
     if device == "cuda":
-        graph = map_fit.DeviceObjective(mll, map_fit._cuda_graph)
+        graph = map_fit.DeviceObjective(mll, map_fit.cuda_graph)
         graph(theta)
         start = time.perf_counter()
         graph(theta)  # records it
@@ -176,65 +176,72 @@ def ablr(data: Data) -> MultiTaskABLR:
 
 
 def many_parameters(device: str, count: int, data: Callable[[], Data]) -> Row:
-    """Evidences with gradients at many hyperparameters: chains, restarts."""
+    """Evidences with gradients at many hyperparameters: chains, starts."""
     on_host = data()
-    model = tree_gp(on(device, on_host))
-    mll = objective(model).train()
-    model.compute_custom_loss(mll)
-    start = {n: p.detach() for n, p in mll.named_parameters() if p.requires_grad}
-    many = {
-        n: torch.stack([p + 1e-3 * i for i in range(count)]) for n, p in start.items()
-    }
-
-    class Loss(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.mll = mll
-
-        def forward(self) -> Tensor:
-            with unread_flags() as flags:
-                loss = model.compute_custom_loss(mll)
-            worst = torch.cat(flags).abs().amax()
-            return torch.where(worst == 0, loss, torch.nan)
-
-    module = Loss()
-
-    def one(values: Mapping[str, Tensor]) -> Tensor:
-        named = {f"mll.{name}": value for name, value in values.items()}
-        return functional_call(module, named, ())
-
-    all_of_them = vmap(grad_and_value(one))
-
-    def evaluate() -> Tensor:
-        slopes, value = all_of_them(many)
-        return torch.cat([value.flatten(), *(s.flatten() for s in slopes.values())])
-
-    yield "plain", seconds(evaluate, device)
-    yield "kernels", kernels(evaluate, device)
+    mll = objective(tree_gp(on(device, on_host))).train()
+    plain = map_fit.DeviceObjective(mll, no_graph)
+    theta = plain.read()
+    many = torch.from_numpy(theta) + 1e-3 * torch.arange(count).unsqueeze(-1)
+    at_once = plain.at_once(count)
+    values = at_once(many)[:, 0]
+    yield "plain", seconds(partial(at_once, many), device)
+    yield "kernels", kernels(partial(at_once, many), device)
     if device == "cuda":
-        replay, result = map_fit._cuda_graph(evaluate)
-        yield "graph", seconds(replay, device, 100)
-        yield "gap", float((result - evaluate()).abs().max())
+        graph = map_fit.DeviceObjective(mll, map_fit.cuda_graph).at_once(count)
+        for _ in range(2):  # the second one records it
+            graph(many)
+        yield "graph", seconds(partial(graph, many), device, 100)
+        yield "gap", float(abs(graph(many)[:, 0] - values).max())
     here = evaluation(objective(tree_gp(on_host)))
-    yield "gap of values", abs(here()[0] - float(evaluate()[0]))
+    yield "gap of values", abs(here()[0] - values[0])
     yield "host", count * seconds(here, "cpu", 10)
+
+
+def many_starts(device: str, counts: tuple[int, ...], data: Callable[[], Data]) -> Row:
+    """Fits with several starts; the last one on the host, too."""
+    on_host = data()
+
+    def fit(where: str, count: int) -> None:
+        mll = objective(tree_gp(on(where, on_host)))
+        fit_gpytorch_mll(mll, num_restarts=count)
+
+    for count in counts:
+        yield f"{count} starts", seconds(partial(fit, device, count), device, 3)
+    yield "graph", seconds(partial(fit, device, counts[-1]), device, 1)
+    yield "host", seconds(partial(fit, "cpu", counts[-1]), "cpu", 1)
+
+
+def many_chains(device: str, counts: tuple[int, ...], data: Callable[[], Data]) -> Row:
+    """Ten sweeps of slice sampling of several chains; the last one on the host, too."""
+    on_host = data()
+
+    def sample(where: str, count: int) -> None:
+        model = tree_gp(on(where, on_host))
+        model.mean_module.requires_grad_(False)
+        options = {"warmup": 8, "thinning": 2, "seed": 0, "progress": False}
+        fit_slice_sampling(model, num_samples=count, num_chains=count, **options)
+
+    for count in counts:
+        yield f"{count} chains", seconds(partial(sample, device, count), device, 1)
+    yield "graph", seconds(partial(sample, device, counts[-1]), device, 1)
+    yield "host", seconds(partial(sample, "cpu", counts[-1]), "cpu", 1)
 
 
 def whole_fit(device: str, data: Callable[[], Data], make: Make = tree_gp) -> Row:
     """Construction and fit; plainly, too."""
     on_host = data()
-    record = map_fit._cuda_graph
+    record = map_fit.cuda_graph
     for name, where, how in (
         ("graph", device, record),
         ("plain", device, no_graph),
         ("host", "cpu", record),
     ):
-        map_fit._cuda_graph = how
+        map_fit.cuda_graph = how
         try:
             call = lambda where=where: fitted(make(on(where, on_host)))  # noqa: E731
             yield name, seconds(call, where, 3)
         finally:
-            map_fit._cuda_graph = record
+            map_fit.cuda_graph = record
 
 
 def both(device: str, data: Data, make: Callable[[Any, str], Callable]) -> Row:
@@ -313,6 +320,8 @@ ROWS: dict[str, Callable[[str], Row]] = {
     **_each("ConditionalGP", evidence, _CASES, make=_CONDITIONAL),
     **_each("64 hyperparameters at once", many_parameters, _CASES, count=64),
     **_each("fit", whole_fit, _CASES),
+    **_each("fit, 64 starts", many_starts, _CASES, counts=(1, 64)),
+    **_each("10 sweeps, 64 chains", many_chains, _CASES, counts=(1, 64)),
     "fantasies: 512 at 4 points, 64 paths, 2,000 points": partial(
         fantasies, data=_SIXTY_FOUR, count=512
     ),
@@ -336,6 +345,8 @@ QUICK: dict[str, Callable[[str], Row]] = {
     "conditional": partial(evidence, data=_QUICK, make=_CONDITIONAL),
     "hyperparameters": partial(many_parameters, count=3, data=_QUICK),
     "fit": partial(whole_fit, data=_QUICK),
+    "starts": partial(many_starts, counts=(1, 2), data=_QUICK),
+    "chains": partial(many_chains, counts=(1, 2), data=_QUICK),
     "posterior": partial(posterior, data=_QUICK, count=50, chunk=20),
     "fantasies": partial(fantasies, data=_QUICK, count=5),
     "ablr": partial(evidence, data=partial(ablr_data, 60, 3), make=ablr),

@@ -52,25 +52,12 @@ from botorch_structured._botorch_names import (
     log_ei_helper,
     scaled_improvement,
 )
-from botorch_structured.acquisition.mixtures import check_cost_model
+from botorch_structured.acquisition.mixtures import check_cost_model, read_best_f
 from botorch_structured.spaces.arguments import check_column, check_number
 
 #: The smallest variance. BoTorch's 1e-12 is larger than the squared improvements at the
 #: end of a noise-free run.
 LEAST_VARIANCE = 1e-24
-
-
-def _read_best_f(best_f: float | Tensor) -> Tensor:
-    """Finite best values as a tensor, or a ``ValueError``.
-
-    Python's numbers in double precision: the rounding error of torch's default dtype is
-    larger than the improvements at the end of a run.
-    """
-    if not isinstance(best_f, Tensor):
-        best_f = torch.tensor(check_number("best_f", best_f), dtype=torch.double)
-    if not best_f.isfinite().all():
-        raise ValueError(f"best_f: expected finite numbers, got {best_f.tolist()}.")
-    return best_f
 
 
 def _check_has_paths(name: str, model: Any) -> None:
@@ -93,7 +80,7 @@ class _PathImprovement(AnalyticAcquisitionFunction):
     ) -> None:
         _check_has_paths("model", model)
         super().__init__(model=model, posterior_transform=posterior_transform)
-        self.register_buffer("best_f", _read_best_f(best_f))
+        self.register_buffer("best_f", read_best_f(best_f))
         self.maximize = maximize
 
     @t_batch_mode_transform(expected_q=1)
@@ -206,7 +193,7 @@ class _ContextImprovement(AnalyticAcquisitionFunction):
             )
         columns, values = _read_target(model, target)
         super().__init__(model=model)
-        best_f = _read_best_f(best_f)
+        best_f = read_best_f(best_f)
         if best_f.numel() != 1:
             raise ValueError(
                 f"best_f: expected a finite number, got {best_f.tolist()}."

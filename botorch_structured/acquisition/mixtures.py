@@ -100,6 +100,19 @@ def _read_weights(weights: Tensor | Sequence[float] | None, num: int) -> Tensor:
     return shares / shares.sum()
 
 
+def read_best_f(best_f: float | Tensor) -> Tensor:
+    """Finite best values as a tensor, or a ``ValueError``.
+
+    Python's numbers in double precision: the rounding error of torch's default dtype is
+    larger than the improvements at the end of a run.
+    """
+    if not isinstance(best_f, Tensor):
+        best_f = torch.tensor(check_number("best_f", best_f), dtype=torch.double)
+    if not best_f.isfinite().all():
+        raise ValueError(f"best_f: expected finite numbers, got {best_f.tolist()}.")
+    return best_f
+
+
 class Mixtures(nn.Module):
     """Outcomes that are independent of each other, each with weighted models of it.
 
@@ -291,13 +304,10 @@ class AveragedLogExpectedImprovement(AnalyticAcquisitionFunction):
         if not models:
             raise ValueError("models: expected at least one, got none.")
         super().__init__(model=models[0])
-        # a Python number may need more digits than PyTorch's default dtype has
-        dtype = best_f.dtype if torch.is_tensor(best_f) else torch.double
-        best = torch.as_tensor(best_f, dtype=dtype).detach().reshape(-1)
-        if len(best) not in (1, len(models)) or not best.isfinite().all():
+        best = read_best_f(best_f).detach().reshape(-1)
+        if len(best) not in (1, len(models)):
             raise ValueError(
-                f"best_f: expected a finite number or {len(models)} of them, got "
-                f"{best.tolist()}."
+                f"best_f: expected a number or {len(models)} of them, got {len(best)}."
             )
         shares = _read_weights(weights, len(models))
         best = best.expand(len(models))

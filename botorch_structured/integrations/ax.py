@@ -17,7 +17,6 @@ import math
 import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from io import StringIO
 from typing import Any
 
 import torch
@@ -40,7 +39,6 @@ from botorch_structured.study import Study
 from botorch_structured.study.earlier import OldStudy, learn, read_studies
 
 try:
-    import pandas as pd
     from ax.adapter.transforms.derelativize import derelativize_bound
     from ax.core.arm import Arm
     from ax.core.data import Data
@@ -188,11 +186,6 @@ class StructuredNode(ExternalGenerationNode):
         self.starts = starts
         if initialize_with_center is None:
             initialize_with_center = starts is None and earlier is None
-        if not isinstance(initialize_with_center, bool):
-            raise ValueError(
-                "initialize_with_center: expected True, False or None, got "
-                f"{brief(initialize_with_center)}."
-            )
         self.initialize_with_center = initialize_with_center
         if isinstance(earlier, Mapping) and "studies" in earlier:  # from a file
             self.earlier = earlier
@@ -252,8 +245,6 @@ class _SearchState:
             )
         self._experiment = experiment
         self._ax_space = experiment.search_space
-        # values of parameters that were added when there were trials already
-        self._backfill = self._ax_space.backfill_values()
         self._first = {name: group[0] for group in aligned for name in group}
         self._groups = {group[0]: group for group in aligned}
         self.space = SearchSpace.from_ax(self._ax_space, aligned)
@@ -363,8 +354,6 @@ class _SearchState:
 
     def _read(self, parameters: Config) -> Config:
         """Ax's parameters as a configuration of the space."""
-        if self._backfill:
-            parameters = self._active({**self._backfill, **parameters})
         for name in self._rounded & parameters.keys():
             value = self._ax_space.parameters[name].cast(parameters[name])
             parameters = {**parameters, name: value}
@@ -466,9 +455,7 @@ def _rows(data: Data) -> Rows:
     Both are as a client that is saved and loaded has them, with ten decimals.
     """
     frame = data.df
-    means = frame["mean"].astype(float)
-    if len(frame):
-        means = pd.read_json(StringIO(frame[["mean"]].to_json()), dtype=False)["mean"]
+    means = frame["mean"].astype(float).round(10)
     sems = frame["sem"].astype(float).round(10)
     rows: dict[tuple[int, str], dict[str, tuple[float, float]]] = {}
     keys = zip(frame["trial_index"], frame["arm_name"], strict=True)

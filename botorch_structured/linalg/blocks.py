@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -422,6 +422,13 @@ class WeightCovariance(NamedTuple):
         )
         return along, self.explained
 
+    def variances(self, features: Tensor) -> Tensor:
+        """Variances z M^-1 z' of rows of scaled features, ``... x V``."""
+        if self.explained is None:
+            return (features @ self.inverse_chol.mT).square().sum(-1)
+        explained = (features @ self.explained.mT).square().sum(-1)
+        return features.square().sum(-1) - explained
+
     def dense(self) -> Tensor:
         """M^-1, ``V x V``."""
         if self.explained is None:
@@ -672,9 +679,9 @@ def log_evidence(
         if len(parts) > 1:
             grams = [np.concatenate(grams)]
             places = [np.concatenate(places)]
-        total: Any = np.bincount(places[0], grams[0], width * width)
-        total[: num_weights * width : width + 1] += 1.0
-        gram: Array = total.reshape(width, width)
+        total = np.bincount(places[0], grams[0], width * width)
+        gram = np.asarray(total, dtype=np.float64).reshape(width, width)
+        gram.ravel()[: num_weights * width : width + 1] += 1.0
         root, log_diagonal = inverse_factors(gram[None, :-2, :-2])
         logdet += log_diagonal
         covariance[:-2, :-2] = root[0].T @ root[0]
@@ -752,3 +759,33 @@ def _as_one(
     ]
     evidence = -0.5 * (float(half @ half) + logdet + n * math.log(2.0 * math.pi))
     return evidence, derivatives
+
+
+# -- several at once --------------------------------------------------------------
+
+#: An algorithm that yields points, gets what is at each, and returns its result.
+Steps = Generator[Any, Any, Any]
+
+
+def finish(
+    several: Sequence[Steps],
+    evaluate: Callable[[list[Any]], Sequence[Any]] = list,
+) -> list[Any]:
+    """Results of algorithms, which go on together with one evaluation for all.
+
+    Args:
+        several: What have not started yet.
+        evaluate: What is at the last point of each; of those that have returned, whose
+            points stay, nobody reads it.
+    """
+    points = [next(steps) for steps in several]
+    results: dict[int, Any] = {}
+    while len(results) < len(several):
+        values = evaluate(points)
+        for i, steps in enumerate(several):
+            if i not in results:
+                try:
+                    points[i] = steps.send(values[i])
+                except StopIteration as end:
+                    results[i] = end.value
+    return [results[i] for i in range(len(several))]

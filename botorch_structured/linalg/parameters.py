@@ -131,8 +131,8 @@ class QuickLogNormalPrior(LogNormalPrior):
         # a prior keeps the default dtype of the time when it was made
         scale = self.scale.to(log_value.dtype)
         standard = (log_value - self.loc) / scale
-        constant = scale.log() + 0.5 * math.log(2.0 * math.pi)
-        return -0.5 * standard.square() - log_value - constant
+        sum_of_both = torch.addcmul(log_value, standard, standard, value=0.5)
+        return -0.5 * math.log(2.0 * math.pi) - sum_of_both - scale.log()
 
 
 def log_gaussian_prior(mode: float, scale: float) -> LogNormalPrior:
@@ -464,11 +464,13 @@ class RawParameters:
     def write(self, theta: Array) -> None:
         """Set the raw values with a gradient in the model."""
         self.values[self.free] = theta
+        changed = []
         for part, place, p in self._parts:
             if p is not None:
                 part[:] = self.values[place]
-                # or a graph from before the fit would have wrong gradients
-                increment_version(p)
+                changed.append(p)
+        # or a graph from before the fit would have wrong gradients
+        increment_version(changed)
 
     def gradient(self, value: Tensor) -> Array:
         """The derivative of a tensor by the raw values with a gradient, ``k``."""

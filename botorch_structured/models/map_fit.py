@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from copy import deepcopy
+from functools import partial
 from typing import Any, Protocol
 from warnings import WarningMessage
 
@@ -25,13 +27,19 @@ from botorch.optim.utils.model_utils import get_parameters_and_bounds, sample_al
 from botorch.optim.utils.numpy_utils import get_bounds_as_ndarray
 from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from linear_operator.utils.errors import NanError, NotPSDError
-from numpy.typing import NDArray
 from scipy import optimize
 from torch import Tensor
 from torch.autograd.graph import increment_version
+from torch.func import functional_call, grad_and_value, vmap
 
 from botorch_structured._botorch_names import fit_fallback, lbfgsb
-from botorch_structured.linalg.blocks import Array, few_threads, unread_flags
+from botorch_structured.linalg.blocks import (
+    Array,
+    Steps,
+    few_threads,
+    finish,
+    unread_flags,
+)
 from botorch_structured.linalg.parameters import (
     LogPriors,
     RawParameters,
@@ -82,10 +90,10 @@ class ArrayObjective(Protocol):
             tolerance of gradients.
     """
 
-    bounds: NDArray[np.float64]
-    units: NDArray[np.float64]
+    bounds: Array
+    units: Array
 
-    def __call__(self, theta: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+    def __call__(self, theta: Array) -> tuple[float, Array]:
         """Value and gradient at raw parameters ``k``; NaN where a covariance is.
 
         Raises:
@@ -93,75 +101,196 @@ class ArrayObjective(Protocol):
                 ends an attempt of the fit, as in BoTorch.
         """
 
-    def read(self) -> NDArray[np.float64]:
+    def read(self) -> Array:
         """The raw parameters of the model, ``k``."""
 
-    def write(self, theta: NDArray[np.float64]) -> None:
+    def write(self, theta: Array) -> None:
         """Set the raw parameters of the model."""
+
+
+# Makes a CUDA graph: what replays a function, and its result, which each replay
+# overwrites. It raises a ``RuntimeError`` if there is none.
+Record = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]]
+
+
+def _replays(
+    function: Callable[[], Tensor],
+    record: Record,
+    name: str,
+) -> Iterator[Array | None]:
+    """Results of a function, replayed as one CUDA graph, which the second call records.
+
+    A GPU takes ten times as long to be started for the operations of an evaluation, one
+    by one, as for those of 2,000 points on 64 paths. The first call, which has to be
+    plain, leaves caches of the data.
+
+    Args:
+        function: Reads and returns tensors that are the same in each call.
+        record: Makes the graph.
+        name: Of the model, for the logger.
+
+    Yields:
+        None where there is no graph: in the first call, and where the host has to wait
+        for the device within a call.
+    """
+    yield None
+    try:
+        replay, result = record(function)
+    except (RuntimeError, AssertionError, NotPSDError) as error:  # or another device
+        _logger.info("No CUDA graph for a fit of %s: %s", name, error)
+        while True:
+            yield None
+    while True:
+        replay()
+        yield result.cpu().numpy()
+
+
+class _Loss(torch.nn.Module):
+    """An objective and whether a factorisation failed, for ``functional_call``."""
+
+    def __init__(self, mll: MarginalLogLikelihood) -> None:
+        super().__init__()
+        self.mll = mll
+
+    def forward(self) -> tuple[Tensor, Tensor]:
+        with unread_flags() as flags:
+            loss = self.mll.model.compute_custom_loss(self.mll)
+        return loss, torch.cat(flags).abs().amax()
 
 
 class DeviceObjective:
     """An ``ArrayObjective`` on a GPU, which replays its evaluation as one CUDA graph.
 
-    A GPU takes ten times as long to be started for the operations of an evaluation, one
-    by one, as for those of 2,000 points on 64 paths. The first evaluation is plain, and
-    leaves caches of the data. From the second on the graph is replayed, except where a
-    matrix needs jitter. Where there is no graph, because the host has to wait for the
-    device within an evaluation, all are plain, and the logger says so.
+    It is plain where a matrix needs jitter. A GPU has 64 evidences of 400 points in
+    twice the time of one: starts of fits and chains of slice sampling go on together.
 
     Args:
         mll: The objective, of a model with ``compute_custom_loss``.
-        record: Makes a graph: what replays a function, and its result, which each
-            replay overwrites.
+        record: See ``_replays``.
         units: See ``ArrayObjective``.
 
-    Raises:
-        RuntimeError: By ``record``, if there is none.
+    Attributes:
+        free: Its parameters.
     """
 
     def __init__(
         self,
         mll: MarginalLogLikelihood,
-        record: Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]],
-        units: NDArray[np.float64] | None = None,
+        record: Record,
+        units: Array | None = None,
     ) -> None:
         parameters, bounds = get_parameters_and_bounds(mll, requires_grad=True)
         self._mll = mll
-        self._free = list(parameters.values())
+        self.free = list(parameters.values())
+        self._sizes = [p.numel() for p in self.free]
         # parameters are parts of one tensor from now on
-        self._theta = _in_one(self._free)
-        parts = self._theta.split([p.numel() for p in self._free])
-        for p, part in zip(self._free, parts, strict=True):
+        self._theta = _in_one(self.free)
+        parts = self._theta.split(self._sizes)
+        for p, part in zip(self.free, parts, strict=True):
             p.data = part.view_as(p)
         self.units = np.ones(len(self._theta)) if units is None else units
         limits = get_bounds_as_ndarray(parameters, bounds)
         none = np.multiply.outer(np.ones(len(self._theta)), (-np.inf, np.inf))
         self.bounds = none if limits is None else limits
-        self._record = record
-        self._calls = 0
-        self._graph: tuple[Callable[[], None], Tensor] | None = None
+        self._loss = _Loss(mll)
+        self._names: dict[int, list[str]] = {}  # of a parameter, in different modules
+        for path, module in self._loss.named_modules():
+            for name, p in module.named_parameters(path, recurse=False):
+                self._names.setdefault(id(p), []).append(name)
+        self._replays = partial(_replays, record=record, name=type(mll.model).__name__)
+        self._alone = self._replays(self._unread)
 
-    def __call__(self, theta: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+    def __call__(self, theta: Array) -> tuple[float, Array]:
         """See ``ArrayObjective``."""
         self.write(theta)
-        self._calls += 1
-        if self._calls == 2:
-            try:
-                self._graph = self._record(self._unread)
-            except RuntimeError as error:
-                name = type(self._mll.model).__name__
-                _logger.info("No CUDA graph for a fit of %s: %s", name, error)
         k = 1 + len(theta)
-        numbers = None
-        if self._graph is not None:
-            self._graph[0]()
-            numbers = self._graph[1].cpu().numpy()
+        numbers = next(self._alone)
         if numbers is None or numbers[k:].any():
             try:
                 numbers = self._evaluate().cpu().numpy()
             except NanError:
                 numbers = np.full(k, np.nan)
         return float(numbers[0]), numbers[1:k]
+
+    def at_once(self, count: int) -> Callable[[Tensor], Array]:
+        """A function of raw parameters ``count x k``, in one evaluation.
+
+        It returns values and gradients, ``count x (1 + k)``, NaN where a covariance is
+        not positive definite even with jitter, and raises a ``RuntimeError`` if the
+        objective has a step that takes no batch.
+        """
+        inputs = self._theta.repeat(count, 1)
+        replays = self._replays(partial(self._batch, inputs))
+
+        def evaluate(thetas: Tensor) -> Array:
+            inputs.copy_(thetas)
+            numbers = next(replays)
+            if numbers is None:
+                numbers = self._batch(inputs).cpu().numpy()
+            for i in np.flatnonzero(numbers[:, -1]):
+                numbers[i] = np.nan
+                with suppress(NotPSDError):
+                    numbers[i, 0], numbers[i, 1:-1] = self(inputs[i].cpu().numpy())
+            return numbers[:, :-1]
+
+        return evaluate
+
+    @torch.no_grad()
+    def _batch(self, thetas: Tensor) -> Tensor:
+        """Values, gradients and flags, ``S x (2 + k)``."""
+
+        def one(theta: Tensor) -> tuple[Tensor, Tensor]:
+            values = {}
+            for p, part in zip(self.free, theta.split(self._sizes), strict=True):
+                values.update(dict.fromkeys(self._names[id(p)], part.view_as(p)))
+            # tied weights of a module with two names would be swapped, but not back
+            return functional_call(self._loss, values, (), tie_weights=False)
+
+        slopes, (value, flag) = vmap(grad_and_value(one, has_aux=True))(thetas)
+        return torch.column_stack([value, slopes, flag])
+
+    def climb_at_once(self, count: int, options: Mapping[str, Any]) -> Array:
+        """The best end of climbs from here and from the best of many draws, ``k``.
+
+        Args:
+            count: How many climb, in one batch.
+            options: Of L-BFGS-B.
+
+        Raises:
+            RuntimeError: See ``at_once``.
+        """
+        data = self._mll.model.train_inputs, self._mll.model.train_targets
+        # the host draws the same numbers for each device
+        twin: Any = deepcopy(self._mll, {id(part): None for part in data}).to("cpu")
+        free = [p for p in twin.parameters() if p.requires_grad]
+        # sixteen for each that climbs
+        rows = _starts(
+            twin,
+            lambda: _in_one(free),
+            16 * count,
+        )
+        starts = torch.stack([*rows])
+        values = self.at_once(len(starts))(starts)[:, 0]
+        values[0] = -np.inf  # climbs, whatever its value is
+        evaluate = self.at_once(count)
+        units = self.units
+
+        def scaled(xs: list[Array]) -> list[tuple[float, Array]]:
+            numbers = evaluate(torch.from_numpy(np.stack(xs) * units))
+            return [(row[0], row[1:] * units) for row in numbers]
+
+        bounds = self.bounds / units[:, None]
+        climbs = []
+        for i in np.argsort(values)[:count]:
+            steps = _lbfgsb_steps(
+                starts[i].numpy() / units,
+                bounds,
+                options,
+            )
+            climbs.append(steps)
+        ends = finish(climbs, scaled)
+        best = np.nanargmin([end.fun for end in ends])
+        return np.clip(ends[best].x * units, *self.bounds.T)
 
     def _unread(self) -> Tensor:
         """Value, gradient and flags, without a look at any of them."""
@@ -172,26 +301,50 @@ class DeviceObjective:
     def _evaluate(self) -> Tensor:
         """Value and gradient."""
         loss = self._mll.model.compute_custom_loss(self._mll)
-        slopes = torch.autograd.grad(loss, self._free, materialize_grads=True)
+        slopes = torch.autograd.grad(loss, self.free, materialize_grads=True)
         return _in_one([loss, *slopes])
 
-    def read(self) -> NDArray[np.float64]:
+    def read(self) -> Array:
         """See ``ArrayObjective``."""
         return self._theta.cpu().numpy()
 
-    def write(self, theta: NDArray[np.float64]) -> None:
+    def write(self, theta: Array) -> None:
         """See ``ArrayObjective``."""
         self._theta.copy_(torch.from_numpy(theta))
-        for p in self._free:  # graphs from before have other values
+        for p in self.free:  # graphs from before have other values
             increment_version(p)
+
+
+def _starts(
+    mll: MarginalLogLikelihood,
+    read: Callable[[], Any],
+    count: int,
+) -> Iterator[Any]:
+    """The present parameters, and draws from the priors, which are always the same.
+
+    Args:
+        mll: The objective, which is as at first whenever a start is asked for.
+        read: Reads parameters from it.
+        count: How many starts.
+    """
+    yield read()
+    before = [(p, p.detach().clone()) for p in mll.parameters()]
+    for seed in range(1, count):
+        with seeded(seed, before[0][0].device):
+            sample_all_priors(mll.model)
+        theta = read()
+        # also what the parameters are not of, such as other outputs
+        for p, value in before:
+            p.data.copy_(value)
+        yield theta
 
 
 def _in_one(parts: Sequence[Tensor]) -> Tensor:
     return torch.cat([part.detach().flatten() for part in parts])
 
 
-def _cuda_graph(function: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-    """A function as a CUDA graph, see ``DeviceObjective``."""
+def cuda_graph(function: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+    """A function as a CUDA graph, see ``_replays``."""
     mode = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -268,7 +421,7 @@ def fit_map(
     options: Mapping[str, Any] | None = None,
     objective: ArrayObjective | None = None,
     evaluate: bool = True,
-    units: Callable[[MarginalLogLikelihood], NDArray[np.float64] | None] | None = None,
+    units: Callable[[MarginalLogLikelihood], Array | None] | None = None,
     **kwargs: Any,
 ) -> MarginalLogLikelihood:
     """BoTorch's fit with its retries; a ``custom_fit`` calls it.
@@ -302,7 +455,7 @@ def fit_map(
                 kinds = {(p.device.type, p.dtype) for p in mll.parameters()}
                 if kinds == {(_GPU, torch.float64)}:
                     steps = None if units is None else units(mll)
-                    objective = DeviceObjective(mll, _cuda_graph, steps)
+                    objective = DeviceObjective(mll, cuda_graph, steps)
             if objective is not None:
                 if not (mll.training and mll.model.training):
                     mll.train()
@@ -326,29 +479,26 @@ def _fit_objective(
     That copies the whole state, and changes the mode of each module, more than once:
     together they take half as long as the evaluations of a fit.
     """
+    several = pick_best_of_all_attempts and max_attempts > 1 and _is_default(**kwargs)
+    if several and isinstance(objective, DeviceObjective):
+        try:
+            objective.write(objective.climb_at_once(max_attempts, kwargs["options"]))
+            return
+        except (RuntimeError, ValueError) as error:  # no batch, or no finite value
+            _logger.info("Starts of a fit one after the other: %s", error)
     start = objective.read()
-    before: list[tuple[Tensor, Tensor]] = []  # what a random start changes
-    best: tuple[float, NDArray[np.float64]] | None = None
-    for attempt in range(max_attempts):
-        if attempt > 0:  # from a random start
-            objective.write(start)
-            before = before or [(p, p.detach().clone()) for p in mll.parameters()]
-            with seeded(attempt, before[0][0].device):
-                sample_all_priors(mll.model)
-            for p, value in before:
-                if not p.requires_grad:
-                    p.data.copy_(value)
+    best: tuple[float, Array] | None = None
+    for theta in _starts(mll, objective.read, max_attempts):
+        objective.write(theta)
         try:
             end = _minimise(objective, **kwargs)
             if end is not None and (best is None or end[0] < best[0]):
                 best = end
         except NotPSDError as error:
-            _logger.debug("Attempt %d of a fit failed: %s", attempt + 1, error)
-        # also what the objective is not of, such as other outputs
-        for p, value in before:
-            p.data.copy_(value)
+            _logger.debug("An attempt of a fit failed: %s", error)
         if best is not None and not pick_best_of_all_attempts:
             break
+        objective.write(start)
     objective.write(start if best is None else best[1])
     if best is None:
         raise ModelFittingError("All attempts to fit the model have failed.")
@@ -358,29 +508,31 @@ def _minimise(
     objective: ArrayObjective,
     options: Mapping[str, Any],
     method: str = "L-BFGS-B",
-) -> tuple[float, NDArray[np.float64]] | None:
+) -> tuple[float, Array] | None:
     """The least value by SciPy, from the present parameters; None where it failed."""
     units = objective.units
     bounds = objective.bounds
 
-    def scaled(x: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+    def scaled(x: Array) -> tuple[float, Array]:
         value, gradient = objective(x * units)
         return value, gradient * units
 
-    minimize: Any = optimize.minimize
-    is_default = method == "L-BFGS-B" and options.keys() == FIT_OPTIONS.keys()
-    if is_default and uses_c_implementation:
-        minimize = _quick_lbfgsb
+    start = objective.read() / units
+    limits = bounds / units[:, None]
     # SciPy's L-BFGS-B and small factorisations are slower on several threads
     with few_threads():
-        result = minimize(
-            scaled,
-            objective.read() / units,
-            method=method,
-            jac=True,
-            bounds=bounds / units[:, None],
-            options=dict(options) or None,
-        )
+        if _is_default(options, method):
+            steps = _lbfgsb_steps(start, limits, options)
+            (result,) = finish([steps], lambda xs: [scaled(xs[0])])
+        else:
+            result = optimize.minimize(
+                scaled,
+                start,
+                method=method,
+                jac=True,
+                bounds=limits,
+                options=dict(options) or None,
+            )
     stopped = "REACHED LIMIT", "EXCEEDS LIMIT", _ROUNDING
     if result.success or any(words in result.message for words in stopped):
         return float(result.fun), np.clip(result.x * units, *bounds.T)
@@ -393,16 +545,21 @@ def _minimise(
     return None
 
 
-def _quick_lbfgsb(
-    function: Callable[[NDArray[np.float64]], tuple[float, NDArray[np.float64]]],
-    start: NDArray[np.float64],
-    bounds: NDArray[np.float64],
-    options: Mapping[str, Any],
-    **ignore: Any,
-) -> optimize.OptimizeResult:
-    """The same steps to the last bit, called as BoTorch's batched L-BFGS-B calls them.
+def _is_default(options: Mapping[str, Any], method: str = "L-BFGS-B") -> bool:
+    """Whether L-BFGS-B is called with the options of this module, of any values."""
+    is_here = uses_c_implementation and method == "L-BFGS-B"
+    return is_here and options.keys() == FIT_OPTIONS.keys()
 
-    SciPy's interface takes a third of the time of the evaluations of a small GP.
+
+def _lbfgsb_steps(
+    start: Array,
+    bounds: Array,
+    options: Mapping[str, Any],
+) -> Steps:
+    """L-BFGS-B as BoTorch's batched one calls it, for ``finish``.
+
+    SciPy's interface, with the same steps to the last bit, takes a third of the time of
+    the evaluations of a small GP.
     """
     memory = options["maxcor"]
     tolerance = options["ftol"] / np.finfo(float).eps
@@ -435,7 +592,7 @@ def _quick_lbfgsb(
         )
         (task, reason) = state.task.tolist()
         if status_messages[task] == "FG":
-            state.f, state.g = function(state.x)
+            state.f, state.g = yield state.x
         elif status_messages[task] != "NEW_X":
             break
         else:

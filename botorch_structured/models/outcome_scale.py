@@ -124,8 +124,6 @@ def at_unit_scale(covariance: LinearOperator) -> LinearOperator:
     """
     if isinstance(covariance, RootLinearOperator) or 0 in covariance.shape:
         return covariance
-    if isinstance(covariance, BlockDiagLinearOperator):
-        return BlockDiagLinearOperator(at_unit_scale(covariance.base_linear_op))
     dense = covariance.to_dense()
     largest = dense.detach().diagonal(dim1=-1, dim2=-2).amax(dim=-1)
     largest = largest.clamp_min(torch.finfo(dense.dtype).tiny ** 0.5)
@@ -217,13 +215,8 @@ class ScaledNormal(MultivariateNormal):
         return variance
 
 
-class ScaledMultitaskNormal(MultitaskMultivariateNormal, ScaledNormal):
-    """The same for several outputs."""
-
-    @property
-    def variance(self) -> Tensor:
-        """The variances, ``batch_shape x n x m``."""
-        return ScaledNormal.variance.fget(self)  # type: ignore[attr-defined]
+class ScaledMultitaskNormal(ScaledNormal, MultitaskMultivariateNormal):
+    """The same for several outputs: variances are ``batch_shape x n x m``."""
 
     def _by_output(self, variance: Tensor) -> Tensor:
         n, m = self.event_shape

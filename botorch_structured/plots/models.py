@@ -98,7 +98,15 @@ def plot_monotone_components(
         label = "mean"
         if other is not None:
             label = "with monotonicity"
-            _draw_prediction(ax, other, line, column, RED, "without monotonicity", "--")
+            _draw_prediction(
+                ax,
+                other,
+                line,
+                column,
+                RED,
+                "without monotonicity",
+                "--",
+            )
         _draw_prediction(ax, part, line, column, BLUE, label)
         if points is not None:
             _draw_data(ax, *points, line, column)
@@ -116,7 +124,11 @@ def plot_monotone_components(
             frameon=False,
         )
     else:
-        panels[0].legend(edgecolor="none", framealpha=0.8, fontsize="small")
+        panels[0].legend(
+            edgecolor="none",
+            framealpha=0.8,
+            fontsize="small",
+        )
     return panels
 
 
@@ -168,16 +180,42 @@ def _draw_prediction(
     mean, deviation = _predicted(model, points, noise)
     x = points[:, column].cpu().numpy()
     band = (mean - 2 * deviation, mean + 2 * deviation)
-    ax.fill_between(x, *band, color=colour, alpha=0.15, linewidth=0)
-    ax.plot(x, mean, color=colour, linewidth=2, linestyle=dashes, label=label)
+    ax.fill_between(
+        x,
+        *band,
+        color=colour,
+        alpha=0.15,
+        linewidth=0,
+    )
+    ax.plot(
+        x,
+        mean,
+        color=colour,
+        linewidth=2,
+        linestyle=dashes,
+        label=label,
+    )
 
 
-def _draw_data(ax: Axes, X: Tensor, Y: Tensor, line: Tensor, column: int) -> None:
+def _draw_data(
+    ax: Axes,
+    X: Tensor,
+    Y: Tensor,
+    line: Tensor,
+    column: int,
+) -> None:
     """Pale where the observation is off the line."""
     same = line[0] == X
     same[:, column] = True
     alpha: Any = torch.where(same.all(-1), 1.0, 0.3).cpu()
-    ax.scatter(X[:, column].cpu(), Y.cpu(), s=20, color=INK, alpha=alpha, zorder=5)
+    ax.scatter(
+        X[:, column].cpu(),
+        Y.cpu(),
+        s=20,
+        color=INK,
+        alpha=alpha,
+        zorder=5,
+    )
 
 
 def _virtual_points(part: Any) -> Tensor | None:
@@ -255,16 +293,33 @@ def plot_partition(
     if d == 1:
         ax = style.new_axes(ax, 6.4, 3.8)
         points = torch.as_tensor(np.linspace(low, high, 801)).to(X)
-        _draw_prediction(ax, model, points, 0, BLUE, "mean", noise=observation_noise)
+        _draw_prediction(
+            ax,
+            model,
+            points,
+            0,
+            BLUE,
+            "mean",
+            noise=observation_noise,
+        )
         grid = np.linspace(low, high, 100_001)
         for border in grid[1:][np.diff(_regions(model, X, grid)) != 0]:
-            ax.axvline(border[0], color=RED, linewidth=1.0, linestyle="--")
+            ax.axvline(
+                border[0],
+                color=RED,
+                linewidth=1.0,
+                linestyle="--",
+            )
         heights = Y
         style.tidy(ax)
     else:
         ax = style.new_axes(ax, 5.2, 4.2)
         axes, grid = _grid(low, high, 121)
-        mean, _ = _predicted(model, torch.as_tensor(grid).to(X), observation_noise)
+        mean, _ = _predicted(
+            model,
+            torch.as_tensor(grid).to(X),
+            observation_noise,
+        )
         image = ax.pcolormesh(
             *axes,
             mean.reshape(121, 121),
@@ -275,11 +330,23 @@ def plot_partition(
         axes, grid = _grid(low, high, 601)
         regions = _regions(model, X, grid).reshape(601, 601)
         for region in np.unique(regions)[1:]:
-            ax.contour(*axes, regions == region, [0.5], colors=RED, linewidths=1.2)
+            ax.contour(
+                *axes,
+                regions == region,
+                [0.5],
+                colors=RED,
+                linewidths=1.2,
+            )
         ax.figure.colorbar(image, ax=ax, label="mean")
         heights = X[:, 1]
         ax.set(ylim=(low[1], high[1]), ylabel=names[1])
-    ax.scatter(X[:, 0].cpu(), heights.cpu(), s=14, color=INK, zorder=5)
+    ax.scatter(
+        X[:, 0].cpu(),
+        heights.cpu(),
+        s=14,
+        color=INK,
+        zorder=5,
+    )
     ax.set(xlim=(low[0], high[0]), xlabel=names[0])
     return ax
 

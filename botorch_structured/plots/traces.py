@@ -88,9 +88,21 @@ def plot_traces(
         )
         if len(best) > 1:
             low, high = np.nanquantile(best, (0.25, 0.75), axis=0)
-            ax.fill_between(steps, low, high, step="post", color=colour, alpha=0.15)
+            ax.fill_between(
+                steps,
+                low,
+                high,
+                step="post",
+                color=colour,
+                alpha=0.15,
+            )
     if num_starts:
-        ax.axvline(num_starts, color=GREY, linestyle=":", label="common starts")
+        ax.axvline(
+            num_starts,
+            color=GREY,
+            linestyle=":",
+            label="common starts",
+        )
     ax.set_xlabel("evaluations")
     if optimum is not None:
         ax.set_yscale("log")

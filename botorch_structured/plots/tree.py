@@ -101,7 +101,11 @@ def plot_tree(
     else:
         ax.figure.figure.draw_without_rendering()  # the engine sets the axes' size
         dpi = ax.figure.dpi
-        scale = min(1.0, ax.bbox.width / dpi / width, ax.bbox.height / dpi / height)
+        scale = min(
+            1.0,
+            ax.bbox.width / dpi / width,
+            ax.bbox.height / dpi / height,
+        )
     font = max(_FONT * scale, 6.0)
     ax.set(xlim=(0.0, width), ylim=ends[::-1])
     ax.axis("off")
@@ -117,7 +121,14 @@ def plot_tree(
                 zorder=2 if red else 1,
             )
         for text, look in node.texts:
-            ax.text(x, node.row, text, fontsize=font, va="center", **look)
+            ax.text(
+                x,
+                node.row,
+                text,
+                fontsize=font,
+                va="center",
+                **look,
+            )
             x += _text_width(text)
     if counts:
         bars = ax.barh(
@@ -127,8 +138,21 @@ def plot_tree(
             left=starts[-1],
             color=[RED if row == winner else BLUE for row in range(len(counts))],
         )
-        ax.bar_label(bars, bar_labels, padding=4, fontsize=font, color=INK)
-        ax.text(starts[-1], -1, "evaluations", fontsize=font, va="center", color=GREY)
+        ax.bar_label(
+            bars,
+            bar_labels,
+            padding=4,
+            fontsize=font,
+            color=INK,
+        )
+        ax.text(
+            starts[-1],
+            -1,
+            "evaluations",
+            fontsize=font,
+            va="center",
+            color=GREY,
+        )
     return ax
 
 
@@ -296,7 +320,12 @@ def _evaluations(
         )
     sign = 1.0 if minimize else -1.0
     loss = (sign * Y.detach().double().flatten().cpu()).nan_to_num(math.inf)
-    least = loss.new_full((P + 1,), math.inf).scatter_reduce(0, index, loss, "amin")[:P]
+    least = loss.new_full((P + 1,), math.inf).scatter_reduce(
+        0,
+        index,
+        loss,
+        "amin",
+    )[:P]
     for path, value in enumerate(least.tolist()):
         if math.isfinite(value):
             labels[path] += f" (best {sign * value:.4g})"
@@ -323,7 +352,11 @@ def _texts(
         parts.append((shortened(names[node.decision]), look))
     if node.columns:
         columns = [shortened(names[c].removeprefix(prefix)) for c in node.columns]
-        text = textwrap.shorten(", ".join(columns), 60, placeholder=" …")
+        text = textwrap.shorten(
+            ", ".join(columns),
+            60,
+            placeholder=" …",
+        )
         parts.append((text, {"color": GREY}))
     return parts
 

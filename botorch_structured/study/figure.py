@@ -23,7 +23,6 @@ from botorch_structured.study.trials import Trial
 from botorch_structured.suggest import Mixture
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 # Bars at most, and the longest line of their labels.
@@ -59,7 +58,9 @@ def draw_study(
             ylabel=label,
         )
         left.get_legend().remove()  # one line
-        _set_scale(left, "y", values)
+        numbers = values[~values.isnan()]
+        if 0.0 < 100.0 * numbers.min() <= numbers.max():
+            left.set_yscale("log")
     left.set_title(title, loc="left", fontsize="medium")
     labels, lengths = zip(*bars, strict=True)
     right.barh(range(len(bars)), lengths, color=COLOURS[0])
@@ -87,13 +88,6 @@ def _new_figure(width: float, height: float) -> Figure:
 
     figure._repr_png_ = png  # type: ignore[attr-defined]
     return figure
-
-
-def _set_scale(ax: Axes, axis: str, values: Tensor) -> None:
-    """A logarithmic axis for positive values that span two decades or more."""
-    numbers = values[values.isfinite()]
-    if 0.0 < 100.0 * numbers.min() <= numbers.max():
-        ax.set(**{f"{axis}scale": "log"})
 
 
 def _bars(
@@ -144,45 +138,30 @@ def draw_front(
         good: Those of them that are feasible and have values.
         front: Those of them that no other one dominates.
     """
-    pairs = list(combinations(range(len(names)), 2))
+    pairs = list(combinations(names, 2))
     figure = _new_figure(1.0 + 4.4 * len(pairs), 4.0)
     all_axes = figure.subplots(1, len(pairs), squeeze=False)[0]
-    groups = {
-        "infeasible": [t for t in trials if t.values and t not in good],
-        "evaluations": good,
-        "Pareto front": front,
-    }
-    drawn = {
-        label: torch.tensor([[t.values[k] for k in names] for t in group])
-        for label, group in groups.items()
-        if group
-    }
+    groups = [
+        ("infeasible", [t for t in trials if t.values and t not in good], GREY, "x"),
+        ("evaluations", good, GREY, "o"),
+        ("Pareto front", front, COLOURS[0], "o"),
+    ]
+    drawn = [row for row in groups if row[1]]
     for ax, (a, b) in zip(all_axes, pairs, strict=True):
-        for label, Y in drawn.items():
-            colour = COLOURS[0] if label == "Pareto front" else GREY
-            marker = "x" if label == "infeasible" else "o"
+        for label, group, colour, marker in drawn:
             ax.scatter(
-                Y[:, a],
-                Y[:, b],
+                [t.values[a] for t in group],
+                [t.values[b] for t in group],
                 s=22,
                 color=colour,
                 marker=marker,
                 label=label,
             )
-        ax.set_xlabel(shortened(names[a], 40))
-        ax.set_ylabel(shortened(names[b], 40))
+        ax.set_xlabel(shortened(a, 40))
+        ax.set_ylabel(shortened(b, 40))
         tidy(ax)
         if drawn:
             ax.legend(edgecolor="none", framealpha=0.8)
-            Y = torch.cat(list(drawn.values()))
-            _set_scale(ax, "x", Y[:, a])
-            _set_scale(ax, "y", Y[:, b])
-        else:
-            ax.set_title(
-                "No values yet",
-                loc="left",
-                fontsize="medium",
-            )
     return figure
 
 

@@ -263,9 +263,12 @@ def read_metadata(metadata: Any) -> dict[str, Any]:
 
 def _number(name: str, value: Any, failure: str) -> float:
     """A finite number, of any library, but no array and no truth value."""
-    if not (isinstance(value, bool) or getattr(value, "ndim", False)):
-        with suppress(ValueError, OverflowError):
-            return check_number(name, value)
+    dtype: Any = getattr(value, "dtype", type(value).__name__)
+    is_other = isinstance(value, (str, bytes)) or str(dtype).endswith("bool")
+    if not (is_other or getattr(value, "ndim", False)):
+        with suppress(TypeError, ValueError, RuntimeError, OverflowError):
+            if math.isfinite(number := float(value)):
+                return number + 0.0  # -0.0 and 0.0 are one value
     raise ValueError(
         f"{name}: expected a finite number, or {failure} for a failure, got "
         f"{brief(value)}."

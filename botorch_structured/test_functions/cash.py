@@ -14,7 +14,7 @@ from botorch_structured.spaces import SearchSpace
 from botorch_structured.spaces.arguments import check_count, import_extra
 from botorch_structured.test_functions.base import ConditionalTestFunction
 
-DATASETS = ("breast_cancer", "digits", "iris", "moons", "wine")
+DATASETS = ("breast_cancer", "digits", "iris", "wine")
 
 
 class Evaluation(NamedTuple):
@@ -68,10 +68,9 @@ class ScikitLearnCASH(ConditionalTestFunction):
     ) -> None:
         r"""
         Args:
-            dataset: ``"breast_cancer"``, ``"digits"``, ``"iris"``, ``"wine"`` (bundled
-                with scikit-learn), ``"moons"`` (500 points, made with ``seed``, and
-                four columns of noise), or a tuple of an ``n x p`` array of numbers and
-                ``n`` labels.
+            dataset: ``"breast_cancer"``, ``"digits"``, ``"iris"`` or ``"wine"``
+                (bundled with scikit-learn), or a tuple of an ``n x p`` array of numbers
+                and ``n`` labels.
             seed: Decides the folds.
             noise_std: Standard deviation of noise to add.
             negate: Whether to negate the function, for maximisation.
@@ -89,7 +88,7 @@ class ScikitLearnCASH(ConditionalTestFunction):
                 for name, entry in LEARNERS.items()
             ]
         )
-        self._data = _load(dataset, seed)
+        self._data = _load(dataset)
         super().__init__(space, noise_std=noise_std, negate=negate, dtype=dtype)
         self.seed = seed
         self.evaluations: list[tuple[dict[str, Any], Evaluation]] = []
@@ -144,10 +143,7 @@ error = 1 - cross_val_score(model, X, y, cv=folds).mean()
 """
 
 
-def _load(
-    dataset: str | tuple[Any, Any],
-    seed: int,
-) -> tuple[np.ndarray, np.ndarray]:
+def _load(dataset: str | tuple[Any, Any]) -> tuple[np.ndarray, np.ndarray]:
     """``n x p`` features and ``n`` labels."""
     bundled = import_extra("sklearn.datasets")
     if isinstance(dataset, str):
@@ -156,10 +152,6 @@ def _load(
                 f"dataset: expected one of {', '.join(DATASETS)}, or a tuple (X, y), "
                 f"got {dataset!r}."
             )
-        if dataset == "moons":
-            X, y = bundled.make_moons(500, noise=0.3, random_state=seed)
-            noise = np.random.default_rng(seed).standard_normal((500, 4))
-            return np.hstack([X, noise]), y
         return getattr(bundled, f"load_{dataset}")(return_X_y=True)
     X = np.asarray(dataset[0], dtype=float)
     y = np.asarray(dataset[1])

@@ -225,7 +225,7 @@ PAIR, EI, PRIOR = [ONE, ONE], AveragedLogExpectedImprovement, FeasibilityPrior
 BOXES = FastNondominatedPartitioning(X.amin(0), X)
 WRONG: dict[str, list[tuple[Any, tuple[Any, ...]]]] = {
     "models: expected at least one": [(EI, ([], 0.0))],
-    "best_f: expected a finite number or 2": [
+    "best_f: expected (finite numbers|a number or 2)": [
         (EI, (PAIR, torch.tensor(best))) for best in (NAN, [1.0, 2.0, 3.0])
     ],
     "weights: expected 2 finite numbers": [

@@ -455,6 +455,94 @@ def test_where_the_host_waits_evaluations_are_plain(
     assert len(caplog.records) == 1
 
 
+# -- many hyperparameters at once ------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["TreeStructuredGP", "tree, published"])
+def test_many_objectives_in_the_operations_of_one(name: str) -> None:
+    """Values and gradients are those one by one; operations and waits do not grow."""
+    case = CASES[name]
+    X = case.points(case.size, case.rows, 0)
+    counts = []
+    for count in (2, 7):
+        with RehearsedDevice() as device:
+            mll = mll_of(case.make(X.to("meta"), case.size)).train()
+            objective = DeviceObjective(mll, Recorder(device))
+            thetas = objective.read() + 0.1 * uniform(count, 1, 1).numpy()
+            at_once = objective.at_once(count)
+            inputs = torch.from_numpy(thetas).to("meta")
+            at_once(inputs)
+            with device.kernels() as started, device.counting() as waits:
+                found = at_once(inputs)
+            expected = [np.append(*objective(theta)) for theta in thetas]
+        np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-10)
+        counts.append((len(started), len(waits)))
+    assert counts[0] == counts[1]
+
+
+def test_one_of_many_objectives_may_need_jitter() -> None:
+    """It is evaluated by itself, as is one that has no factor even with jitter."""
+    X = leaf_points(2, 20, 0)
+    X = torch.cat([X, X])
+    with RehearsedDevice() as device:
+        mll = mll_of(tree_gp(X.to("meta"), 2)).train()
+        noise = mll.likelihood.noise_covar
+        noise.raw_noise_constraint.lower_bound.fill_(1e-30)
+        objective = DeviceObjective(mll, Recorder(device))
+        names = [n for n, p in mll.named_parameters() if p.requires_grad]
+        thetas = np.stack([objective.read()] * 3)
+        thetas[1, names.index("likelihood.noise_covar.raw_noise")] = np.log(1e-30)
+        thetas[2, :] = np.nan
+        found = objective.at_once(3)(torch.from_numpy(thetas).to("meta"))
+        for i in range(2):
+            expected = np.append(*objective(thetas[i]))
+            np.testing.assert_allclose(found[i], expected, rtol=1e-10)
+        assert np.isnan(found[2]).all()
+
+
+def test_starts_climb_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The waits of more of them are those of the longest climb."""
+    monkeypatch.setattr(leaf_model, "HOST_ROWS", 0)
+    monkeypatch.setattr(map_fit, "_GPU", "meta")
+    X = leaf_points(2, 8, 0)
+    ends, counts = [], []
+    for starts in (1, 2, 4):
+        with RehearsedDevice() as device:
+            monkeypatch.setattr(map_fit, "cuda_graph", Recorder(device))
+            mll = mll_of(tree_gp(X.to("meta"), 2))
+            with device.counting() as waits:
+                options = {"options": {"maxiter": 4}}
+                fit_gpytorch_mll(mll, num_restarts=starts, optimizer_kwargs=options)
+            ends.append(mll.model.compute_custom_loss(mll.train()).item())
+            counts.append(len(waits))
+    assert ends[2] <= ends[1] <= ends[0]
+    assert counts[2] < 2 * counts[1]
+
+
+@pytest.mark.filterwarnings("ignore:Chains may not have converged")
+@pytest.mark.parametrize("name", ["ConditionalGP", "tree, published"])
+def test_chains_advance_together(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are those of a CPU, one by one; the host waits for that with most steps."""
+    monkeypatch.setattr("botorch_structured.fit.HOST_ROWS", 0)
+    case = CASES[name]
+    model = case.make(case.points(2, 8, 0), 2)
+    for part, p in model.named_parameters():
+        p.requires_grad_("noise" in part or "outputscale" in part)
+    counts = []
+    for chains in (1, 5):
+        options = {"num_samples": chains, "num_chains": chains, "seed": 0}
+        options.update(warmup=0, thinning=1)
+        expected = fit_slice_sampling(model, **options).chains.samples
+        with RehearsedDevice() as device:
+            monkeypatch.setattr(map_fit, "cuda_graph", Recorder(device))
+            there = deepcopy(model).to("meta")
+            with device.counting() as waits:
+                found = fit_slice_sampling(there, **options).chains.samples
+        np.testing.assert_allclose(found, expected, rtol=1e-8)
+        counts.append(sum("map_fit" in wait.where for wait in waits))
+    assert counts[1] < 3 * counts[0]
+
+
 # -- the same data, the same model ----------------------------------------------------
 
 
@@ -482,7 +570,7 @@ def test_fits_end_at_the_same_optimum_everywhere(
         fit_gpytorch_mll(mll_of(model))
         states = []
         with RehearsedDevice() as device:
-            monkeypatch.setattr(map_fit, "_cuda_graph", Recorder(device))
+            monkeypatch.setattr(map_fit, "cuda_graph", Recorder(device))
             monkeypatch.setattr(map_fit, "_GPU", "meta")
             other = kind(X.to("meta"), Y.to("meta"), dependencies(2))
             fit_gpytorch_mll(mll_of(other))
@@ -497,6 +585,17 @@ def test_fits_end_at_the_same_optimum_everywhere(
             with torch.no_grad():
                 ends.append(n * model.compute_custom_loss(mll).item())
         np.testing.assert_allclose(ends, ends[0], atol=0.01)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_fits_of_single_precision_begin_where_others_do(kind: Any) -> None:
+    X = leaf_points(2, 8, 0)
+    starts = []
+    for data in (X, X.float()):
+        likelihood = kind(data, wave(data), dependencies(2)).double().likelihood
+        leaf_model.begin_fit(likelihood)
+        starts.append(likelihood.noise.item())
+    assert starts[0] == pytest.approx(starts[1], rel=1e-6)
 
 
 def test_more_starts_end_no_worse() -> None:

@@ -8,17 +8,19 @@ import torch
 from botorch.acquisition import (
     AcquisitionFunction,
     LogExpectedImprovement,
+    PriorGuidedAcquisitionFunction,
 )
 from botorch.models import SingleTaskGP
 from numpy.typing import NDArray
 from search_problems import make_problem
 from torch import Tensor
 
+from botorch_structured.acquisition import AveragedLogExpectedImprovement, InteriorPrior
 from botorch_structured.optim.boxes import Boxes, whole_box
 from botorch_structured.optim.climb import Evaluator, maximize_in_unit_box
 from botorch_structured.optim.problem import KnownPoints
 from botorch_structured.optim.walk import refine
-from botorch_structured.spaces import ParameterTree
+from botorch_structured.spaces import ParameterTree, SearchSpace
 
 Array = NDArray[Any]
 
@@ -55,6 +57,20 @@ def test_pieces_make_no_difference() -> None:
     np.testing.assert_allclose(value, expected)
     np.testing.assert_allclose(gradient, slope.numpy())
     assert parts.values(x[:0]).shape == (0,)
+
+
+def test_pieces_of_a_mixture_are_as_small_as_those_of_its_models() -> None:
+    """Memory is that of the models, which are inside of other functions."""
+    space = SearchSpace(["x", "y"], [[0.0, 0.0], [1.0, 1.0]])
+    X = torch.rand(4000, 2, dtype=torch.double)
+    model = SingleTaskGP(X, X.sum(-1, keepdim=True))
+    alone = LogExpectedImprovement(model, 1.0)
+    mixture = AveragedLogExpectedImprovement([model, model], 1.0)
+    guided = PriorGuidedAcquisitionFunction(
+        mixture, InteriorPrior(space), log=True, prior_exponent=0.1
+    )
+    limits = {Evaluator(acqf).batch_limit for acqf in (alone, mixture, guided)}
+    assert len(limits) == 1 and limits.pop() < 2**14
 
 
 def test_nan_is_worst(peak) -> None:
@@ -123,6 +139,23 @@ def test_quadratics_with_interior_and_bounded_optima() -> None:
     np.testing.assert_allclose(value, again)
     stuck = ((U == 0) & (slope <= 0)) | ((U == 1) & (slope >= 0))
     assert (np.abs(slope[~stuck]) < 2e-3).all() and stuck.any()
+
+
+def test_starts_in_one_box_do_not_all_climb_to_its_maximum() -> None:
+    """Two starts that lead to one maximum: the worse one ends, in the same box only."""
+
+    def f(U: Tensor, start: Tensor) -> Tensor:
+        return -((U - 0.4).square() + (U - 0.4) ** 4).sum(-1)
+
+    rows = {}
+    for name, box in {"same": [0, 0, 0], "others": [0, 1, 2]}.items():
+        evaluate, calls = objective(f)
+        U0 = np.array([[0.5, 0.5], [0.9, 0.8], [0.0, 0.2]])
+        maximize_in_unit_box(
+            evaluate, U0, np.ones((3, 2), dtype=bool), np.array(box), 1
+        )
+        rows[name] = sum(calls)
+    assert rows["same"] < rows["others"]
 
 
 def test_columns_at_bounds_do_not_slow_a_climb() -> None:

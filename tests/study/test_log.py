@@ -398,6 +398,15 @@ def test_choices_that_are_read_as_themselves(tmp_path: Path) -> None:
     assert [repr(t) for t in again.trials] == [repr(t) for t in study.trials]
 
 
+def test_lost_configurations_are_asked_for_again(tmp_path: Path) -> None:
+    """Until they are told."""
+    path = tmp_path / "log.jsonl"
+    asked = Study(SPACE, log=path, seed=0).ask(3)
+    study = Study(SPACE, log=path)
+    study.tell(asked[1], 1.0)
+    assert study.ask(2) == [asked[0], asked[2]]
+
+
 def test_a_line_that_is_no_text_is_named(lines: list[bytes], tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     path.write_bytes(b"".join([*lines[:3], b"\xff" + lines[3], *lines[4:]]))

@@ -342,6 +342,7 @@ def test_bad_arguments() -> None:
         ),
         ({"seed": "one"}, "seed: expected"),
         ({"log": 3}, "log: expected a path, got 3"),
+        ({"max_rows": 0}, "max_rows: expected"),
     ):
         with pytest.raises(ValueError, match=message):
             Study(**({"space": SPACE} | arguments))
@@ -357,7 +358,6 @@ def test_bad_arguments() -> None:
         (study.tell_many, (*asked, [1.0]), "configs: expected a list"),
         (study.tell_many, (asked, []), r"values: expected 1, one .*, got \[\]"),
         (study.tell_many, (asked, 3.0), "values: expected 1, one .*, got 3.0"),
-        (study.tell_many, (asked, torch.tensor(3.0)), "values: .*, got tensor"),
         (study.tell_many, (asked, [1.0], 2.0), "costs: expected 1, one .*, got 2.0"),
     ]
     for call, given, message in calls:
@@ -470,7 +470,6 @@ OPTIMIZE: list[tuple[dict[str, Any], str]] = [
     ({"evaluate": 3}, "evaluate: expected a function"),
     ({"timeout": "1"}, "timeout: expected a number"),
     ({"callbacks": [3]}, "callbacks: expected a function, got 3"),
-    ({"callbacks": 3}, "callbacks: expected a function, got 3"),
 ]
 
 

@@ -94,10 +94,18 @@ class LearntSpace:
                 entries[self.names[i]] = self.parameters[i].entry(value)
         return entries
 
-    def _key(self, name: str, distribution: Any) -> tuple[str, Any]:
+    def _key(
+        self,
+        name: str,
+        distribution: Any,
+    ) -> tuple[str, Any]:
         return (name, None if name in self._united else distribution)
 
-    def _column(self, name: str, distribution: Any) -> int | None:
+    def _column(
+        self,
+        name: str,
+        distribution: Any,
+    ) -> int | None:
         """The column of a parameter, if a trial has asked for it."""
         # hashing is slow, and most trials share the very distributions
         column = self._column_of_object.get((name, id(distribution)))
@@ -110,10 +118,7 @@ class LearntSpace:
         row = {}
         for name, (distribution, value) in trial.values.items():
             if (i := self._column(name, distribution)) is not None:
-                number = trial.numbers[name]
-                if name in self._united:
-                    number = self.parameters[i].number(value)
-                row[i] = number
+                row[i] = self.parameters[i].number(value)
         return row
 
     def fixed_entries(self, fixed: Mapping[str, Any]) -> dict[str, Any]:
@@ -135,11 +140,6 @@ class LearntSpace:
             for p, name in zip(self.parameters, self.names, strict=True)
             if name in config
         }
-
-    def has_seen(self, config: Mapping[str, Any]) -> bool:
-        """Whether some trial has each decision of a configuration of the space."""
-        numbers = self._numbers(Asked(self.values(config))).items()
-        return all(x in self._at[i] for i, x in numbers if self._is_decision(i))
 
     # -- trials in numbers -------------------------------------------------------------
 
@@ -263,7 +263,11 @@ class LearntSpace:
                 ways.append({**way, split.decision: spans})
         return ways, explained
 
-    def _splits(self, with_it: int, without: int) -> list[_DecisionSplit]:
+    def _splits(
+        self,
+        with_it: int,
+        without: int,
+    ) -> list[_DecisionSplit]:
         """Decisions that tell some trials from others, the best ones first.
 
         Args:
@@ -354,7 +358,11 @@ class LearntSpace:
         ]
         return reduce(or_, settings)
 
-    def _atom(self, i: int, spans: Sequence[_Span]) -> Condition:
+    def _atom(
+        self,
+        i: int,
+        spans: Sequence[_Span],
+    ) -> Condition:
         if self.parameters[i].is_choice:
             return In(i, [value for value, _ in spans])
         return reduce(or_, (Between(i, *span) for span in spans))

@@ -85,8 +85,9 @@ class StructuredSampler(BaseSampler):
         seed: A study with ``n_jobs=1`` is then the same each time.
         model: In place of the default model, see `Study`.
         acquisition: In place of the default acquisition function, see `Study`.
-        warn_independent_sampling: Whether to log a warning where a parameter was not in
-            a suggested path, and is random therefore.
+        warn_independent_sampling: Whether to log warnings, each once: where a declared
+            space does not have what an objective asks for, and where all points of the
+            space were tried.
         earlier: Old studies to begin from: Optuna's, such as ``[optuna.load_study(
             study_name=name, storage=storage) for name in
             optuna.get_all_study_names(storage) if name.startswith("boosting")]``, or
@@ -153,9 +154,7 @@ class StructuredSampler(BaseSampler):
         # parameters of running trials, by study: threads draw before storages know
         self._drawn: dict[str, dict[int, dict[str, Any]]] = {}
         self._kept: dict[str, ToldStudy] = {}  # by the name of the study
-        # studies and parameters that were warned of; None: trials that are left out;
-        # no name: that points are repeated
-        self._unknown: set[tuple[str, str | None]] = set()
+        self._said: set[tuple[str, str]] = set()  # studies, and what was warned of
 
     def space_of(self, study: optuna.Study) -> SearchSpace | None:
         """The space of a study as its trials show it, or as it was declared.
@@ -201,7 +200,11 @@ class StructuredSampler(BaseSampler):
         """Another seed: Optuna calls this where trials run in several threads."""
         self._seed = _new_seed()
 
-    def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
+    def before_trial(
+        self,
+        study: optuna.Study,
+        trial: FrozenTrial,
+    ) -> None:
         """Choose the whole path of a trial as soon as it exists."""
         for _ in range(_ROUNDS):
             with _ONE_AT_A_TIME:
@@ -217,7 +220,13 @@ class StructuredSampler(BaseSampler):
                 return
             shared.keep(trial.number, suggestion)
             now = SharedPaths(study, self._declared)
-            if not self._has_news(study, trial.number, suggestion, shared, now):
+            if not self._has_news(
+                study,
+                trial.number,
+                suggestion,
+                shared,
+                now,
+            ):
                 return
 
     def _has_news(
@@ -244,7 +253,10 @@ class StructuredSampler(BaseSampler):
         return False
 
     def _path(
-        self, study: optuna.Study, trial: FrozenTrial, shared: SharedPaths
+        self,
+        study: optuna.Study,
+        trial: FrozenTrial,
+        shared: SharedPaths,
     ) -> Values:
         """The values that a trial asked for, and is expected to ask for yet."""
         values = self._values(trial)
@@ -256,7 +268,9 @@ class StructuredSampler(BaseSampler):
         return values
 
     def infer_relative_search_space(
-        self, study: optuna.Study, trial: FrozenTrial
+        self,
+        study: optuna.Study,
+        trial: FrozenTrial,
     ) -> dict[str, BaseDistribution]:
         """None: `sample_independent` knows the path, and the ranges of the trial."""
         return {}
@@ -291,12 +305,20 @@ class StructuredSampler(BaseSampler):
             value = suggestion.values[param_name][1]
             if not parameter.is_choice or parameter.contains(value):
                 return parameter.nearest(value)
-        if suggestion.whole and self._warns:
-            self._warn(study, trial.number, param_name)
+        if self._declared is not None:
+            self._warn(
+                study,
+                param_name,
+                f"Trial {trial.number} asked for {param_name!r}, which the declared "
+                "space does not have, or on other paths only: its value is random.",
+            )
         return self._draw(study, trial, parameter)
 
     def _draw(
-        self, study: optuna.Study, trial: FrozenTrial, parameter: TrialParameter
+        self,
+        study: optuna.Study,
+        trial: FrozenTrial,
+        parameter: TrialParameter,
     ) -> Any:
         """A random value of a parameter that is not on the path of a trial.
 
@@ -318,32 +340,17 @@ class StructuredSampler(BaseSampler):
             running[trial.number] = params
         return value
 
-    def _warn(self, study: optuna.Study, number: int, name: str) -> None:
-        """Say that a parameter was not expected; once if it never will be."""
-        text = (
-            "is not on the path that it was suggested: its value is random. If this "
-            "happens again and again, declare the space: StructuredSampler(space=...)."
-        )
-        if self._declared is not None:
-            text = "the declared space has on other paths only: its value is random."
-            if name not in self._declared.names:
-                if (study.study_name, name) in self._unknown:
-                    return
-                self._unknown.add((study.study_name, name))
-                text = "the declared space does not have: its value is always random."
-        _logger.warning(f"Trial {number} asked for {name!r}, which {text} {_SWITCH}")
-
-    def _say_left_out(self, study: optuna.Study, trial: FrozenTrial) -> None:
-        """Say once that a trial is not in the declared space."""
-        key = (study.study_name, None)
-        if self._declared is None or key in self._unknown:
-            return
-        if trial.state == TrialState.COMPLETE and self._warns:
-            self._unknown.add(key)
-            _logger.warning(
-                f"Trial {trial.number} is left out, as others like it are: the "
-                f"declared space does not have {trial.params}. {_SWITCH}"
-            )
+    def _warn(
+        self,
+        study: optuna.Study,
+        what: str,
+        text: str,
+    ) -> None:
+        """Log a warning, once for a study and what it is about."""
+        key = study.study_name, what
+        if self._warns and key not in self._said:
+            self._said.add(key)
+            _logger.warning(f"{text} {_SWITCH}")
 
     def after_trial(
         self,
@@ -385,7 +392,10 @@ class StructuredSampler(BaseSampler):
         return [Asked(self._values(t), t.state == TrialState.COMPLETE) for t in trials]
 
     def _choose(
-        self, study: optuna.Study, trial: FrozenTrial, shared: SharedPaths
+        self,
+        study: optuna.Study,
+        trial: FrozenTrial,
+        shared: SharedPaths,
     ) -> SuggestedPath:
         """A suggestion for a trial, given those of others."""
         number = trial.number
@@ -425,7 +435,13 @@ class StructuredSampler(BaseSampler):
         pending = []
         for other, config in zip(others, configs, strict=True):
             if config is None:
-                self._say_left_out(study, other)
+                if self._declared is not None and other.state == TrialState.COMPLETE:
+                    self._warn(
+                        study,
+                        "left out",
+                        f"Trial {other.number} is left out, as others like it are: the "
+                        f"declared space does not have {other.params}.",
+                    )
             elif other.state == TrialState.RUNNING:
                 pending.append(config)
         inner = told.study(
@@ -441,14 +457,13 @@ class StructuredSampler(BaseSampler):
                 fixed=possible_together(space.space, space.fixed_entries(fixed)),
             )
         except CandidateGenerationError:
-            key = study.study_name, ""
-            _logger.log(
-                optuna.logging.INFO if key in self._unknown else optuna.logging.WARNING,
-                f"Trial {number}: every point is known, one is repeated.",
+            self._warn(
+                study,
+                "repeated",
+                f"Trial {number}: every point is known, one is repeated, as later on.",
             )
-            self._unknown.add(key)
             (config,) = space.space.decode(space.space.sample(1, seed=inner.seed))
-        return SuggestedPath(space.values(config), whole=space.has_seen(config))
+        return SuggestedPath(space.values(config))
 
     def _space(self, asked: Sequence[Asked]) -> TrialSpace | None:
         """None if nothing is declared, and no trial has asked for a parameter."""
@@ -469,7 +484,11 @@ class StructuredSampler(BaseSampler):
             if all(d == last[name] for name, (d, _) in one.values.items())
         ]
 
-    def _maker(self, study: optuna.Study, space: TrialSpace) -> Callable[..., Study]:
+    def _maker(
+        self,
+        study: optuna.Study,
+        space: TrialSpace,
+    ) -> Callable[..., Study]:
         """A function that makes a `Study` of objectives and constraints."""
         # in a learnt space `LearntSpace.untried` comes before
         has_starts = self._declared is not None or self._earlier
@@ -482,7 +501,11 @@ class StructuredSampler(BaseSampler):
             earlier=self._learn(study, space),
         )
 
-    def _learn(self, study: optuna.Study, space: TrialSpace) -> OldStudiesMean | None:
+    def _learn(
+        self,
+        study: optuna.Study,
+        space: TrialSpace,
+    ) -> OldStudiesMean | None:
         """The old studies of a space, as it is now."""
         if self._earlier and self._learnt_of != space.space:
             minimize = study.direction == optuna.study.StudyDirection.MINIMIZE

@@ -34,12 +34,10 @@ class SuggestedPath:
 
     Args:
         values: ``{name: (distribution, value)}``; the distribution of a declared
-            parameter is None until a trial has asked for it.
-        whole: Whether this is a whole path, and not decisions that lead to a new one.
+            parameter is None.
     """
 
     values: Values = field(default_factory=dict)
-    whole: bool = False
 
     def shares_branch(self, values: Values) -> bool:
         """Whether no choice or whole number tells it from the values of a trial."""
@@ -69,7 +67,11 @@ class SharedPaths:
             no user attributes.
     """
 
-    def __init__(self, study: optuna.Study, declared: SearchSpace | None) -> None:
+    def __init__(
+        self,
+        study: optuna.Study,
+        declared: SearchSpace | None,
+    ) -> None:
         self._study = study
         columns = () if declared is None else declared.columns
         self._columns: dict[str, Any] = {column.name: column for column in columns}
@@ -89,9 +91,13 @@ class SharedPaths:
                 values[name] = distribution, distribution.to_external_repr(internal)
             else:
                 values[name] = None, self._columns[name].decode(internal)
-        return SuggestedPath(values, shared["whole"])
+        return SuggestedPath(values)
 
-    def keep(self, number: int, suggestion: SuggestedPath) -> None:
+    def keep(
+        self,
+        number: int,
+        suggestion: SuggestedPath,
+    ) -> None:
         """Let other processes know of a suggestion."""
         rows: list[list[Any]] = []
         for name, (distribution, value) in suggestion.values.items():
@@ -103,7 +109,7 @@ class SharedPaths:
                 rows.append([name, text, distribution.to_internal_repr(value)])
             elif name in self._columns:  # not a constant
                 rows.append([name, "", self._columns[name].encode(value)])
-        shared = {"trial": number, "whole": suggestion.whole, "values": rows}
+        shared = {"trial": number, "values": rows}
         self._study.set_user_attr(_place(number), json.dumps(shared))
 
     def forget(self, number: int) -> None:

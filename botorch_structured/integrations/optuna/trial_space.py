@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from itertools import islice
 from numbers import Real
 from typing import Any
@@ -67,7 +67,11 @@ class TrialParameter:
         distribution: Its distribution.
     """
 
-    def __init__(self, name: str, distribution: BaseDistribution) -> None:
+    def __init__(
+        self,
+        name: str,
+        distribution: BaseDistribution,
+    ) -> None:
         self.name = name
         self.distribution: Any = distribution  # each kind has attributes of its own
         self.is_choice = isinstance(distribution, CategoricalDistribution)
@@ -216,15 +220,6 @@ class Asked:
     complete: bool = True
     expected: bool = False
 
-    @cached_property
-    def numbers(self) -> dict[str, float]:
-        """The place of each value on the axis of its column."""
-        return {
-            name: TrialParameter(name, distribution).number(value)
-            for name, (distribution, value) in self.values.items()
-            if distribution is not None
-        }
-
 
 class DeclaredSpace:
     """A space that was declared: parameters are columns.
@@ -252,13 +247,11 @@ class DeclaredSpace:
         """See `LearntSpace.values`; distributions are those of trials, None here."""
         return {name: (None, value) for name, value in config.items()}
 
-    def has_seen(self, config: Mapping[str, Any]) -> bool:
-        """See `LearntSpace.has_seen`: what is declared needs no trial."""
-        return True
-
 
 def check_declared(
-    space: SearchSpace, parameter: TrialParameter, asked: Values
+    space: SearchSpace,
+    parameter: TrialParameter,
+    asked: Values,
 ) -> None:
     """That an objective takes all values of a declared parameter.
 

@@ -863,18 +863,18 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         if not batch:
             Y = Y.detach()
         if self.tasks.share_rows:
-            task = task.expand(Y.shape)
+            task, noise, Y = torch.broadcast_tensors(task, noise, Y)
             none = Y.new_full((*Y.shape[:-1], self.num_tasks), torch.nan)
-            noise = torch.ones_like(none).scatter(-1, task, noise.expand_as(Y))
+            noise = torch.ones_like(none).scatter(-1, task, noise)
             Y = none.scatter(-1, task, Y)
         # in the first process only: the sum over processes has them from there
         q = 0 if self._group.rank else Y.shape[-2]
-        given = self._given_noise()
-        if given is None or batch:
+        variances = self._given_noise()
+        if variances is None or batch:
             noise = None
         else:
             added = noise.detach().expand_as(Y)[:q]
-            noise = _joined(self.tasks.to_outcomes(given), added, batch)
+            noise = _joined(self.tasks.to_outcomes(variances), added, batch)
         new = self._sharing_rows()
         new._conditioned = None
         new.train()  # with inputs that are not transformed
@@ -889,7 +889,7 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
                 WeightPosterior(w.mean.expand(*batch, w.mean.shape[-1]), w.root)
                 for w in weights
             ]
-            if given is not None:
+            if variances is not None:
                 new._noise_before = self._noise_levels()
         else:
             new._weights = weights

@@ -139,8 +139,7 @@ class DecomposedGP(ModelListGP):
 
         Args:
             X: ``batch_shape x q x d``.
-            output_indices: Without a ``posterior_transform``: of the one output, the
-                sum, ``[0]``. With one: the components that it is given.
+            output_indices: Of the one output, the sum: ``[0]`` or None.
             observation_noise: Whether to add the components' noise, or its variances,
                 ``batch_shape x q x m`` for ``m`` components with data, each in the
                 space of the component's transformed outcomes.
@@ -155,10 +154,10 @@ class DecomposedGP(ModelListGP):
             ValueError: For another output than the sum, noise of another shape, and
                 points of another shape or dtype, with NaN or infinity.
         """
-        if posterior_transform is not None:
-            joint = self.component_posterior(X, output_indices, observation_noise)
-            return posterior_transform(posterior=joint, X=X)
         self._check_output(output_indices)
+        if posterior_transform is not None:
+            joint = self.component_posterior(X, observation_noise)
+            return posterior_transform(posterior=joint, X=X)
         noises = self._split("observation_noise", observation_noise)
         learned = self._learned(X, noises)
         mean = sum(mvn.mean for mvn in learned)
@@ -174,32 +173,23 @@ class DecomposedGP(ModelListGP):
     def component_posterior(
         self,
         X: Tensor,
-        output_indices: list[int] | None = None,
         observation_noise: bool | Tensor = False,
     ) -> Posterior:
         r"""The joint posterior of the components, which are independent.
 
         Args:
             X: ``batch_shape x q x d``.
-            output_indices: Which components, known ones included; all if None.
             observation_noise: As in ``posterior``.
 
         Returns:
-            A posterior over ``batch_shape x q x k`` for ``k`` components; the variance
-            of a known one is the least that GPyTorch allows, 1e-10 in double precision.
+            A posterior over ``batch_shape x q x k`` for all ``k`` components; the
+            variance of a known one is the least that GPyTorch allows, 1e-10 in double
+            precision.
         """
         noises = self._split("observation_noise", observation_noise)
         learned = self._learned(X, noises)
         certain = map(_certain, self._known_values(X, learned[0].mean))
         parts = self._in_order(learned, certain)
-        if output_indices is not None:
-            k = len(parts)
-            if not all(-k <= i < k for i in output_indices):
-                raise ValueError(
-                    f"output_indices: expected components 0 to {k - 1}, got "
-                    f"{list(output_indices)}."
-                )
-            parts = [parts[i] for i in output_indices]
         return self._as_posterior(_independent(parts))
 
     def condition_on_observations(

@@ -366,6 +366,7 @@ class MonotoneGP(FastSingleTaskGP):
         Raises:
             TypeError: For an argument that the paper decides.
         """
+        checks.check_training_data(train_X, train_Y, kwargs.get("train_Yvar"))
         _, batch_shape = cls.get_batch_dimensions(train_X, train_Y)
         kernel = RBFKernel(batch_shape=batch_shape)
         if kwargs.get("train_Yvar") is None:

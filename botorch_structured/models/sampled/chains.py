@@ -36,6 +36,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from botorch.exceptions import UnsupportedError
@@ -43,11 +44,15 @@ from botorch.exceptions.warnings import BotorchWarning
 from botorch.models.gpytorch import GPyTorchModel
 from numpy.typing import NDArray
 
+from botorch_structured.linalg.blocks import Array, Steps, finish
 from botorch_structured.models.sampled.coordinates import PriorCoordinates
-from botorch_structured.models.sampled.density import ModelDensity, StationaryDensity
+from botorch_structured.models.sampled.density import (
+    BatchedDensity,
+    ModelDensity,
+    StationaryDensity,
+)
 
-Array = NDArray[np.float64]
-Target = ModelDensity | StationaryDensity
+Target = ModelDensity | StationaryDensity | BatchedDensity
 
 # Each half of a chain needs two draws for a variance.
 _MIN_DRAWS = 4
@@ -209,13 +214,13 @@ class Chains:
 
 
 def slice_update(
-    log_density: Callable[[float], float],
+    log_density: Callable[[float], Any],
     value: float,
     current: float,
     width: float,
     rng: np.random.Generator,
     max_steps: int = 32,
-) -> tuple[float, float]:
+) -> Steps:
     """One step-out and shrinkage, [Neal2003slice]_ figures 3 and 5.
 
     Args:
@@ -235,16 +240,16 @@ def slice_update(
     right = left + width
     steps_left = int(max_steps * rng.random())
     steps_right = max_steps - 1 - steps_left
-    while steps_left > 0 and log_density(left) > height:
+    while steps_left > 0 and (yield log_density(left)) > height:
         left -= width
         steps_left -= 1
-    while steps_right > 0 and log_density(right) > height:
+    while steps_right > 0 and (yield log_density(right)) > height:
         right += width
         steps_right -= 1
     tiny = 1e-13 * max(1.0, abs(value))
     while right - left > tiny:
         proposal = left + (right - left) * rng.random()
-        log_p = log_density(proposal)
+        log_p = yield log_density(proposal)
         if log_p > height:
             return proposal, log_p
         if proposal < value:
@@ -262,8 +267,9 @@ def sample_chain(
     warmup: int,
     draws: int,
     advance: Callable[[], None],
-) -> tuple[Array, Array, Array]:
-    """Sweeps over all coordinates in random order.
+    dispersed: bool = False,
+) -> Steps:
+    """Sweeps over all coordinates in random order, for ``finish``.
 
     Args:
         target: The log density.
@@ -273,6 +279,7 @@ def sample_chain(
         warmup: Sweeps before the first kept one; widths are tuned meanwhile.
         draws: Sweeps that are kept.
         advance: Called after each sweep.
+        dispersed: Whether to start at a random point around ``start``.
 
     Returns:
         Positions ``draws x k``, their log densities ``draws``, and tuned widths ``k``.
@@ -280,8 +287,10 @@ def sample_chain(
     Raises:
         ValueError: If the log density at ``start`` is not finite.
     """
+    if dispersed:
+        start = yield from _disperse(target, start, rng)
     position = start.copy()
-    log_density = target.move_to(position)
+    log_density = yield target.move_to(position)
     if not math.isfinite(log_density):
         raise ValueError(
             "start: expected a finite log density to start from, got "
@@ -293,7 +302,7 @@ def sample_chain(
     for sweep in range(warmup + draws):
         before = position.copy()
         for axis in rng.permutation(len(position)):
-            value, log_density = slice_update(
+            value, log_density = yield from slice_update(
                 target.along(position, int(axis)),
                 float(position[axis]),
                 log_density,
@@ -307,7 +316,7 @@ def sample_chain(
         # Evaluated from scratch, so that rounding of incremental evaluations does not
         # add up. Where the matrix is nearly singular this may fail; the incremental
         # value then stays.
-        fresh = target.move_to(position)
+        fresh = yield target.move_to(position)
         if math.isfinite(fresh):
             log_density = fresh
         if sweep < warmup:
@@ -337,7 +346,11 @@ def _tuned(widths: Array, moves: Array) -> Array:
 # -- chains of a model ------------------------------------------------------------
 
 
-def _disperse(target: Target, start: Array, rng: np.random.Generator) -> Array:
+def _disperse(
+    target: Target,
+    start: Array,
+    rng: np.random.Generator,
+) -> Steps:
     """A point of finite density around a starting point.
 
     The first deviation, in logarithms, is about that of the posterior of a lengthscale
@@ -347,7 +360,7 @@ def _disperse(target: Target, start: Array, rng: np.random.Generator) -> Array:
     for tries in range(20):
         scale = 0.5 * 0.7**tries
         point = start + scale * rng.standard_normal(start.shape)
-        if np.isfinite(target.move_to(point)):
+        if np.isfinite((yield target.move_to(point))):
             return point
     return start
 
@@ -361,7 +374,7 @@ def run_chains(
     draws: int,
     advance: Callable[[], None],
 ) -> Chains:
-    """Sample chains one after the other.
+    """Sample chains one after the other, or together where the target does that.
 
     Args:
         target: The log density.
@@ -376,25 +389,26 @@ def run_chains(
     # before tuning: a factor of seven on a logarithmic scale
     widths = np.full(len(coordinates), 2.0) if previous is None else previous.widths
     current = coordinates.read_values()
-    parts = []
+    chains = []
     for i, stream in enumerate(streams):
-        rng = np.random.default_rng(stream)
         if previous is not None:
             current = previous.last[i % previous.num_chains]
-        start = coordinates.to_position(coordinates.clip(current))
-        if previous is None and i > 0:
-            start = _disperse(target, start, rng)
-        parts.append(
+        chains.append(
             sample_chain(
                 target,
-                start,
+                coordinates.to_position(coordinates.clip(current)),
                 widths,
-                rng,
+                np.random.default_rng(stream),
                 warmup,
                 draws,
                 advance,
+                previous is None and i > 0,
             )
         )
+    if isinstance(target, BatchedDensity):
+        parts = finish(chains, target.evaluate)
+    else:
+        parts = [finish([chain])[0] for chain in chains]
     positions, log_densities, tuned = (np.stack(p) for p in zip(*parts, strict=True))
     samples = coordinates.to_values(positions)
     return Chains(

@@ -133,12 +133,18 @@ class PriorBlock:
         return (parameter ** (1.0 / self.power)).reshape(self.shape)
 
     @torch.no_grad()
-    def write(self, values: Vector) -> None:
-        """Set the values, ``size``, within their bounds."""
-        parameter = torch.as_tensor(values**self.power).to(self.raw).view_as(self.raw)
+    def to_raw(self, values: Vector) -> Tensor:
+        """Raw parameters ``lead x size`` of values within their bounds, the same."""
+        parameter = torch.as_tensor(values**self.power).to(self.raw)
+        parameter = parameter.reshape(values.shape[:-1] + self.raw.shape)
         if self.constraint is not None:
             parameter = self.constraint.inverse_transform(parameter)
-        self.raw.copy_(parameter)
+        return parameter.reshape(values.shape)
+
+    @torch.no_grad()
+    def write(self, values: Vector) -> None:
+        """Set the values, ``size``, within their bounds."""
+        self.raw.copy_(self.to_raw(values).view_as(self.raw))
 
     def bounds(self) -> tuple[Vector, Vector]:
         """Those of the parameter, and of the support of the prior, each ``size``."""
@@ -297,9 +303,9 @@ class PriorCoordinates:
 
     # -- values and coordinates ---------------------------------------------------
 
-    def inside(self, position: Vector) -> bool:
-        """Whether a position ``k`` is within the bounds; NaN is not."""
-        return bool(((position >= self._first) & (position <= self._last)).all())
+    def inside(self, position: Vector) -> Any:
+        """Whether positions ``lead x k`` are within the bounds; NaN is not."""
+        return ((position >= self._first) & (position <= self._last)).all(-1)
 
     def to_values(self, position: Vector) -> Vector:
         """Values of coordinates inside the bounds, both ``batch_shape x k``."""
@@ -342,6 +348,6 @@ class PriorCoordinates:
         """Values ``k``, moved into their bounds."""
         return np.clip(values, self.lower, self.upper)
 
-    def log_jacobian(self, position: Vector) -> float:
-        """Sum over coordinates of log(d value / d coordinate)."""
-        return float(position[self.positive].sum())
+    def log_jacobian(self, position: Vector) -> Vector:
+        """Sum over coordinates ``lead x k`` of log(d value / d coordinate)."""
+        return position[..., self.positive].sum(-1)

@@ -13,7 +13,7 @@ copy. Most of the time is then that of the Cholesky factorisation.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,6 @@ from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import ConstantMean
 from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from linear_operator.utils.errors import NanError, NotPSDError
-from numpy.typing import NDArray
 from scipy.linalg import lapack
 from torch.nn import Parameter
 
@@ -33,11 +32,9 @@ from botorch_structured.kernels.leaf_kernels import ConditionalKernel
 from botorch_structured.linalg.correlations import ARRAY_VALUES, computes_as
 from botorch_structured.linalg.parameters import UnknownFormError
 from botorch_structured.models.fast_inference import FastInference, noise_is_known
-from botorch_structured.models.sampled.coordinates import PriorCoordinates
+from botorch_structured.models.sampled.coordinates import PriorCoordinates, Vector
 from botorch_structured.models.tree.form import correlation_of
 from botorch_structured.models.tree.leaf_model import LeafModel
-
-Vector = NDArray[np.float64]
 
 
 class ModelDensity:
@@ -80,7 +77,9 @@ class ModelDensity:
                 value = -self.num_data * float(self._loss())
         except (NotPSDError, NanError, torch.linalg.LinAlgError):
             return -math.inf
-        return value + c.log_jacobian(position) if math.isfinite(value) else -math.inf
+        if not math.isfinite(value):
+            return -math.inf
+        return value + float(c.log_jacobian(position))
 
     def along(self, position: Vector, axis: int) -> Callable[[float], float]:
         """The log density as a function of one coordinate of the current position."""
@@ -94,6 +93,51 @@ class ModelDensity:
 
     def accept(self) -> None:
         """Make the last point evaluated by what ``along`` returned current."""
+
+
+class BatchedDensity(ModelDensity):
+    """Same numbers as ``ModelDensity``, of a position of each chain in one evaluation.
+
+    Where that returns a density, this returns the position, for ``evaluate``.
+
+    Args:
+        mll: The objective, on a GPU.
+        coordinates: Coordinates of ``mll.model``.
+        num_chains: How many positions.
+    """
+
+    def __init__(
+        self,
+        mll: MarginalLogLikelihood,
+        coordinates: PriorCoordinates,
+        num_chains: int,
+    ) -> None:
+        # it loads BoTorch's fits, see ``_botorch_names``
+        from botorch_structured.models.map_fit import DeviceObjective, cuda_graph
+
+        super().__init__(mll, coordinates)
+        objective = DeviceObjective(mll, cuda_graph)
+        self._free = objective.free
+        self._losses = objective.at_once(num_chains)
+
+    def move_to(self, position: Vector) -> Any:
+        """The position, ``k``."""
+        return position
+
+    def evaluate(self, positions: Sequence[Vector]) -> list[float]:
+        """Log densities of a position of each chain."""
+        c = self.coordinates
+        points = np.stack(positions)
+        values = c.to_values(points)
+        sampled = {b.raw: b.to_raw(values[:, b.places]) for b in c.blocks}
+        parts = []
+        for p in self._free:
+            part = sampled.get(p, p.detach().expand(len(points), *p.shape))
+            parts.append(part.flatten(1))
+        losses = self._losses(torch.cat(parts, -1))[:, 0]
+        result = c.log_jacobian(points) - self.num_data * losses
+        real = c.inside(points) & np.isfinite(result)
+        return np.where(real, result, -np.inf).tolist()
 
 
 def _is_plain(mll: MarginalLogLikelihood) -> bool:
@@ -249,7 +293,7 @@ class StationaryDensity:
         values = c.to_values(position)
         parameters = self._parameters.copy()
         parameters[self._places] = values**self._powers
-        log_prior = self._sum_priors(values) + c.log_jacobian(position)
+        log_prior = self._sum_priors(values) + float(c.log_jacobian(position))
         log_prior += self._constant_prior
         self._next[0] = self._sum_distances(parameters)
         result = self._evidence(self._next_correlation(), parameters) + log_prior

@@ -123,7 +123,11 @@ class SampledGP(GPyTorchModel, FantasizeMixin):
     # the data of all models, and their cached factors
     _predictor: tuple[list[Tensor], FoldedPredictor | None] | None = None
 
-    def __init__(self, models: Sequence[GPyTorchModel], chains: Any = None) -> None:
+    def __init__(
+        self,
+        models: Sequence[GPyTorchModel],
+        chains: Any = None,
+    ) -> None:
         models = list(models)
         _check_models(models)
         super().__init__()
@@ -217,7 +221,11 @@ class SampledGP(GPyTorchModel, FantasizeMixin):
         # caches are fast to rebuild and large to store
         return {**self.__dict__, "_predictor": None}
 
-    def train(self, mode: bool = True, reset: bool = False) -> SampledGP:
+    def train(
+        self,
+        mode: bool = True,
+        reset: bool = False,
+    ) -> SampledGP:
         """Training mode of all models: drops caches; there is nothing to be fitted.
 
         Args:
@@ -231,7 +239,11 @@ class SampledGP(GPyTorchModel, FantasizeMixin):
             self._predictor = None
         return super().train(mode)
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> SampledGP:
+    def _apply(
+        self,
+        fn: Callable[[Tensor], Tensor],
+        recurse: bool = True,
+    ) -> SampledGP:
         # BoTorch's analytic acquisitions call ``.to(X)`` on each evaluation. For S
         # models of some thirty tensors that costs more than the prediction, so a
         # conversion that leaves the first model alone is not carried out.
@@ -246,7 +258,10 @@ class SampledGP(GPyTorchModel, FantasizeMixin):
         return self
 
     def load_state_dict(
-        self, state_dict: Mapping[str, Any], strict: bool = True, **kwargs: Any
+        self,
+        state_dict: Mapping[str, Any],
+        strict: bool = True,
+        **kwargs: Any,
     ) -> None:
         """Load the hyperparameters of all samples, see ``GPyTorchModel``.
 
@@ -305,7 +320,9 @@ class SampledGP(GPyTorchModel, FantasizeMixin):
         return self._each(X, lambda model, x: model(x))
 
     def _each(
-        self, X: Tensor, call: Callable[[GPyTorchModel, Tensor], MultivariateNormal]
+        self,
+        X: Tensor,
+        call: Callable[[GPyTorchModel, Tensor], MultivariateNormal],
     ) -> MultivariateNormal:
         parts = zip(
             self.models,
@@ -400,7 +417,12 @@ class SampledGP(GPyTorchModel, FantasizeMixin):
         normals = [_normal_of(posterior, "models") for posterior in posteriors]
         return GPyTorchPosterior(stack_distributions(normals))
 
-    def _samples_of(self, name: str, values: Any, shared: int = 2) -> list[Any]:
+    def _samples_of(
+        self,
+        name: str,
+        values: Any,
+        shared: int = 2,
+    ) -> list[Any]:
         """``batch_shape x S x n x m`` values sample by sample, or shared ones.
 
         Args:
@@ -431,7 +453,11 @@ class SampledGP(GPyTorchModel, FantasizeMixin):
     # -- other models made of this one --------------------------------------------
 
     def condition_on_observations(
-        self, X: Tensor, Y: Tensor, noise: Tensor | None = None, **kwargs: Any
+        self,
+        X: Tensor,
+        Y: Tensor,
+        noise: Tensor | None = None,
+        **kwargs: Any,
     ) -> SampledGP:
         r"""Every sample with more data, hyperparameters as they are.
 
@@ -456,7 +482,11 @@ class SampledGP(GPyTorchModel, FantasizeMixin):
         noises = self._samples_of("noise", noise)
         models = []
         for model, x, y, variances in zip(
-            self.models, inputs, outcomes, noises, strict=True
+            self.models,
+            inputs,
+            outcomes,
+            noises,
+            strict=True,
         ):
             if model.prediction_strategy is None:
                 # GPyTorch conditions its caches, which fast predictions do not fill
@@ -573,7 +603,11 @@ def _same(models: Sequence[nn.Module], name: str) -> bool:
     )
 
 
-def _evaluate(module: Module, *points: Tensor, **kwargs: Any) -> Tensor:
+def _evaluate(
+    module: Module,
+    *points: Tensor,
+    **kwargs: Any,
+) -> Tensor:
     with settings.lazily_evaluate_kernels(False):
         return to_dense(module(*points, **kwargs))
 
@@ -593,7 +627,10 @@ class FoldedPredictor:
 
     @torch.no_grad()
     def __init__(
-        self, models: Sequence[GPyTorchModel], kernel: Module, mean: Module
+        self,
+        models: Sequence[GPyTorchModel],
+        kernel: Module,
+        mean: Module,
     ) -> None:
         self.models = list(models)
         self.kernel = partial(_evaluate, kernel)
@@ -604,7 +641,10 @@ class FoldedPredictor:
         priors = [model.forward(*model.train_inputs) for model in self.models]
         # some kernels have their own prediction strategy (inducing points, features)
         strategy = prediction_strategy(
-            list(first.train_inputs), priors[0], first.train_targets, first.likelihood
+            list(first.train_inputs),
+            priors[0],
+            first.train_targets,
+            first.likelihood,
         )
         mean = self.mean(self.data)
         covariance = self.kernel(self.data)

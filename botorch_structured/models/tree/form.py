@@ -54,12 +54,9 @@ from botorch_structured.kernels.tree_structured_kernel import (
     TreeStructuredKernel,
     check_declared,
 )
-from botorch_structured.linalg.blocks import positions
+from botorch_structured.linalg.blocks import Array, Indices, positions
 from botorch_structured.linalg.correlations import computes_as
 from botorch_structured.linalg.parameters import RawParameters, UnknownFormError
-
-Array = NDArray[np.float64]
-Indices = NDArray[np.int64]
 
 # A map of at most this many entries is a dense matrix.
 _MAX_DENSE = 2**16
@@ -89,7 +86,8 @@ class Factor:
         A place that a path does not use is the last one.
         """
         places = positions(self.seen[which]).numpy()
-        return places, np.take_along_axis(self.lengths[which], places, 1)
+        lengths = self.lengths[which]
+        return places, lengths[np.arange(len(lengths))[:, None], places]
 
 
 class Form:
@@ -269,7 +267,7 @@ class Form:
         lengths = self._tree_lengths(kernel)
         if kernel.leaf_kernels is None:
             own_columns = np.append(columns[:width], columns[-1])
-            unordered = np.isin(own_columns, [*self.listed_codes])
+            unordered = np.array([c in self.listed_codes for c in own_columns])
             factor = Factor("", own_columns, lengths, seen, unordered)
             self._correlated.append(factor)
             self.factors.append(factor)
@@ -330,7 +328,7 @@ class Form:
                     read(getattr(hyper, name), "raw_value"),
                     -2.0,
                 )
-        return np.broadcast_to(lengths, (count, width + 1))
+        return lengths[None].repeat(count, 0)
 
     def _read_weights(self, kernel: TreeStructuredKernel) -> None:
         read = self._read

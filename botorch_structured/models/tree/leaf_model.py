@@ -209,7 +209,9 @@ def begin_fit(likelihood: GaussianLikelihood) -> None:
     """
     raw = likelihood.noise_covar.raw_noise
     if raw.requires_grad:
-        raw.data.masked_fill_(raw.data == math.log(START), math.log(FIT_START))
+        # in single precision, of which the host fits a copy in double precision
+        as_made = raw.data.float() == math.log(START)
+        raw.data.masked_fill_(as_made, math.log(FIT_START))
 
 
 class _FitRecord(NamedTuple):
@@ -579,7 +581,8 @@ class LeafModel(FastSingleTaskGP):
                 as it is, and draws from the priors, which in closed form are the same
                 in each fit. Of 200 data sets of 10 to 60 rows one start ended more than
                 .1 nats below the best of 36 in 7 % (``as_published`` 9 %,
-                ``ConditionalGP`` 6 %), and four starts in 1 % (5 %, 5 %).
+                ``ConditionalGP`` 6 %), and four starts in 1 % (5 %, 5 %). On a GPU 16
+                draws for each start are screened, and all starts climb in one batch.
             kwargs: See ``fit_gpytorch_mll``.
 
         Raises:
@@ -623,12 +626,10 @@ class LeafModel(FastSingleTaskGP):
                 objectives[0].compete(best.loss)
             try:
                 self._fit(mll, objectives, **kwargs)
+                loss = sum(state.loss() for state in states)
             except ModelFittingError as error:
                 failure = error
                 return
-            loss = 0.0
-            for state in states:
-                loss += state.loss()
             if loss < best.loss:
                 best = _Fit(loss, kernel, read())
 

@@ -294,9 +294,9 @@ class PathMoments:
 
     Args:
         names: The correlations k_f.
-        tables: Those of ``U`` paths, with their rows, see ``PathTables``.
-        inverse_chol: L^-1, zero where padded, ``U x N x N``.
-        half: [e, H], ``U x N x (1 + D)``.
+        tables: Those of ``U`` paths, with their rows, see ``PathTables``; and
+            "inverse_chol", L^-1, zero where padded, ``U x N x N``, and "half", [e, H],
+            ``U x N x (1 + D)``.
         weight_mean: mu, and zero for the weight of an unused place.
         covariance: M^-1, or S of M^-1 = I - S'S, likewise.
         is_explained: Whether it is S.
@@ -310,8 +310,6 @@ class PathMoments:
         self,
         names: Sequence[str],
         tables: dict[str, Array],
-        inverse_chol: Array,
-        half: Array,
         weight_mean: Array,
         covariance: Array,
         is_explained: bool,
@@ -328,9 +326,7 @@ class PathMoments:
             )
             self._any_log = self._scales.log.any()
         self._tables = t = tables
-        t["inverse_chol"] = inverse_chol
-        t["half"] = half
-        t["alpha"] = half[..., :1].swapaxes(1, 2) @ inverse_chol
+        t["alpha"] = t["half"][..., :1].swapaxes(1, 2) @ t["inverse_chol"]
         t["total"] = (t["variance"] + t["constant"])[..., 0]
         self._offset = bool(t["constant"].any())
         self._factors: list[tuple[str, str]] = []
@@ -603,55 +599,61 @@ class LeafMoments:
             return mean, pad(covariance.explained, (0, 1)).numpy(), True
         return mean, pad(covariance.dense(), (0, 1, 0, 1)).numpy(), False
 
-    def side_by_side(
+    def read(
         self,
         number: int,
         place: Array,
         rows: Tensor,
         path: bool,
-        scales: ColumnScales | None,
-    ) -> PathMoments:
-        """Moments on paths of one bucket.
+    ) -> dict[str, Array]:
+        """Tables of paths of one bucket, with the factors of their data.
 
         Args:
             number: That of the bucket; -1 for paths without data, with prior moments.
             place: The places of the paths in the bucket.
             rows: A row of each path.
             path: Whether the part of the weights alone is wanted.
-            scales: Transforms of columns.
         """
-        paths = self.paths
         if number >= 0:
+            bucket = self.solver.structure.layout.buckets[number]
+            factors = self.solver.factors.blocks[number]
             tables = {}
             for name, table in self._tables[number].items():
                 tables[name] = table[place]
-            bucket = self.solver.structure.layout.buckets[number]
-            factors = self.solver.factors.blocks[number]
-            inverse = factors.inverse_chol.numpy()[place]
-            half = factors.half.numpy()[place]
+            tables["inverse_chol"] = inverse = factors.inverse_chol.numpy()[place]
+            tables["half"] = factors.half.numpy()[place]
             if bucket.real is not None:
                 # it is the identity where padded, of which nothing is to be explained
                 inverse *= bucket.real.numpy()[place][:, :, None]
-        else:
-            X = self.solver.X
-            form = Form(self.kernel, self.kernel.locate(rows))
-            paths = PathTables(self.kernel, form, X)
-            m = len(rows)
-            data = np.zeros((m, 0, paths.width), X.numpy().dtype)
-            tables = paths.read(slice(None), data)
-            if path:
-                tables["variance"] = np.zeros_like(tables["variance"])
-                tables["constant"] = np.zeros_like(tables["constant"])
-            inverse = np.zeros((m, 0, 0), data.dtype)
-            half = np.zeros((m, 0, 1 + tables["weights"].shape[-1]), data.dtype)
-        return PathMoments(
-            paths.names,
-            tables,
-            inverse,
-            half,
-            *self._weights,
-            scales,
-        )
+            return tables
+        X = self.solver.X
+        form = Form(self.kernel, self.kernel.locate(rows))
+        paths = PathTables(self.kernel, form, X)
+        m = len(rows)
+        data = np.zeros((m, 0, paths.width), X.numpy().dtype)
+        tables = paths.read(slice(None), data)
+        if path:
+            tables["variance"] = np.zeros_like(tables["variance"])
+            tables["constant"] = np.zeros_like(tables["constant"])
+        tables["inverse_chol"] = np.zeros((m, 0, 0), data.dtype)
+        tables["half"] = np.zeros((m, 0, 1 + tables["weights"].shape[-1]), data.dtype)
+        return tables
+
+    def side_by_side(
+        self,
+        tables: dict[str, Array],
+        which: Array,
+        scales: ColumnScales | None,
+    ) -> PathMoments:
+        """Moments on some of the paths of ``read``.
+
+        Args:
+            tables: Those of the paths.
+            which: The paths.
+            scales: Transforms of columns.
+        """
+        part = {name: table[which] for name, table in tables.items()}
+        return PathMoments(self.paths.names, part, *self._weights, scales)
 
 
 #: Prior means of points ``n x d`` and their gradients (or zero), if wanted.
@@ -804,23 +806,26 @@ class MomentsOnPaths:
             count: How many points are on each path.
         """
         paths = count.nonzero()[0]
-        count = count[paths]
-        kind = self._bucket[paths]
+        # tables are read for all paths of a bucket at once, the fewest points first;
+        # looked at together are paths with at most twice as many points as another one
+        paths = paths[count[paths].argsort(kind="stable")]
+        kind = np.zeros_like(count)
         if len(paths) * count.max() > 3 * count.sum() + 64:
-            # paths with at most twice as many points as another one
-            kind = kind * 64 + np.log2(count).astype(int)
+            kind = np.log2(np.maximum(count, 1)).astype(int)
         chosen = []
-        for one in np.unique(kind):
-            alike = paths[kind == one]
+        for bucket in np.unique(self._bucket[paths]):
+            alike = paths[self._bucket[paths] == bucket]
             most = max(1, _MAX_NUMBERS // int(self._sizes[alike[0]]))
             for i in range(0, len(alike), most):
                 chunk = alike[i : i + most]
-                moments = self._moments.side_by_side(
-                    int(self._bucket[chunk[0]]),
+                tables = self._moments.read(
+                    int(bucket),
                     self._place[chunk],
                     self._rows[torch.from_numpy(chunk)],
                     self._path,
-                    self._scales,
                 )
-                chosen.append((chunk, moments))
+                for one in np.unique(kind[chunk]):
+                    which = (kind[chunk] == one).nonzero()[0]
+                    moments = self._moments.side_by_side(tables, which, self._scales)
+                    chosen.append((chunk[which], moments))
         return chosen

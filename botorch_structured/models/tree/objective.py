@@ -23,16 +23,17 @@ from botorch.exceptions.errors import ModelFittingError
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import ConstantMean, Mean
 from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
-from numpy.typing import NDArray
 from scipy import sparse
 from torch import Tensor
 
 from botorch_structured.kernels.leaf_kernels import LeafKernel
 from botorch_structured.kernels.tree_structured_kernel import PathMean
 from botorch_structured.linalg.blocks import (
+    Array,
     Block,
     BlockDerivatives,
     Bucket,
+    Indices,
     log_evidence,
     weight_pairs,
 )
@@ -45,9 +46,6 @@ from botorch_structured.linalg.parameters import (
 from botorch_structured.models.fast_inference import noise_is_known
 from botorch_structured.models.tree.form import Factor, Form
 from botorch_structured.models.tree.moments import SMOOTH
-
-Array = NDArray[np.float64]
-Indices = NDArray[np.int64]
 
 # Up to so many distances of a bucket of leaves are kept. More of them take longer to
 # read than to compute again: an evaluation with 60 columns and 250 points 1.8 times.

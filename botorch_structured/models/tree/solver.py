@@ -130,7 +130,6 @@ class LeafSolver:
         """
         _ = self.moments  # with them there are factors in a third of the time
         factors = self.factors
-        covariance = pad(factors.weight_covariance.dense(), (0, 1, 0, 1))
         structure = self.structure
         solved = self.residual.new_empty(len(self.residual) + 1)  # the last: padding
         diagonal = torch.empty_like(solved)
@@ -144,8 +143,9 @@ class LeafSolver:
             inverse, half = block
             both = inverse.mT @ half
             right = both[..., 1:]
-            pairs = weights.unsqueeze(-1), weights.unsqueeze(-2)
-            explained = (right @ covariance[pairs] * right).sum(-1)
+            features = right.new_zeros(*right.shape[:-1], self.source.num_weights + 1)
+            features.scatter_(-1, weights.unsqueeze(1).expand_as(right), right)
+            explained = factors.weight_covariance.variances(features[..., :-1])
             solved[bucket.index] = both[..., 0]
             without = inverse.square().sum(-2)
             diagonal[bucket.index] = without - explained

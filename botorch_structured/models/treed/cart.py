@@ -121,7 +121,11 @@ class TreeNode:
         rows = np.arange(len(X))
         return cls(rows=rows, home=rows, size=len(rows))
 
-    def divided(self, X: Array, split: Split) -> tuple[TreeNode, TreeNode]:
+    def divided(
+        self,
+        X: Array,
+        split: Split,
+    ) -> tuple[TreeNode, TreeNode]:
         """The children that a split would make."""
         left = split.left(X)
 
@@ -204,7 +208,10 @@ def grow(
 
 
 def split_by_variance(
-    X: Array, y: Array, min_leaf_size: int, categorical: Collection[int] = ()
+    X: Array,
+    y: Array,
+    min_leaf_size: int,
+    categorical: Collection[int] = (),
 ) -> tuple[float, Split] | None:
     """The split that reduces U the most, equation (1), in O(d n log n).
 
@@ -260,7 +267,12 @@ def propose_by_variance(
         min_leaf_size: Fewest points of a child, shared ones included.
         categorical: Columns without an order.
     """
-    best = split_by_variance(X[node.rows], y[node.rows], min_leaf_size, categorical)
+    best = split_by_variance(
+        X[node.rows],
+        y[node.rows],
+        min_leaf_size,
+        categorical,
+    )
     if best is None:
         return None
     reduction, split = best

@@ -135,7 +135,11 @@ class NodeEvidence:
         # log v is a parameter if the noise is not known
         self.free = np.arange(k + 3 if noise is None else k + 2)
 
-    def fit(self, rows: Rows, starts: Sequence[Array]) -> NodeFit:
+    def fit(
+        self,
+        rows: Rows,
+        starts: Sequence[Array],
+    ) -> NodeFit:
         """The posterior mode of theta given some of the data, the best of several.
 
         Args:
@@ -157,7 +161,10 @@ class NodeEvidence:
         return best
 
     def _climb(
-        self, theta: Array, rows: Rows, squared: Array
+        self,
+        theta: Array,
+        rows: Rows,
+        squared: Array,
     ) -> tuple[Array, Point | None]:
         """Damped scoring; the point is None if the start has no density."""
         point = self.evaluate(theta, rows, squared)
@@ -181,7 +188,12 @@ class NodeEvidence:
             point = there
         return theta, point
 
-    def evaluate(self, theta: Array, rows: Rows, squared: Array) -> Point | None:
+    def evaluate(
+        self,
+        theta: Array,
+        rows: Rows,
+        squared: Array,
+    ) -> Point | None:
         """Log posterior of theta, its gradient and the Fisher information.
 
         Args:
@@ -207,7 +219,12 @@ class NodeEvidence:
         covariance *= variance
         covariance.ravel()[:: n + 1] += noise
         # symmetric: in the order of Fortran the transpose is the same matrix, uncopied
-        chol, info = lapack.dpotrf(covariance.T, lower=1, clean=1, overwrite_a=1)
+        chol, info = lapack.dpotrf(
+            covariance.T,
+            lower=1,
+            clean=1,
+            overwrite_a=1,
+        )
         if info != 0:
             return None
         residual = self.y[rows] - theta[k + 1]
@@ -340,7 +357,12 @@ def grow_trees(
     noises = [None] * len(inputs) if noise is None else list(elements(noise, n))
     grown = GrownTrees([], inputs, [], [])
     for points, outcomes, variances in zip(inputs, elements(y, n), noises, strict=True):
-        scale = relative_lengthscales(points, outcomes, variances, categorical)
+        scale = relative_lengthscales(
+            points,
+            outcomes,
+            variances,
+            categorical,
+        )
         evidence = NodeEvidence(
             points / scale,
             outcomes,
@@ -377,7 +399,10 @@ def grow_trees(
 
 
 def relative_lengthscales(
-    X: Array, y: Array, noise: Array | None, categorical: Sequence[int]
+    X: Array,
+    y: Array,
+    noise: Array | None,
+    categorical: Sequence[int],
 ) -> Array:
     """How much faster the outcome changes in one column than in another.
 
@@ -492,7 +517,13 @@ def propose_by_evidence(
     def best() -> Proposal:
         return max(trials.values(), key=attrgetter("value"))
 
-    for split in _candidates(node, X, evidence.y, min_leaf_size, categorical):
+    for split in _candidates(
+        node,
+        X,
+        evidence.y,
+        min_leaf_size,
+        categorical,
+    ):
         attempt(split, (node, node))
     if not trials:
         return None
@@ -527,7 +558,9 @@ def _log_prior_odds(depth: int, columns: int) -> float:
 
 
 def _average(
-    trials: dict[Split, Proposal], best: Split, values: Array
+    trials: dict[Split, Proposal],
+    best: Split,
+    values: Array,
 ) -> tuple[float, ChangePoint]:
     """Evidence averaged over the thresholds of a column, and where the change is.
 
@@ -559,7 +592,11 @@ def _average(
 
 
 def _candidates(
-    node: TreeNode, X: Array, y: Array, min_leaf_size: int, categorical: Sequence[int]
+    node: TreeNode,
+    X: Array,
+    y: Array,
+    min_leaf_size: int,
+    categorical: Sequence[int],
 ) -> list[Split]:
     """Splits that are tried first: a few quantiles of each column, and CART's."""
     splits = []
@@ -570,7 +607,12 @@ def _candidates(
             places = np.linspace(0, len(values) - 1, _QUANTILES + 2)[1:-1]
             values = values[np.unique(np.round(places).astype(int))]
         splits += [Split(column, float(v), named) for v in values]
-    cart = split_by_variance(X[node.home], y[node.home], min_leaf_size, categorical)
+    cart = split_by_variance(
+        X[node.home],
+        y[node.home],
+        min_leaf_size,
+        categorical,
+    )
     if cart is not None:
         splits.append(cart[1])
     return splits

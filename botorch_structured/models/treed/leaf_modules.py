@@ -47,7 +47,11 @@ from botorch_structured.models.treed.tree_partition import TreePartition
 _NOISE = math.exp(-9.0), 3.0, 10.0
 
 
-def element_of(values: Tensor, element: int, dims: int) -> Tensor:
+def element_of(
+    values: Tensor,
+    element: int,
+    dims: int,
+) -> Tensor:
     """One element of a batch, for values with so many dimensions of their own."""
     if values.ndim == dims:
         return values
@@ -112,14 +116,24 @@ class TreedKernel(BatchKernel):
             ``B x m x q``, or ``B x m`` if ``diag``.
         """
 
-    def _covariance(self, x1: Tensor, x2: Tensor, diag: bool, **params: Any) -> Tensor:
+    def _covariance(
+        self,
+        x1: Tensor,
+        x2: Tensor,
+        diag: bool,
+        **params: Any,
+    ) -> Tensor:
         """The dense definition."""
         (partition,) = self._partition
         n = x1.shape[-2]
         batch_shape = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2])
         points = [x.expand(*batch_shape, *x.shape[-2:]) for x in (x1, x2)]
 
-        def within_leaves(element: int, tree: TreePartition, x: Tensor) -> Tensor:
+        def within_leaves(
+            element: int,
+            tree: TreePartition,
+            x: Tensor,
+        ) -> Tensor:
             leaf = tree.leaf_index(x)
             rows = leaf[:, :n].unsqueeze(-1)
             total = x.new_zeros(())
@@ -167,7 +181,11 @@ class TreedStationary(TreedKernel):
             batch_shape=batch_shape,
         )
         self.variance_of_leaf = Hyperparameter(
-            (leaves,), mode=1.0, scale=1.5, bounds=(1e-5, 1e2), batch_shape=batch_shape
+            (leaves,),
+            mode=1.0,
+            scale=1.5,
+            bounds=(1e-5, 1e2),
+            batch_shape=batch_shape,
         )
         self.categorical = sorted(categorical)
         self.numeric = [j for j in range(dim) if j not in self.categorical]
@@ -208,7 +226,12 @@ class TreedStationary(TreedKernel):
             self._kinds = (key, kind.flatten().tolist())
         return CORRELATIONS[self._kinds[1][element]]
 
-    def _scaled(self, element: int, leaves: Tensor, X: Tensor) -> tuple[Tensor, Tensor]:
+    def _scaled(
+        self,
+        element: int,
+        leaves: Tensor,
+        X: Tensor,
+    ) -> tuple[Tensor, Tensor]:
         """Warped inputs over lengthscales, and lengthscales ``B x 1 x d``."""
         scale = element_of(self.lengthscale_of_leaf.value, element, 2)[leaves]
         scale = scale.unsqueeze(-2)
@@ -254,7 +277,11 @@ class TreedCopies(TreedKernel):
         kernel: What is copied; with the batch shape of the partition.
     """
 
-    def __init__(self, partition: TreePartition, kernel: Kernel) -> None:
+    def __init__(
+        self,
+        partition: TreePartition,
+        kernel: Kernel,
+    ) -> None:
         super().__init__(partition)
         copies = [deepcopy(kernel) for _ in range(partition.num_leaves)]
         self.copies = torch.nn.ModuleList(copies)
@@ -297,18 +324,31 @@ class LeafMean(Mean):
         kwargs: Of the mean that it is besides.
     """
 
-    def __init__(self, partition: TreePartition, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        partition: TreePartition,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
         self._partition = (partition,)
 
     @abstractmethod
-    def leaf_mean(self, element: int, leaves: Tensor, X: Tensor) -> Tensor:
+    def leaf_mean(
+        self,
+        element: int,
+        leaves: Tensor,
+        X: Tensor,
+    ) -> Tensor:
         """Means ``B x m`` under given leaves ``B`` of points ``B x m x d``."""
 
     def forward(self, X: Tensor) -> Tensor:
         """Means of points ``batch_shape x n x d`` in their own leaves."""
 
-        def of_own_leaf(element: int, tree: TreePartition, x: Tensor) -> Tensor:
+        def of_own_leaf(
+            element: int,
+            tree: TreePartition,
+            x: Tensor,
+        ) -> Tensor:
             leaf = tree.leaf_index(x)
             points = x.reshape(-1, 1, x.shape[-1])
             return self.leaf_mean(element, leaf.reshape(-1), points).reshape(leaf.shape)
@@ -332,7 +372,12 @@ class TreedMean(LeafMean, ConstantMean):
         )
         self.batch_shape = trees
 
-    def leaf_mean(self, element: int, leaves: Tensor, X: Tensor) -> Tensor:
+    def leaf_mean(
+        self,
+        element: int,
+        leaves: Tensor,
+        X: Tensor,
+    ) -> Tensor:
         """See ``LeafMean``."""
         constant = element_of(self.constant, element, 1)[leaves]
         return constant.unsqueeze(-1).expand(X.shape[:-1])
@@ -346,12 +391,21 @@ class TreedMeanCopies(LeafMean):
         mean: What is copied; with the batch shape of the partition.
     """
 
-    def __init__(self, partition: TreePartition, mean: Mean) -> None:
+    def __init__(
+        self,
+        partition: TreePartition,
+        mean: Mean,
+    ) -> None:
         super().__init__(partition)
         copies = [deepcopy(mean) for _ in range(partition.num_leaves)]
         self.copies = torch.nn.ModuleList(copies)
 
-    def leaf_mean(self, element: int, leaves: Tensor, X: Tensor) -> Tensor:
+    def leaf_mean(
+        self,
+        element: int,
+        leaves: Tensor,
+        X: Tensor,
+    ) -> Tensor:
         """See ``LeafMean``."""
         (partition,) = self._partition
         shape = (*partition.tree_shape, *X.shape[-2:])
@@ -374,7 +428,11 @@ class LeafNoise(Noise):
     #: leave-one-out formulas).
     data_leaves: Tensor | None = None
 
-    def __init__(self, partition: TreePartition, blend: bool) -> None:
+    def __init__(
+        self,
+        partition: TreePartition,
+        blend: bool,
+    ) -> None:
         super().__init__()
         self._partition = (partition,)
         self.blend = blend
@@ -390,7 +448,11 @@ class LeafNoise(Noise):
     def at(self, X: Tensor) -> Tensor:
         """Variances at points ``batch_shape x n x d``."""
 
-        def expected(element: int, tree: TreePartition, x: Tensor) -> Tensor:
+        def expected(
+            element: int,
+            tree: TreePartition,
+            x: Tensor,
+        ) -> Tensor:
             weights = tree.leaf_probabilities(x, self.blend)
             values = element_of(self.noise_of_leaf.value, element, 1)
             return weights @ values[: weights.shape[-1]]

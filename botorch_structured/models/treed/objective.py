@@ -51,7 +51,9 @@ _WORK = 2e7
 
 
 def path_weight(
-    leaf: TreeNode, node: TreeNode, data: Callable[[TreeNode], Rows]
+    leaf: TreeNode,
+    node: TreeNode,
+    data: Callable[[TreeNode], Rows],
 ) -> float:
     """w_i of equation (2), as printed.
 
@@ -184,7 +186,9 @@ def path_evidence(
 
 
 def leaf_terms(
-    tree: TreeData, noise: Array | None, levels: Array | None
+    tree: TreeData,
+    noise: Array | None,
+    levels: Array | None,
 ) -> list[list[EvidenceTerm]]:
     """The terms of each leaf; of leaves without data none.
 
@@ -205,7 +209,9 @@ def leaf_terms(
     sampled[by_leaf[np.linspace(0, n - 1, most).round().astype(int)]] = True
 
     def term(
-        nodes: Sequence[TreeNode], leaf: TreeNode, level: Array | None
+        nodes: Sequence[TreeNode],
+        leaf: TreeNode,
+        level: Array | None,
     ) -> EvidenceTerm:
         kept = sampled.copy()
         for node in nodes:

@@ -80,7 +80,11 @@ class TreedPredictor:
 
     # -- the prior of one leaf ----------------------------------------------------
 
-    def _leaf_mean(self, leaf: int, X: Tensor) -> Tensor:
+    def _leaf_mean(
+        self,
+        leaf: int,
+        X: Tensor,
+    ) -> Tensor:
         leaves = torch.full((1,), leaf, device=X.device)
         return self.mean.leaf_mean(self.element, leaves, X.unsqueeze(0))[0]
 
@@ -94,7 +98,13 @@ class TreedPredictor:
         leaves = torch.full((1,), leaf, device=X.device)
         a = X.unsqueeze(0)
         b = a if other is None else other.unsqueeze(0)
-        return self.kernel.leaf_covariance(self.element, leaves, a, b, diag)[0]
+        return self.kernel.leaf_covariance(
+            self.element,
+            leaves,
+            a,
+            b,
+            diag,
+        )[0]
 
     # -- what a leaf predicts from ------------------------------------------------
 
@@ -114,7 +124,11 @@ class TreedPredictor:
         return self._factorise(leaf, np.append(home, lent)) if len(lent) else factors
 
     @torch.no_grad()
-    def lent(self, leaf: int, factors: LeafFactors) -> Rows:
+    def lent(
+        self,
+        leaf: int,
+        factors: LeafFactors,
+    ) -> Rows:
         """Points at the boundary that others lend to a leaf.
 
         Args:
@@ -131,7 +145,11 @@ class TreedPredictor:
         # plausible: within three standard deviations
         return offered[(z < 9.0).cpu().numpy()]
 
-    def _factorise(self, leaf: int, rows: Rows) -> LeafFactors:
+    def _factorise(
+        self,
+        leaf: int,
+        rows: Rows,
+    ) -> LeafFactors:
         X = self.X[rows]
         residual = self.y[rows] - self._leaf_mean(leaf, X)
         covariance = self._leaf_covariance(leaf, X) + self.noise[leaf][rows].diag()
@@ -143,14 +161,20 @@ class TreedPredictor:
     # -- predictions of one leaf --------------------------------------------------
 
     def _project(
-        self, leaf: int, factors: LeafFactors, X: Tensor
+        self,
+        leaf: int,
+        factors: LeafFactors,
+        X: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """Posterior mean ``p`` and J k, ``p x m``, at ``p x d`` points."""
         projected = self._leaf_covariance(leaf, X, factors.X) @ factors.root.mT
         return self._leaf_mean(leaf, X) + projected @ factors.half, projected
 
     def _leaf_moments(
-        self, leaf: int, X: Tensor, reached: Tensor | None
+        self,
+        leaf: int,
+        X: Tensor,
+        reached: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """Mean ``T x q`` and covariance ``T x q x q``.
 
@@ -190,7 +214,10 @@ class TreedPredictor:
         return self._moments(self.root, X, reached)
 
     def _moments(
-        self, node: TreeNode, X: Tensor, reached: Tensor | None
+        self,
+        node: TreeNode,
+        X: Tensor,
+        reached: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         if node.leaf is not None:
             return self._leaf_moments(node.leaf, X, reached)

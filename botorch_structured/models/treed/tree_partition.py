@@ -170,7 +170,9 @@ class TreePartition(nn.Module):
         )
 
     def by_tree(
-        self, X: Tensor, value: Callable[[int, TreePartition, Tensor], Tensor]
+        self,
+        X: Tensor,
+        value: Callable[[int, TreePartition, Tensor], Tensor],
     ) -> Tensor:
         """Values of points, each found with the tree of its batch element.
 
@@ -190,7 +192,11 @@ class TreePartition(nn.Module):
         stacked = torch.stack(values, dim=1)
         return stacked.reshape(*shape, *stacked.shape[2:])
 
-    def leaf_probabilities(self, X: Tensor, blend: bool) -> Tensor:
+    def leaf_probabilities(
+        self,
+        X: Tensor,
+        blend: bool,
+    ) -> Tensor:
         """Probability of each leaf, ``batch_shape x n x L``; no batch of trees.
 
         Args:
@@ -212,7 +218,11 @@ class TreePartition(nn.Module):
         return torch.stack(probabilities, dim=-1)
 
 
-def left_probability(X: Tensor, node: TreeNode, blend: bool) -> Tensor:
+def left_probability(
+    X: Tensor,
+    node: TreeNode,
+    blend: bool,
+) -> Tensor:
     """Probability that a point at an inner node is one of its left child.
 
     Args:

@@ -132,12 +132,6 @@ class TestPosterior:
             + 0.25 * b.distribution.covariance_matrix,
             1e-8,  # nine times GPyTorch's least variance, for the known component
         )
-        chosen = model.posterior(
-            X,
-            output_indices=[2],
-            posterior_transform=ScalarizedPosteriorTransform(weights[:1]),
-        )
-        close(chosen.mean, 2 * b.mean)
         joint = model.component_posterior(X)
         close(joint.mean, torch.cat([a.mean, price(X), b.mean], -1))
         zero = torch.zeros_like(a.variance)
@@ -303,7 +297,6 @@ def test_wrong_arguments() -> None:
     for call, message in (
         (lambda: model.posterior(X, output_indices=[1]), "one output, the sum"),
         (lambda: model.subset_output([1]), "one output, the sum"),
-        (lambda: model.component_posterior(X, [3]), r"components 0 to 2, got \[3\]"),
         (
             lambda: model.posterior(X, observation_noise=three),
             "noise: expected 2 columns",

@@ -584,6 +584,14 @@ def test_no_virtual_point_is_added_twice(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(model.virtual_points) == 5
 
 
+def test_data_at_the_end_of_the_unit_cube_are_within_it() -> None:
+    X, Y = rising_data()
+    X[0] = 1.0
+    grid = MonotoneGP(X, Y, {0: 1}, virtual_X="grid").virtual_points
+    assert torch.equal(grid.amin(0), torch.zeros(2))
+    assert torch.equal(grid.amax(0), torch.ones(2))
+
+
 def test_batch_of_input_transforms() -> None:
     """Elements share virtual points on the model's axes, so these must agree."""
     X, Y = rising_data()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 from scipy import stats
 
+from botorch_structured.linalg.blocks import finish
 from botorch_structured.models.sampled.chains import (
     effective_sample_size,
     sample_chain,
@@ -40,14 +42,20 @@ class Plain:
         self.position = self.trial
 
 
+def chain(*args: Any) -> Any:
+    return finish([sample_chain(*args, lambda: None)])[0]
+
+
+def update(*args: Any, **kwargs: Any) -> tuple[float, float]:
+    return finish([slice_update(*args, **kwargs)])[0]
+
+
 def sample(
     target: Plain, start: list[float], seed: int, draws: int, warmup: int = 50
 ) -> np.ndarray:
     rng = np.random.default_rng(seed)
     widths = np.full(len(start), 2.0)
-    return sample_chain(
-        target, np.array(start), widths, rng, warmup, draws, lambda: None
-    )[0]
+    return chain(target, np.array(start), widths, rng, warmup, draws)[0]
 
 
 def thinned(draws: np.ndarray, cdf: Callable) -> np.ndarray:
@@ -115,7 +123,7 @@ def test_the_first_interval_and_its_steps_are_placed_at_random(max_steps: int) -
     rng = np.random.default_rng(0)
     x, lp, draws = 0.5, 0.0, []
     for _ in range(20_000):
-        x, lp = slice_update(log_density, x, lp, 2.5, rng, max_steps=max_steps)
+        x, lp = update(log_density, x, lp, 2.5, rng, max_steps=max_steps)
         draws.append(x)
     distance = stats.kstest(draws, lambda v: np.interp(v, ends, below)).statistic
     # that of 3000 independent draws is above it in 1 % of cases
@@ -129,12 +137,12 @@ def test_widths_are_tuned_to_the_slices() -> None:
     rng = np.random.default_rng(0)
     start = np.zeros(3)
     before = [start, np.full(3, 2.0), rng]
-    positions, _, widths = sample_chain(target, *before, 100, 1, lambda: None)
+    positions, _, widths = chain(target, *before, 100, 1)
     # a slice of a normal distribution is about three standard deviations long
     assert (widths > 3 * scales).all() and (widths < 6 * scales).all()
     target.evaluations = 0
     after = [positions[-1], widths, rng]
-    fixed = sample_chain(target, *after, 0, 200, lambda: None)[2]
+    fixed = chain(target, *after, 0, 200)[2]
     assert target.evaluations / 600 < 5.5
     np.testing.assert_array_equal(fixed, widths)  # only warmup tunes them
 
@@ -142,7 +150,7 @@ def test_widths_are_tuned_to_the_slices() -> None:
 def test_an_empty_slice_stays_where_it_is() -> None:
     """A log density that rounding has made too high at the current point."""
     rng = np.random.default_rng(0)
-    assert slice_update(lambda v: -1e9, 0.0, 0.0, 1.0, rng) == (0.0, 0.0)
+    assert update(lambda v: -1e9, 0.0, 0.0, 1.0, rng) == (0.0, 0.0)
 
 
 def test_nan_counts_as_impossible() -> None:
@@ -152,7 +160,7 @@ def test_nan_counts_as_impossible() -> None:
     rng = np.random.default_rng(0)
     x, lp = 0.0, 0.0
     for _ in range(100):
-        x, lp = slice_update(log_density, x, lp, 1.0, rng)
+        x, lp = update(log_density, x, lp, 1.0, rng)
         assert x <= 0.2
 
 
@@ -160,7 +168,7 @@ def test_step_out_ends_on_a_flat_density() -> None:
     """An improper density must not make it walk forever."""
     target = Plain(lambda z: 0.0, 1)
     rng = np.random.default_rng(0)
-    slice_update(target.along(np.zeros(1), 0), 0.0, 0.0, 1.0, rng, max_steps=8)
+    update(target.along(np.zeros(1), 0), 0.0, 0.0, 1.0, rng, max_steps=8)
     assert target.evaluations == 8
 
 

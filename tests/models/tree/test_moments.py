@@ -56,7 +56,7 @@ def all_close(found: Any, expected: Any, tolerance: float = 1e-9) -> None:
 
 @pytest.mark.parametrize("numbers", [1, None])
 @given(seeds)
-@settings(max_examples=15)
+@settings(max_examples=10)
 def test_points_one_by_one_are_those_of_all_points(
     numbers: int | None, seed: int
 ) -> None:

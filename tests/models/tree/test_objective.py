@@ -9,6 +9,7 @@ from unittest import mock
 import pytest
 import torch
 from botorch import fit_gpytorch_mll
+from botorch.exceptions.errors import ModelFittingError
 from botorch.models.kernels import CategoricalKernel
 from gpytorch.constraints import GreaterThan, Interval, Positive
 from gpytorch.distributions import MultivariateNormal
@@ -55,7 +56,7 @@ def distances(request: Any, monkeypatch: Any) -> None:
 
 @pytest.mark.usefixtures("distances")
 @pytest.mark.parametrize("rows_per_weight", [0.0, math.inf], ids=["blocks", "as one"])
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seeds)
 def test_tree_kernel(rows_per_weight: float, seed: int) -> None:
     """Of random trees and options; by factors of each leaf, or one of all rows."""
@@ -290,3 +291,33 @@ def test_the_evidence_is_that_of_a_call() -> None:
     mll = ExactMarginalLogLikelihood(model.likelihood, model).train()
     expected = -mll(model(*model.train_inputs), model.train_targets)
     torch.testing.assert_close(model.compute_custom_loss(mll), expected)
+
+
+def test_the_loss_is_that_of_the_present_kernel_and_parameters() -> None:
+    model = TreeStructuredGP(*data(TREE, 0, 12), TREE, leaf_kernel="matern")
+    _, objective = objective_of(model)
+    theta = objective.read()
+    value = objective(theta)[0]
+    assert objective.loss() == value
+    model.covar_module.set_correlation("rbf")
+    objective.read_correlation()
+    other = objective.loss()
+    assert other != value and other == objective(theta)[0]
+    theta += 0.1
+    objective.write(theta)
+    changed = objective.loss()
+    assert changed != other and changed == objective(theta)[0]
+
+
+def test_a_fit_is_given_up_behind_another_one() -> None:
+    _, objective = objective_of(TreeStructuredGP(*data(TREE, 0, 12), TREE))
+    theta = objective.read()
+    value, _ = objective(theta)
+    objective.compete(value)
+    for _ in range(5):
+        objective(theta)
+    objective.compete(value - 0.1)  # per row
+    for _ in range(3):
+        objective(theta)
+    with pytest.raises(ModelFittingError, match="ahead"):
+        objective(theta)

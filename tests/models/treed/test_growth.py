@@ -97,7 +97,7 @@ def test_evidence_of_a_node_is_near_the_integral() -> None:
     y = np.sin(6.0 * x[:, 0]) + 0.1 * rng.standard_normal(10)
     node = NodeEvidence(x, y, 1e-6)
     fit = node.fit(np.arange(10), [node.mode])
-    z = rng.standard_normal((20_000, 4))
+    z = rng.standard_normal((5_000, 4))
     constant = np.log(node.scale).sum() + 2.0 * math.log(2.0 * math.pi)
     values = []
     for draw in z:
