@@ -49,35 +49,35 @@ _MOST_TOKENS_A_FILE = 6_200
 # change that needs more says in its message what that is worth; one that needs less
 # lowers the figure.
 _MOST_TOKENS = {
-    ".": 4_655,
-    "acquisition": 4_080,
-    "integrations": 6_439,
-    "integrations/optuna": 11_168,
+    ".": 4_271,
+    "acquisition": 3_921,
+    "integrations": 6_183,
+    "integrations/optuna": 10_829,
     "kernels": 10_342,
-    "linalg": 9_032,
-    "models": 10_264,
-    "models/ablr": 13_986,
-    "models/monotone": 12_421,
-    "models/sampled": 9_952,
-    "models/tree": 31_618,
-    "models/treed": 17_087,
-    "optim": 22_122,
-    "plots": 6_801,
-    "spaces": 24_682,
-    "study": 15_533,
-    "suggest": 6_525,
-    "test_functions": 5_794,
+    "linalg": 9_198,
+    "models": 12_507,
+    "models/ablr": 13_997,
+    "models/monotone": 11_112,
+    "models/sampled": 10_342,
+    "models/tree": 31_991,
+    "models/treed": 16_029,
+    "optim": 20_526,
+    "plots": 6_333,
+    "spaces": 24_017,
+    "study": 15_137,
+    "suggest": 6_541,
+    "test_functions": 5_019,
 }
-_MOST_TOKENS_A_LINE = 8.50
+_MOST_TOKENS_A_LINE = 8.39
 # Assignments such as ``a, b = x, y``, in a thousand lines.
 _MOST_PAIRS = 0.1
-_MOST_PRIVATE_CONSTANTS = 120
+_MOST_PRIVATE_CONSTANTS = 118
 # Names that say nothing of the thing that they stand for.
 _RIDDLES = {"found", "known", "own", "held", "given", "mine", "every", "here"}
 _MOST_RIDDLES = 1
 # Sentences that do not begin with their subject.
 _MOST_OF_AND_WHAT = 0
-_MOST_FILES = 113
+_MOST_FILES = 114
 _MOST_EXACT_TYPES = 30
 
 

@@ -52,13 +52,13 @@ class Walk(NamedTuple):
 MOST = {
     "space": Walk(7, 126, 420),
     "construct": Walk(9, 47, 76),
-    "fit": Walk(13, 84, 730),
-    "first posterior": Walk(12, 74, 120),
+    "fit": Walk(13, 86, 620),
+    "first posterior": Walk(12, 75, 121),
     "second posterior": Walk(7, 29, 33),
-    "suggest": Walk(30, 318, 2_100),
+    "suggest": Walk(30, 320, 2_000),
     "ask": Walk(33, 370, 2_700),
     "tell": Walk(7, 53, 81),
-    "Optuna": Walk(41, 572, 3_000),
+    "Optuna": Walk(42, 580, 3_100),
 }
 
 

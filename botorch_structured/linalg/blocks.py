@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -771,7 +771,7 @@ Steps = Generator[Any, Any, Any]
 
 def finish(
     several: Sequence[Steps],
-    evaluate: Callable[[list[Any]], Sequence[Any]] = list,
+    evaluate: Callable[[list[Any]], Iterable[Any]] = list,
 ) -> list[Any]:
     """Results of algorithms, which go on together with one evaluation for all.
 
@@ -780,14 +780,14 @@ def finish(
         evaluate: What is at the last point of each; of those that have returned, whose
             points stay, nobody reads it.
     """
-    points = [next(steps) for steps in several]
+    points = list(map(next, several))
     results: dict[int, Any] = {}
     while len(results) < len(several):
-        values = evaluate(points)
+        values = list(evaluate(points))
         for i, steps in enumerate(several):
             if i not in results:
                 try:
                     points[i] = steps.send(values[i])
                 except StopIteration as end:
                     results[i] = end.value
-    return [results[i] for i in range(len(several))]
+    return list(map(results.__getitem__, range(len(several))))

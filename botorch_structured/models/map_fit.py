@@ -470,19 +470,23 @@ def fit_map(
 def _fit_objective(
     mll: MarginalLogLikelihood,
     objective: ArrayObjective,
+    options: Mapping[str, Any],
+    method: str = "L-BFGS-B",
     max_attempts: int = 5,
     pick_best_of_all_attempts: bool = False,
-    **kwargs: Any,
 ) -> None:
     """BoTorch's ``_fit_fallback`` for an objective in closed form.
 
     That copies the whole state, and changes the mode of each module, more than once:
     together they take half as long as the evaluations of a fit.
     """
-    several = pick_best_of_all_attempts and max_attempts > 1 and _is_default(**kwargs)
+    # L-BFGS-B with the options of this module, of any values
+    quick = uses_c_implementation and options.keys() == FIT_OPTIONS.keys()
+    quick = quick and method == "L-BFGS-B"
+    several = quick and pick_best_of_all_attempts and max_attempts > 1
     if several and isinstance(objective, DeviceObjective):
         try:
-            objective.write(objective.climb_at_once(max_attempts, kwargs["options"]))
+            objective.write(objective.climb_at_once(max_attempts, options))
             return
         except (RuntimeError, ValueError) as error:  # no batch, or no finite value
             _logger.info("Starts of a fit one after the other: %s", error)
@@ -491,7 +495,7 @@ def _fit_objective(
     for theta in _starts(mll, objective.read, max_attempts):
         objective.write(theta)
         try:
-            end = _minimise(objective, **kwargs)
+            end = _minimise(objective, options, method, quick)
             if end is not None and (best is None or end[0] < best[0]):
                 best = end
         except NotPSDError as error:
@@ -507,7 +511,8 @@ def _fit_objective(
 def _minimise(
     objective: ArrayObjective,
     options: Mapping[str, Any],
-    method: str = "L-BFGS-B",
+    method: str,
+    quick: bool,
 ) -> tuple[float, Array] | None:
     """The least value by SciPy, from the present parameters; None where it failed."""
     units = objective.units
@@ -521,9 +526,9 @@ def _minimise(
     limits = bounds / units[:, None]
     # SciPy's L-BFGS-B and small factorisations are slower on several threads
     with few_threads():
-        if _is_default(options, method):
+        if quick:
             steps = _lbfgsb_steps(start, limits, options)
-            (result,) = finish([steps], lambda xs: [scaled(xs[0])])
+            (result,) = finish([steps], partial(map, scaled))
         else:
             result = optimize.minimize(
                 scaled,
@@ -543,12 +548,6 @@ def _minimise(
         stacklevel=2,
     )
     return None
-
-
-def _is_default(options: Mapping[str, Any], method: str = "L-BFGS-B") -> bool:
-    """Whether L-BFGS-B is called with the options of this module, of any values."""
-    is_here = uses_c_implementation and method == "L-BFGS-B"
-    return is_here and options.keys() == FIT_OPTIONS.keys()
 
 
 def _lbfgsb_steps(

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import attrgetter
 from typing import Any, ClassVar
 
 import numpy as np
@@ -315,7 +316,7 @@ class Sample:
 
 def join(samples: Sequence[Sample]) -> Sample:
     """All candidates, one sample after the other."""
-    fields = zip(*((s.X, s.box, s.source) for s in samples), strict=True)
+    fields = zip(*map(attrgetter("X", "box", "source"), samples), strict=True)
     return Sample(*map(np.concatenate, fields))
 
 

@@ -288,7 +288,11 @@ def refine(
     problem = boxes.problem
     starts = boxes.take(box)
     continuous = starts.continuous
-    relaxed = _relaxed(starts)
+    # discrete columns with so many values that a gradient helps
+    relaxed = starts.free & problem.values.ordered & ~problem.restricting
+    if relaxed.any():
+        first, last = starts.positions
+        relaxed &= last - first >= 8
     moving = continuous | relaxed
     bordered = has_border(starts, avoid)
     if moving.any():
@@ -352,17 +356,6 @@ def refine(
     return X, values
 
 
-def _relaxed(starts: Boxes) -> Array:
-    """Booleans of discrete columns with so many values that a gradient helps."""
-    # ``feasible`` gets admissible values only
-    problem = starts.problem
-    steps = starts.free & problem.values.ordered & ~problem.restricting
-    if not steps.any():
-        return steps
-    first, last = starts.positions
-    return steps & (last - first >= 8)
-
-
 def steps_between(largest: float, smallest: float) -> list[float]:
     """Steps of real columns, in widths of the box, the largest first."""
     count = 1 + int(math.log(smallest / largest) / math.log(_SHRINK) + 1e-9)
@@ -397,7 +390,7 @@ def slots_of(
         if not values.ordered[column]:
             sizes = list(range(1, int(min(widest, most)) + 1))
         elif far:
-            sizes = [1 << k for k in range(widest.bit_length())]
+            sizes = (1 << np.arange(widest.bit_length())).tolist()
         else:
             sizes = [1]
         for size in sizes:

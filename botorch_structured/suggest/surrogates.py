@@ -562,11 +562,11 @@ def _compressed_tail(maximize: bool = True) -> ChainedOutcomeTransform:
 # -- some of the rows -------------------------------------------------------------
 #
 # Hyperparameters need hundreds of rows of a path, and a fit takes time cubic in them.
-# On 60 data sets of 1,800 rows on six paths (``benchmarks.quality.some_rows``, on which
-# nothing was chosen) fits to 120 and then 240 rows of a path took .4 of the time of a
-# fit to all, and predicted as well, to .07 nats a point, on 50; most others lost less
-# than .5, two 1.3 and 2.7. Without rows that join since they are predicted badly, up to
-# 150 were lost beside jumps.
+# On 60 data sets of 1,800 rows on six paths (``benchmarks.quality.some_rows``; one of
+# them decided how often rows join) fits to 120 and then 240 rows of a path took .4 of
+# the time of a fit to all, and predicted as well, to .07 nats a point, on 50; most
+# others lost less than .5, two 1.3 and 2.7. Without rows that join since they are
+# predicted badly, up to 150 were lost beside jumps.
 
 
 def some_rows(keys: Tensor, values: Tensor, most: int) -> Tensor:
@@ -753,6 +753,6 @@ def leave_one_out_weights(
             )
     if len(models) == 1:
         return first.new_ones(1)
-    densities = [leave_one_out_log_density(model).sum() for model in models]
+    densities = torch.stack([*map(leave_one_out_log_density, models)]).sum(-1)
     log_odds = torch.as_tensor(odds or [1.0] * len(models)).to(first).log()
-    return (torch.stack(densities) + log_odds).softmax(0)
+    return (densities + log_odds).softmax(0)

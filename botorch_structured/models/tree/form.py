@@ -267,7 +267,8 @@ class Form:
         lengths = self._tree_lengths(kernel)
         if kernel.leaf_kernels is None:
             own_columns = np.append(columns[:width], columns[-1])
-            unordered = np.array([c in self.listed_codes for c in own_columns])
+            is_listed = map(self.listed_codes.__contains__, own_columns.tolist())
+            unordered = np.array([*is_listed])
             factor = Factor("", own_columns, lengths, seen, unordered)
             self._correlated.append(factor)
             self.factors.append(factor)

@@ -626,7 +626,9 @@ class LeafModel(FastSingleTaskGP):
                 objectives[0].compete(best.loss)
             try:
                 self._fit(mll, objectives, **kwargs)
-                loss = sum(state.loss() for state in states)
+                loss = 0.0
+                for state in states:
+                    loss += state.loss()
             except ModelFittingError as error:
                 failure = error
                 return

@@ -665,7 +665,9 @@ class LeafMoments:
             which: The paths.
             scales: Transforms of columns.
         """
-        part = {name: table[which] for name, table in tables.items()}
+        part = {}
+        for name, table in tables.items():
+            part[name] = table[which]
         return PathMoments(self.paths.names, part, *self._weights, scales)
 
 

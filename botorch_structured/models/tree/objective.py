@@ -413,13 +413,15 @@ class LeafObjective:
         self._leaves: list[_Leaves] = []
         index_parts: list[Indices] = []
         level_parts: list[Indices] = []
+        weight_parts: list[Indices] = []
         for bucket in structure.layout.buckets:
             leaves = _Leaves(form, bucket, points, noise, still)
             self._leaves.append(leaves)
+            weight_parts.append(leaves.weights.ravel())
             index_parts.append(leaves.index)
             level_parts.append(levels[leaves.rows].ravel())
         self._num_weights = form.num_weights
-        weights = np.concatenate([leaves.weights.ravel() for leaves in self._leaves])
+        weights = np.concatenate(weight_parts)
         shared = np.bincount(weights, None, form.num_weights + 1) > 1
         shared[-1] = False
         count = int(shared.sum())
