@@ -245,6 +245,8 @@ class _SearchState:
             )
         self._experiment = experiment
         self._ax_space = experiment.search_space
+        # values of parameters that were added when there were trials already
+        self._backfill = self._ax_space.backfill_values()
         self._first = {name: group[0] for group in aligned for name in group}
         self._groups = {group[0]: group for group in aligned}
         self.space = SearchSpace.from_ax(self._ax_space, aligned)
@@ -354,6 +356,8 @@ class _SearchState:
 
     def _read(self, parameters: Config) -> Config:
         """Ax's parameters as a configuration of the space."""
+        if self._backfill:
+            parameters = self._active({**self._backfill, **parameters})
         for name in self._rounded & parameters.keys():
             value = self._ax_space.parameters[name].cast(parameters[name])
             parameters = {**parameters, name: value}

@@ -113,13 +113,15 @@ def with_slack(bounds: Span, whole: bool = False) -> Span:
 
     Args:
         bounds: The bounds.
-        whole: Whether the column holds integers.
+        whole: Whether the column holds integers. Then what counts at an end is the size
+            of that end: from 1 to 1e12, 0 is not rounding.
     """
     lo, hi = bounds
-    room = SLACK * max(hi - lo, abs(lo), abs(hi))
+    largest = SLACK * max(hi - lo, abs(lo), abs(hi))
+    rooms = [largest, largest]
     if whole:
-        room = min(room, 0.25)
-    return lo - room, hi + room
+        rooms = [min(largest, max(0.25, SLACK * abs(end))) for end in bounds]
+    return lo - rooms[0], hi + rooms[1]
 
 
 def is_equal(a: Any, b: Any) -> bool:

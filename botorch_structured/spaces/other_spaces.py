@@ -94,15 +94,24 @@ class _Reader:
         """The condition under which a parameter is active."""
         raise NotImplementedError
 
-    def operand(self, name: str) -> Operand:
-        """A parameter as one side of a comparison."""
+    def operand(
+        self,
+        name: str,
+        number: Callable[[Any], float] = float,
+    ) -> Operand:
+        """A parameter as one side of a comparison.
+
+        Args:
+            name: Its name.
+            number: What its choices are compared by.
+        """
         column = self.parameters[name]
         col = self.position.get(name)
         active = self.condition(name)
         if col is not None:
             active = Between(col, -math.inf, math.inf)
         if isinstance(column, CategoricalColumn):
-            values = tuple(map(float, column.choices))
+            values = tuple(map(number, column.choices))
             return Operand(active, col, column.codes, values)
         return Operand(
             active,
@@ -266,13 +275,22 @@ class _ConfigSpaceReader(_Reader):
 
     def _relation(self, relation: ForbiddenRelation) -> Condition:
         names = (relation.left.name, relation.right.name)
+        choices = [getattr(self.parameters[k], "choices", ()) for k in names]
+        kind = _kind(relation)
+        number: Callable[[Any], float] = float
         try:
-            operands = tuple(map(self.operand, names))
+            if all(choices):  # equal ones have one place in their order
+                distinct = list(dict.fromkeys([*choices[0], *choices[1]]))
+                if kind != "Equals":
+                    distinct.sort()
+                number = distinct.index
+            operands = tuple(self.operand(name, number) for name in names)
         except (TypeError, ValueError) as error:
             raise ValueError(
-                f"cs: expected a relation between numbers, got {relation} ({error})."
+                "cs: expected a relation between values that can be compared, got "
+                f"{relation} ({error})."
             ) from None
-        return Comparison(operands, (1.0, -1.0), _COMPARISONS[_kind(relation)], 0.0)
+        return Comparison(operands, (1.0, -1.0), _COMPARISONS[kind], 0.0)
 
 
 def read_ax(search_space: Any, aligned: Iterable[Iterable[str]] = ()) -> Parts:

@@ -338,6 +338,16 @@ def test_what_is_not_supported_is_refused() -> None:
         client.get_next_trials(1)
 
 
+def test_parameters_added_later_have_their_backfill_value() -> None:
+    from ax.core.parameter import ParameterType, RangeParameter
+
+    client = with_data()
+    width = RangeParameter("w", ParameterType.FLOAT, 0.0, 1.0, backfill_value=0.5)
+    client._experiment.search_space.add_parameter(width)
+    told = [(config | {"w": 0.5}, value) for config, value in KNOWN]
+    assert next_of(client) == asked(client, told)
+
+
 def optimisers(**changes: Any) -> list[Any]:
     return [
         ChoiceParameterConfig(
