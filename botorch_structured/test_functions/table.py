@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,7 +37,8 @@ class TableProblem(ConditionalTestFunction):
 
     A point that is not a row, up to rounding, is a ``ValueError`` and not the value of
     some row nearby: two suggestions would then have one value, and nobody would know
-    which was evaluated.
+    which was evaluated. For an optimiser that cannot be told about the rows, say which
+    one is meant: ``problem(problem.nearest(x))``.
 
     ``space`` is that of the columns, in which there are more points than rows. To be
     minimised, unless ``negate``.
@@ -111,6 +113,10 @@ class TableProblem(ConditionalTestFunction):
         super().__init__(space, noise_std=noise_std, negate=negate, dtype=dtype)
         width = space.bounds[1] - space.bounds[0]
         self._scale = torch.where(width > 0, width, 1.0)
+        for column, codes in space.categorical_features.items():
+            # a different category is farther away than all other columns together
+            gap = torch.tensor(sorted(codes), dtype=torch.double).diff()
+            self._scale[column] = gap.min() / (2 * self.dim) if len(gap) else 1.0
         self._index = KDTree((points / self._scale).numpy())
         self._optimal_value = float(values.min())
         best = points[values == values.min()]
@@ -118,19 +124,51 @@ class TableProblem(ConditionalTestFunction):
         self.register_buffer("values", values.to(self.bounds), persistent=False)
         self.register_buffer("optimizers", best.to(self.bounds))
 
-    def _evaluate_true(self, X: Tensor) -> Tensor:
+    def nearest(self, X: Tensor) -> Tensor:
+        r"""The candidate nearest to each point, distances in widths of the bounds.
+
+        No category is near another: they stay as they are where there is such a row.
+
+        Args:
+            X: A ``batch_shape x d``-dim tensor within the bounds; what inactive
+                columns hold does not matter.
+
+        Returns:
+            A ``batch_shape x d``-dim tensor of rows of ``candidates``.
+
+        Raises:
+            ValueError: For the wrong number of columns, or NaN where it matters.
+        """
+        if X.shape[-1] != self.dim:
+            raise ValueError(
+                f"X: expected shape `batch_shape x {self.dim}`, got {tuple(X.shape)}."
+            )
+        index, distance = self._nearest(X)
+        if not distance.isfinite().all():
+            raise ValueError("X: expected finite active columns, got NaN or inf.")
+        return self.candidates[index].to(X)
+
+    def _nearest(self, X: Tensor) -> tuple[Tensor, Tensor]:
+        """The nearest row and its distance, ``batch_shape``; infinite for NaN."""
         points = X.detach().to(self._scale).reshape(-1, self.dim)
         snapped = self.space._snap(points)
         points = torch.where(self._active(points), snapped, self.space.fill)
-        distance, index = self._index.query((points / self._scale).numpy())
-        if distance.max() > _SAME:
-            worst = X.reshape(-1, self.dim)[distance.argmax()]
+        points = points / self._scale
+        wrong = ~points.isfinite().all(-1)
+        distance, index = self._index.query(points.nan_to_num(0.0, 0.0, 0.0).numpy())
+        far = torch.from_numpy(distance).masked_fill(wrong, math.inf)
+        return torch.from_numpy(index).reshape(X.shape[:-1]), far.reshape(X.shape[:-1])
+
+    def _evaluate_true(self, X: Tensor) -> Tensor:
+        index, distance = self._nearest(X)
+        if (distance > _SAME).any():
+            worst = X.reshape(-1, self.dim)[distance.reshape(-1).argmax()]
             raise ValueError(
                 f"X: expected rows of `candidates`, got {worst.tolist()}, which is "
-                f"{distance.max():.2g} widths of the bounds away from the nearest."
+                f"{float(distance.max()):.2g} widths of the bounds away from the "
+                "nearest; see `nearest`."
             )
-        rows = torch.from_numpy(index).to(self.values.device)
-        return self.values[rows].reshape(X.shape[:-1]).to(X)
+        return self.values[index.to(self.values.device)].to(X)
 
     def starts(
         self,
@@ -141,7 +179,7 @@ class TableProblem(ConditionalTestFunction):
 
         Args:
             seed: Any integer that is not negative.
-            n: How many at most. Default: one on each path where there are several, else
+            n: How many. Default: one on each path where there are several, else
                 ``max(5, 2 d)``, or all if there are fewer.
 
         Returns:
@@ -150,6 +188,8 @@ class TableProblem(ConditionalTestFunction):
         rng = np.random.default_rng(1000 + seed)
         X = self.candidates[torch.from_numpy(rng.permutation(len(self.candidates)))]
         if n is not None:
+            if not 0 < n <= len(X):
+                raise ValueError(f"n: expected 1 to {len(X)} rows, got {n}.")
             return X[:n]
         keys = self.tree.path_key(X).tolist()
         if len(set(keys)) == 1:

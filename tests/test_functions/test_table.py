@@ -47,6 +47,12 @@ def test_a_row_has_its_value(seed: int, n: int, d: int) -> None:
     assert torch.equal(problem(problem.candidates), problem.values)
     assert problem.optimal_value == y.min() == problem(problem.optimizers)[0]
     assert torch.equal(problem.bounds, torch.stack([X.amin(0), X.amax(0)]))
+    width = torch.where(X.amax(0) > X.amin(0), X.amax(0) - X.amin(0), 1.0)
+    Z = problem.bounds[0] + width * torch.rand(
+        20, d, generator=torch.Generator().manual_seed(seed), dtype=torch.double
+    )
+    expected = X[torch.cdist(Z / width, X / width).argmin(-1)]
+    assert torch.equal(problem.nearest(Z), expected)
 
 
 def test_nothing_is_known_between_the_rows() -> None:
@@ -113,6 +119,9 @@ def test_starts_and_samples_are_rows() -> None:
     order = np.random.default_rng(1001).permutation(40)[:6]
     assert torch.equal(problem.starts(1), problem.candidates[order])
     assert len(problem.starts(0, 40).unique(dim=0)) == 40
+    for wrong in (0, 41):
+        with pytest.raises(ValueError, match="n: expected 1 to 40"):
+            problem.starts(0, wrong)
     few = TableProblem(X[:3], y[:3])
     assert len(few.starts(0)) == 3
 
@@ -127,6 +136,27 @@ def test_conditional_tables() -> None:
     assert sorted(problem.starts(0)[:, 0].tolist()) == [0, 1, 2]
     with pytest.raises(ValueError, match="expected rows"):
         problem(torch.tensor([1.0, 0, 4]))
+    Z = torch.tensor([[0, 1.4, nan], [1, nan, 2.9], [1, nan, 3.9], [2, 0, 0]])
+    near = problem.nearest(Z)
+    assert problem(near).tolist() == [1.0, 4.0, 5.0, 6.0]
+    assert problem.space.decode(near)[2] == {"kernel": 1, "degree": 5}
+    with pytest.raises(ValueError, match="expected finite"):
+        problem.nearest(torch.tensor([0, nan, 1]))
+    with pytest.raises(ValueError, match="x 3"):
+        problem.nearest(torch.zeros(2))
+
+
+def test_a_category_is_kept_where_it_has_a_row() -> None:
+    """However near a row of another category is in all the other columns."""
+    space = SearchSpace(
+        ["a", "b", "c"],
+        torch.tensor([[0.0, 0, 0], [1, 1, 9]]),
+        categorical_features={2: [0, 1, 9]},
+    )
+    X = torch.tensor([[0.0, 0, 0], [1, 1, 1], [0.5, 0.5, 9]])
+    problem = TableProblem(X, [0.0, 1.0, 2.0], space=space)
+    Z = torch.tensor([[1.0, 1, 0], [0, 0, 1], [0, 0, 9]])
+    assert problem(problem.nearest(Z)).tolist() == [0.0, 1.0, 2.0]
 
 
 @pytest.mark.parametrize(
