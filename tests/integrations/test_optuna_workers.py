@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import pytest
 from optuna.distributions import distribution_to_json
 from optuna.trial import TrialState
 
-from botorch_structured.integrations.optuna import StructuredSampler, sampler
+from botorch_structured.integrations.optuna import StructuredSampler
 from botorch_structured.integrations.optuna.shared_paths import SharedPaths
 
 
@@ -121,27 +120,3 @@ def test_a_worker_may_end_a_trial_before_another_one_looks_again(
     mine.optimize(kill_test.objective, 1)
     points = [trial.params for trial in mine.trials if len(trial.params) == 4]
     assert points.count(at[0]) == 1
-
-
-def test_a_worker_may_ask_between_two_reads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # one that has asked for a parameter, and whose suggestion was read too early
-    monkeypatch.setattr(sampler, "_ONE_AT_A_TIME", threading.RLock())
-    mine, its = (kill_test.open_study(tmp_path, "sqlite", 0) for _ in range(2))
-    mine.optimize(kill_test.objective, 24)
-    get_trials = optuna.Study.get_trials
-    at: list[optuna.Trial] = []
-
-    def in_between(study: optuna.Study, *args: Any, **kwargs: Any) -> Any:
-        reader = sys._getframe(1).f_code
-        if study is mine and not at and reader is SharedPaths.__init__.__code__:
-            at.append(its.ask())
-            at[0].suggest_categorical("x1", [0, 1])
-        return get_trials(study, *args, **kwargs)
-
-    monkeypatch.setattr(optuna.Study, "get_trials", in_between)
-    mine.optimize(kill_test.objective, 1)
-    kill_test.objective(at[0])
-    points = [trial.params for trial in mine.trials]
-    assert points.count(at[0].params) == 1
