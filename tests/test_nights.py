@@ -1,4 +1,4 @@
-"""No failure at a door costs what a night has found."""
+"""No failure costs what a night has found."""
 
 from __future__ import annotations
 
@@ -12,12 +12,10 @@ import pytest
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs forkserver")
-@pytest.mark.parametrize("door", nights.DOORS)
-def test_a_night_of_failures(door: str, tmp_path: Path) -> None:
+def test_a_night_of_failures(tmp_path: Path) -> None:
     """200 trials; all good ones are kept, in order, and none twice."""
-    pytest.importorskip(door if door != "study" else "torch")
-    processes = nights.run(door, tmp_path, 200)
-    lines = nights.Night(tmp_path / "notes").lines()
+    processes = nights.run(tmp_path, 200)
+    lines = nights.lines_of(tmp_path / "notes")
     good = [[config, value] for mode, config, value in lines if mode == "good"]
     assert json.loads((tmp_path / "found").read_text()) == good
     met = Counter(mode for mode, *_ in lines)

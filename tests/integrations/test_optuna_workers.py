@@ -3,28 +3,103 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
+import random
 import sys
-import threading
+import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-import killed_workers as kill_test
 import optuna
 import pytest
 from optuna.distributions import distribution_to_json
+from optuna.storages import JournalStorage, RDBStorage
+from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 from optuna.trial import TrialState
 
-from botorch_structured.integrations.optuna import StructuredSampler, sampler
+from botorch_structured.integrations.optuna import StructuredSampler
 from botorch_structured.integrations.optuna.shared_paths import SharedPaths
+
+Kind = Literal["journal", "sqlite"]
+
+
+def branching(trial: optuna.Trial) -> float:
+    """Eight branches, each with a parameter of its own."""
+    node = 1
+    while node < 8:
+        node = 2 * node + trial.suggest_categorical(f"x{node}", [0, 1])
+    x = trial.suggest_float(f"x{node}", -1, 1)
+    return 0.1 * (node - 7) + (x - 0.3) ** 2
+
+
+def open_study(folder: Path, kind: Kind, seed: int) -> optuna.Study:
+    """The study, as each worker opens it."""
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    storage: Any
+    if kind == "journal":
+        path = str(folder / "journal.log")
+        # a worker killed while it writes holds the lock
+        lock = JournalFileSymlinkLock(path, grace_period=5)
+        storage = JournalStorage(JournalFileBackend(path, lock_obj=lock))
+    else:
+        url = f"sqlite:///{folder / 'study.db'}"
+        storage = RDBStorage(url, engine_kwargs={"connect_args": {"timeout": 60}})
+    return optuna.create_study(
+        study_name="killed",
+        storage=storage,
+        sampler=StructuredSampler(seed=seed),
+        load_if_exists=True,
+    )
+
+
+def _work(folder: Path, kind: Kind, seed: int, trials: int) -> None:
+    study = open_study(folder, kind, seed)
+    with open(folder / f"worker-{os.getpid()}.jsonl", "a") as notes:
+        while len(study.get_trials(False, states=(TrialState.COMPLETE,))) < trials:
+            trial = study.ask()
+            value = branching(trial)
+            for event in ("evaluated", "told"):
+                if event == "told":
+                    study.tell(trial, value)
+                print(json.dumps([event, trial.number, value]), file=notes, flush=True)
+
+
+def kill_and_run(folder: Path, kind: Kind, workers: int, trials: int, seed: int) -> int:
+    """Kill workers, one a second, until the study has its trials; how many."""
+    rng = random.Random(seed)
+    context = multiprocessing.get_context("fork")
+    open_study(folder, kind, seed)
+
+    def start() -> Any:
+        process = context.Process(target=_work, args=(folder, kind, seed, trials))
+        process.start()
+        return process
+
+    running = [start() for _ in range(workers)]
+    killed = 0
+    try:
+        while any(process.is_alive() for process in running):
+            time.sleep(rng.expovariate(1.0))
+            place = rng.randrange(workers)
+            if running[place].is_alive():
+                running[place].kill()
+                running[place].join()
+                killed += 1
+                running[place] = start()
+    finally:
+        for process in running:
+            process.kill()
+    return killed
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
 @pytest.mark.parametrize("kind", ["journal", "sqlite"])
 def test_nothing_is_lost_nor_double_when_workers_are_killed(
-    kind: kill_test.Kind, tmp_path: Path
+    kind: Kind, tmp_path: Path
 ) -> None:
-    assert kill_test.run(tmp_path, kind, workers=3, trials=20, seed=1) > 0
-    trials = kill_test.open_study(tmp_path, kind, 1).get_trials(deepcopy=False)
+    assert kill_and_run(tmp_path, kind, workers=3, trials=20, seed=1) > 0
+    trials = open_study(tmp_path, kind, 1).get_trials(deepcopy=False)
     assert sum(t.state == TrialState.COMPLETE for t in trials) >= 20
     notes = [
         json.loads(line)
@@ -46,14 +121,14 @@ def test_nothing_is_lost_nor_double_when_workers_are_killed(
 def test_a_trial_that_asked_for_nothing_teaches_nothing(seed: int) -> None:
     # it was suggested, before anything was known, what no trial asks for
     study = optuna.create_study(sampler=StructuredSampler(seed=seed))
-    study.optimize(kill_test.objective, 1)
+    study.optimize(branching, 1)
     study.ask()  # killed
     kept: list[str] = []
 
     def objective(trial: optuna.Trial) -> float:
         if trial.number >= 20:
             kept.append(study.user_attrs[f"structured:{trial.number}"])
-        return kill_test.objective(trial)
+        return branching(trial)
 
     study.optimize(objective, 30)
     assert study.best_value < 0.11
@@ -66,9 +141,9 @@ def test_a_trial_that_asked_for_nothing_teaches_nothing(seed: int) -> None:
 def test_a_worker_may_learn_of_a_parameter_between_two_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mine, its = (kill_test.open_study(tmp_path, "sqlite", 0) for _ in range(2))
+    mine, its = (open_study(tmp_path, "sqlite", 0) for _ in range(2))
     its.sampler = optuna.samplers.RandomSampler(seed=0)
-    mine.optimize(kill_test.objective, 2)
+    mine.optimize(branching, 2)
     get_trials = optuna.Study.get_trials
     new = optuna.distributions.CategoricalDistribution(["a", "b"])
     number = its.ask().number
@@ -86,7 +161,7 @@ def test_a_worker_may_learn_of_a_parameter_between_two_reads(
         return found
 
     monkeypatch.setattr(optuna.Study, "get_trials", in_between)
-    mine.optimize(kill_test.objective, 1)
+    mine.optimize(branching, 1)
     assert not left
     assert mine.trials[-1].state == TrialState.COMPLETE
 
@@ -96,8 +171,8 @@ def test_a_worker_may_end_a_trial_before_another_one_looks_again(
     tells: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # a trial that ends gives its suggestion up first, and is "running" until then
-    mine, its = (kill_test.open_study(tmp_path, "sqlite", 0) for _ in range(2))
-    mine.optimize(kill_test.objective, 22)
+    mine, its = (open_study(tmp_path, "sqlite", 0) for _ in range(2))
+    mine.optimize(branching, 22)
     keep = SharedPaths.keep
     at: list[dict[str, Any]] = []
 
@@ -108,7 +183,7 @@ def test_a_worker_may_end_a_trial_before_another_one_looks_again(
             at.append({name: value for name, (_, value) in suggestion.values.items()})
             its.enqueue_trial(at[0])
             trial = its.ask()
-            value = kill_test.objective(trial)
+            value = branching(trial)
             if tells:
                 its.tell(trial, value)
             else:
@@ -118,30 +193,6 @@ def test_a_worker_may_end_a_trial_before_another_one_looks_again(
         keep(shared, number, suggestion, *args, **kwargs)
 
     monkeypatch.setattr(SharedPaths, "keep", in_between)
-    mine.optimize(kill_test.objective, 1)
+    mine.optimize(branching, 1)
     points = [trial.params for trial in mine.trials if len(trial.params) == 4]
     assert points.count(at[0]) == 1
-
-
-def test_a_worker_may_ask_between_two_reads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # one that has asked for a parameter, and whose suggestion was read too early
-    monkeypatch.setattr(sampler, "_ONE_AT_A_TIME", threading.RLock())
-    mine, its = (kill_test.open_study(tmp_path, "sqlite", 0) for _ in range(2))
-    mine.optimize(kill_test.objective, 24)
-    get_trials = optuna.Study.get_trials
-    at: list[optuna.Trial] = []
-
-    def in_between(study: optuna.Study, *args: Any, **kwargs: Any) -> Any:
-        reader = sys._getframe(1).f_code
-        if study is mine and not at and reader is SharedPaths.__init__.__code__:
-            at.append(its.ask())
-            at[0].suggest_categorical("x1", [0, 1])
-        return get_trials(study, *args, **kwargs)
-
-    monkeypatch.setattr(optuna.Study, "get_trials", in_between)
-    mine.optimize(kill_test.objective, 1)
-    kill_test.objective(at[0])
-    points = [trial.params for trial in mine.trials]
-    assert points.count(at[0].params) == 1

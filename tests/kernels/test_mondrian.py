@@ -87,15 +87,6 @@ class TestIsAMondrianProcess:
             assert (now <= before).all() and (now < before).any()
             before = now
 
-    def test_number_of_cells(self) -> None:
-        """Their mean over trees is the product of 1 + lifetime * range_j / l_j."""
-        trees, ratio = 20_000, torch.tensor([[0.5, 1.0, 2.0]], dtype=DTYPE)
-        partition = MondrianPartition(trees, 0, None)
-        cells = partition.list_cells(3, 1 / ratio, 1.0)
-        assert (cells[1:] > cells[:-1]).all()
-        expected = (1 + ratio).prod().item()
-        assert len(cells) / trees == pytest.approx(expected, rel=0.03)
-
 
 class TestKernel:
     @settings(max_examples=25, deadline=None)
@@ -150,20 +141,6 @@ class TestKernel:
         for again in (other, copy.deepcopy(kernel), pickle.loads(pickle.dumps(kernel))):
             assert torch.equal(dense(again, X), dense(kernel, X))
             assert torch.equal(again.features(X), kernel.features(X))
-
-    def test_batch_shapes(self) -> None:
-        kernel = mondrian(2.0, 50, ard_num_dims=2, batch_shape=torch.Size([3]))
-        kernel.lengthscale = points(3, 1, 2, low=0.3)
-        a, b = points(4, 2), points(5, 3, 6, 2, seed=1)
-        assert kernel(a).shape == (3, 4, 4)
-        assert kernel(a, diag=True).shape == (3, 4)
-        together = dense(kernel, a, b)
-        assert together.shape == (5, 3, 4, 6)
-        for i in range(3):
-            single = mondrian(2.0, 50, ard_num_dims=2)
-            single.lengthscale = kernel.lengthscale[i].detach()
-            assert torch.equal(together[:, i], dense(single, a, b[:, i]))
-            assert torch.equal(dense(kernel[i], a), dense(single, a))
 
     def test_device(self, device: torch.device) -> None:
         kernel = mondrian(2.0, 50)

@@ -396,52 +396,6 @@ class Recorder:
         return replay, result
 
 
-@pytest.mark.parametrize("name", ["TreeStructuredGP", "ConditionalGP", "TreedGP"])
-def test_replayed_evaluations_are_plain_ones(name: str) -> None:
-    make, points, size, n, _ = CASES[name]
-    X = points(size, n, 0)
-    model = make(X, size)
-    mll = mll_of(model).train()
-    free = [p for p in mll.parameters() if p.requires_grad]
-    with RehearsedDevice() as device:
-        record = Recorder(device)
-        other = mll_of(make(X.to("meta"), size)).train()
-        objective = DeviceObjective(other, record)
-        start = objective.read()
-        for i in range(4):
-            theta = np.clip(start + 0.1 * i, *objective.bounds.T)
-            value, gradient = objective(theta)
-            parts = torch.as_tensor(theta).split([p.numel() for p in free])
-            with torch.no_grad():
-                for p, part in zip(free, parts, strict=True):
-                    p.copy_(part.view_as(p))
-            loss = model.compute_custom_loss(mll)
-            slopes = torch.autograd.grad(loss, free, materialize_grads=True)
-            assert value == pytest.approx(loss.item(), rel=1e-10)
-            flat = torch.cat([s.view(-1) for s in slopes]).numpy()
-            np.testing.assert_allclose(gradient, flat, rtol=1e-8, atol=1e-10)
-        assert (record.made, record.replays) == (1, 3)
-
-
-def test_jitter_is_added_outside_of_the_graph() -> None:
-    """Points twice, and no noise: the matrices have no factors without it."""
-    X = leaf_points(2, 20, 0)
-    X = torch.cat([X, X])
-    with RehearsedDevice() as device:
-        record = Recorder(device)
-        mll = mll_of(tree_gp(X.to("meta"), 2)).train()
-        noise = mll.likelihood.noise_covar
-        noise.raw_noise_constraint.lower_bound.fill_(1e-30)
-        objective = DeviceObjective(mll, record)
-        theta = objective.read()
-        names = [n for n, p in mll.named_parameters() if p.requires_grad]
-        theta[names.index("likelihood.noise_covar.raw_noise")] = np.log(1e-30)
-        plain, again = objective(theta), objective(theta)
-    assert record.replays == 1
-    assert np.isfinite(plain[0]) and plain[0] == again[0]
-    np.testing.assert_array_equal(plain[1], again[1])
-
-
 def test_where_the_host_waits_evaluations_are_plain(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -456,28 +410,6 @@ def test_where_the_host_waits_evaluations_are_plain(
 
 
 # -- many hyperparameters at once ------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["TreeStructuredGP", "tree, published"])
-def test_many_objectives_in_the_operations_of_one(name: str) -> None:
-    """Values and gradients are those one by one; operations and waits do not grow."""
-    case = CASES[name]
-    X = case.points(case.size, case.rows, 0)
-    counts = []
-    for count in (2, 7):
-        with RehearsedDevice() as device:
-            mll = mll_of(case.make(X.to("meta"), case.size)).train()
-            objective = DeviceObjective(mll, Recorder(device))
-            thetas = objective.read() + 0.1 * uniform(count, 1, 1).numpy()
-            at_once = objective.at_once(count)
-            inputs = torch.from_numpy(thetas).to("meta")
-            at_once(inputs)
-            with device.kernels() as started, device.counting() as waits:
-                found = at_once(inputs)
-            expected = [np.append(*objective(theta)) for theta in thetas]
-        np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-10)
-        counts.append((len(started), len(waits)))
-    assert counts[0] == counts[1]
 
 
 def test_one_of_many_objectives_may_need_jitter() -> None:
@@ -585,17 +517,6 @@ def test_fits_end_at_the_same_optimum_everywhere(
             with torch.no_grad():
                 ends.append(n * model.compute_custom_loss(mll).item())
         np.testing.assert_allclose(ends, ends[0], atol=0.01)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_fits_of_single_precision_begin_where_others_do(kind: Any) -> None:
-    X = leaf_points(2, 8, 0)
-    starts = []
-    for data in (X, X.float()):
-        likelihood = kind(data, wave(data), dependencies(2)).double().likelihood
-        leaf_model.begin_fit(likelihood)
-        starts.append(likelihood.noise.item())
-    assert starts[0] == pytest.approx(starts[1], rel=1e-6)
 
 
 def test_more_starts_end_no_worse() -> None:

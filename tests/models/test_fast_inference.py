@@ -4,7 +4,6 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from botorch.exceptions.errors import ModelFittingError
@@ -33,7 +32,6 @@ from botorch_structured.models import (
     MultiTaskABLR,
     TreedGP,
     TreeStructuredGP,
-    map_fit,
 )
 from botorch_structured.models.map_fit import fit_map
 from botorch_structured.spaces import ParameterTree
@@ -274,48 +272,11 @@ def test_a_prior_is_asked_for(name: str) -> None:
     assert not torch.allclose(model(X).mean, expected.mean)
 
 
-def tree_mll() -> ExactMarginalLogLikelihood:
-    model = TreeStructuredGP(*tree_data(), TREE)
-    return ExactMarginalLogLikelihood(model.likelihood, model)
-
-
-def test_options_of_a_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Any] = []
-    monkeypatch.setattr(map_fit, "fit_fallback", lambda _, **kw: seen.append(kw))
-    ours = {"maxiter": 7, "ftol": 1e-3}
-    given = {"options": {"maxiter": 2}, "method": "L-BFGS-B"}
-    for kwargs in (
-        {},
-        {"optimizer_kwargs": given},
-        {"optimizer": len},
-        {"closure": len},
-    ):
-        fit_map(tree_mll(), ours, **kwargs)
-    merged = {"options": {"maxiter": 2, "ftol": 1e-3}, "method": "L-BFGS-B"}
-    expected = [{"options": ours}, merged, None, None]
-    assert [kwargs.get("optimizer_kwargs") for kwargs in seen] == expected
-    assert given["options"] == {"maxiter": 2}
-
-
-class Singular:
-    """An objective on arrays that has no value."""
-
-    bounds = np.array([[-1.0, 1.0]])
-    units = np.ones(1)
-
-    def __call__(self, theta: Any) -> Any: ...
-
-    def read(self) -> Any:
-        return np.zeros(1)
-
-    def write(self, theta: Any) -> None: ...
-
-
-@pytest.mark.parametrize("objective", [None, Singular()])
 def test_attempts_without_a_factorisation_end_as_in_botorch(
-    objective: Any, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    mll = tree_mll()
+    model = TreeStructuredGP(*tree_data(), TREE)
+    mll = ExactMarginalLogLikelihood(model.likelihood, model)
     tried: list[int] = []
 
     def fail(*_: Any) -> Any:
@@ -323,10 +284,9 @@ def test_attempts_without_a_factorisation_end_as_in_botorch(
         raise NotPSDError("no jitter is enough")
 
     monkeypatch.setattr(TreeStructuredGP, "_fast_evidence", fail)
-    monkeypatch.setattr(Singular, "__call__", fail)
     start = copy.deepcopy(mll.model.state_dict())
     with pytest.raises(ModelFittingError, match="All attempts"):
-        fit_map(mll, objective=objective, max_attempts=3)
+        fit_map(mll, max_attempts=3)
     assert len(tried) == 3
     assert all(torch.equal(start[k], v) for k, v in mll.model.state_dict().items())
 

@@ -119,28 +119,6 @@ def objective(function: Callable[[Tensor, Tensor], Tensor]) -> tuple[Any, list[i
     return evaluate, calls
 
 
-def test_quadratics_with_interior_and_bounded_optima() -> None:
-    generator = torch.Generator().manual_seed(0)
-    n, k = 12, 4
-    root = torch.randn(n, k, k, generator=generator, dtype=torch.double)
-    H = root @ root.mT + 0.05 * torch.eye(k)
-    centre = 2 * torch.rand(n, k, generator=generator, dtype=torch.double) - 0.5
-
-    def f(U: Tensor, start: Tensor) -> Tensor:
-        gap = U - centre[start]
-        return -torch.einsum("ni,nij,nj->n", gap, H[start], gap)
-
-    evaluate, calls = objective(f)
-    U0 = torch.rand(n, k, generator=generator, dtype=torch.double).numpy()
-    U, value = maximize_in_unit_box(evaluate, U0, np.ones((n, k), dtype=bool))
-    assert len(calls) < 42
-    # First-order conditions with bounds, of each start.
-    again, slope, _ = evaluate(U, np.arange(n))
-    np.testing.assert_allclose(value, again)
-    stuck = ((U == 0) & (slope <= 0)) | ((U == 1) & (slope >= 0))
-    assert (np.abs(slope[~stuck]) < 2e-3).all() and stuck.any()
-
-
 def test_starts_in_one_box_do_not_all_climb_to_its_maximum() -> None:
     """Two starts that lead to one maximum: the worse one ends, in the same box only."""
 
@@ -172,47 +150,6 @@ def test_columns_at_bounds_do_not_slow_a_climb() -> None:
     _, slope, _ = evaluate(U, np.arange(1))
     inside = (U > 0.0) & (U < 1.0)
     assert (np.abs(slope[inside]) < 1e-5).all()
-
-
-def test_invalid_coordinates_stay_and_the_best_admissible_point_counts() -> None:
-    def f(U: Tensor, start: Tensor) -> Tensor:
-        return -((U - 0.9) ** 2).sum(-1)
-
-    inner, calls = objective(f)
-
-    def evaluate(U: Array, start: Array) -> tuple[Array, Array, Array]:
-        value, slope, _ = inner(U, start)
-        seen.append((value[start == 1], U[start == 1, 0]))
-        return value, slope, U[:, 0] <= 0.6
-
-    seen: list[tuple[Array, Array]] = []
-    U0 = np.array([[0.2, 0.3], [0.5, 0.5], [0.7, 0.7]])
-    valid = np.array([[True, False], [True, True], [False, True]])
-    U, value = maximize_in_unit_box(evaluate, U0, valid)
-    assert U[0, 1] == 0.3 and (U[:2, 0] <= 0.6).all()
-    values, places = (np.concatenate(part) for part in zip(*seen, strict=True))
-    assert value[1] == values[places <= 0.6].max() and values.max() > value[1]
-    assert value[2] == -np.inf and (U[2] == U0[2]).all()
-
-
-def test_a_flat_function_takes_one_call_and_no_number_ends_a_climb() -> None:
-    evaluate, calls = objective(lambda U, start: 0 * U.sum(-1))
-    U0 = np.random.default_rng(0).uniform(size=(5, 3))
-    U, _ = maximize_in_unit_box(evaluate, U0, np.ones((5, 3), dtype=bool))
-    assert (U == U0).all() and len(calls) == 1
-    U0 = U0.astype(np.float32)
-    U, _ = maximize_in_unit_box(evaluate, U0, np.ones((5, 3), dtype=bool))
-    assert U.dtype == np.float32 and (U == U0).all()
-
-    def broken(U: Tensor, start: Tensor) -> Tensor:
-        gap = torch.where(U.detach()[:, 0] > 0.3, 0.0, torch.nan)
-        return gap - ((U - 0.5) ** 2).sum(-1)
-
-    start = np.array([[0.9, 0.9], [0.1, 0.1]])
-    evaluate, _ = objective(broken)
-    U, value = maximize_in_unit_box(evaluate, start, np.ones((2, 2), dtype=bool))
-    np.testing.assert_allclose(U[0], 0.5, atol=1e-5)
-    assert not np.isnan(value).any()
 
 
 class Linear(AcquisitionFunction):

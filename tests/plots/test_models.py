@@ -73,11 +73,6 @@ def vertical(ax: Axes) -> list[float]:
 
 
 class TestOneDimension:
-    def test_borders_are_where_the_partition_changes(self) -> None:
-        X, Y = data(1)
-        ax = plot_partition(TreedStandIn(X, Y))
-        assert vertical(ax) == pytest.approx([0.3, 0.8], abs=2e-5)
-
     def test_the_curve_is_the_posterior(self) -> None:
         model = TreedStandIn(*data(1))
         ax = plot_partition(model)
@@ -99,11 +94,6 @@ class TestOneDimension:
         expected = torch.cat([inputs, Y], dim=-1)
         np.testing.assert_allclose(np.asarray(points.get_offsets()), expected)
         assert vertical(ax) == pytest.approx([-1.0, 4.0], abs=2e-4)
-
-    def test_a_plain_gp_is_one_region(self) -> None:
-        ax = plot_partition(SingleTaskGP(*data(1)))
-        assert len(curves(ax)) == 1
-        assert not vertical(ax)
 
 
 class TestTwoDimensions:

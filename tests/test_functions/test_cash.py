@@ -9,7 +9,6 @@ from botorch_structured.test_functions import ScikitLearnCASH, cash
 pytest.importorskip("sklearn")
 
 KNN = {"learner": "knn", "knn:n_neighbors": 5}
-SLOW = {"learner": "svm", "svm:C": 1e5, "svm:gamma": 1e-3}
 TREE = {"max_depth": (1, 10)}
 TREE |= {f"min_samples_{part}": (2, 100) for part in ("split", "leaf")}
 # Every hyperparameter of section V, with its range.

@@ -127,8 +127,6 @@ MODELS: dict[str, Callable[..., Any]] = {
     "MultiTaskABLR": lambda X, Y, **kw: MultiTaskABLR(X, Y, None, **kw),
     "SampledGP": sampled,
 }
-TREES = ("TreeStructuredGP", "TreeStructuredGP.as_published", "ConditionalGP")
-TREED = ("TreedGP", "TreedGP.as_published")
 
 
 @cache

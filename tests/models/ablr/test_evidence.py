@@ -137,43 +137,6 @@ def weights_of(problem: Problem, chunk_rows: int | None = None) -> WeightPosteri
     return problem.regressions(chunk_rows).weights()
 
 
-@torch.no_grad()
-def printed(problem: Problem) -> tuple[Tensor, Tensor]:
-    """Equations (1) and (2): means and covariances of all weights."""
-    phi, means, covariances = problem.features(problem.X), [], []
-    for t in range(len(problem.log_beta)):
-        rows = problem.task == t
-        if problem.noise_variance is None:
-            assert problem.log_alpha is not None
-            precision = problem.log_alpha[t].exp().expand(int(rows.sum()))
-        else:
-            precision = 1.0 / problem.noise_variance[rows]
-        weighted = phi[rows].T * precision
-        eye = torch.eye(phi.shape[-1], dtype=phi.dtype, device=phi.device)
-        covariance = (weighted @ phi[rows] + problem.log_beta[t].exp() * eye).inverse()
-        means.append(covariance @ weighted @ problem.Y[rows])
-        covariances.append(covariance)
-    return torch.stack(means), torch.stack(covariances)
-
-
-def check_weights(posterior: WeightPosterior, mean: Tensor, covariance: Tensor) -> None:
-    kwargs = {"rtol": 1e-9, "atol": 1e-10}
-    torch.testing.assert_close(posterior.mean, mean, **kwargs)
-    root = posterior.root
-    torch.testing.assert_close(root @ root.mT, covariance, **kwargs)
-
-
-@pytest.mark.parametrize("fixed_noise", [False, True])
-@pytest.mark.parametrize("chunk_rows", [None, 5])
-def test_against_the_printed_formulas(
-    fixed_noise: bool, chunk_rows: int | None, device: torch.device
-) -> None:
-    problem = make_problem(RAGGED, fixed_noise=fixed_noise, device=device)
-    posterior = weights_of(problem, chunk_rows=chunk_rows)
-    check_weights(posterior, *printed(problem))
-    assert not posterior.mean.requires_grad
-
-
 def test_updates_in_batches_and_their_gradient() -> None:
     problem = make_problem([9], num_features=5)
     before = WeightPosterior(*(p[0] for p in weights_of(problem)))

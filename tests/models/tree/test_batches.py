@@ -27,7 +27,7 @@ from torch.distributions import MultivariateNormal
 from botorch_structured.kernels import ConditionalKernel, TreeStructuredKernel
 from botorch_structured.kernels.leaf_kernels import BatchKernel
 from botorch_structured.linalg.blocks import factorise
-from botorch_structured.models import ConditionalGP, TreeStructuredGP, map_fit
+from botorch_structured.models import ConditionalGP, TreeStructuredGP
 from botorch_structured.models.tree.leaf_inference import leaf_blocks, log_evidence
 from botorch_structured.spaces import ParameterTree
 
@@ -383,27 +383,6 @@ def test_points_of_elements(model_class: type, shape: Any, seed: int) -> None:
             close(a, b, 1e-6)
         with torch.no_grad():
             same(model, other, X)
-
-
-def test_retries_of_one_output_leave_the_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """An attempt from priors draws all parameters; the next output starts as it was."""
-    g = torch.Generator().manual_seed(0)
-    X, Y = random_points(TREE, 30, g), torch.randn(30, 3, generator=g)
-    model = TreeStructuredGP(X, Y, TREE, leaf_kernel="rbf")
-    model.likelihood.noise = 0.1
-    mll = ExactMarginalLogLikelihood(model.likelihood, model)
-    before = [o.read() for o in model._fit_objectives(mll.train(), {})]
-    starts, fit_map = [], map_fit.fit_map
-
-    def spy(mll: Any, *args: Any, objective: Any, **kwargs: Any) -> Any:
-        starts.append(objective.read())
-        return fit_map(mll, *args, objective=objective, **kwargs)
-
-    monkeypatch.setattr(map_fit, "fit_map", spy)
-    fit_gpytorch_mll(mll, max_attempts=2, pick_best_of_all_attempts=True)
-    np.testing.assert_array_equal(starts, before)
 
 
 def test_what_one_fit_for_all_outputs_needs_is_honoured() -> None:

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 from botorch.fit import fit_gpytorch_mll
-from botorch.models import SingleTaskGP
 from botorch.models.kernels import CategoricalKernel
 from gpytorch.kernels import (
     AdditiveKernel,
@@ -429,21 +428,6 @@ def test_diagonals_of_kernels_that_return_matrices() -> None:
     K = wrapped(X).to_dense()
     torch.testing.assert_close(wrapped(X, diag=True), K.diagonal())
     torch.testing.assert_close(wrapped.rows(X).prior, K.diagonal())
-
-
-def test_alone_in_a_model_of_botorch() -> None:
-    tree = ParameterTree(3, {0: {0.0: [1], 1.0: [2]}})
-    X = random_points(tree, 20, torch.Generator().manual_seed(0))
-    Y = torch.where(X[:, :1] == 0, X[:, 1:2].sin(), 3.0 + X[:, 2:].cos())
-    kernel = ConditionalKernel(ScaleKernel(LaplaceKernel(ard_num_dims=3)), tree)
-    model = SingleTaskGP(X, Y, covar_module=kernel)
-    fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
-    test = X.clone().requires_grad_(True)
-    mean = model.posterior(test.unsqueeze(-2)).mean
-    (gradient,) = torch.autograd.grad(mean.sum(), test)
-    assert gradient.isfinite().all()
-    assert (gradient[~tree.active_mask(X)] == 0.0).all()
-    assert (mean.flatten() - Y.flatten()).abs().max() < 0.5
 
 
 def test_what_a_kernel_that_is_not_stationary_sees_in_inactive_columns() -> None:

@@ -12,15 +12,12 @@ from botorch.models.transforms.input import (
     Log10,
     Warp,
 )
-from gpytorch.kernels import MaternKernel, PeriodicKernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 from hypothesis import given, settings
 from leaf_models import point_moments, random_model, some_points
-from strategies import random_points, seeds
+from strategies import seeds
 from torch import Tensor
 
-from botorch_structured.kernels import (
-    LaplaceKernel,
-)
 from botorch_structured.models import ConditionalGP, TreeStructuredGP
 from botorch_structured.models.tree import moments as module
 from botorch_structured.spaces import ParameterTree
@@ -121,22 +118,6 @@ def test_a_later_state_of_the_model_has_no_influence(later: str, wanted: str) ->
     all_close(gradients(LATER[later]), expected)
 
 
-@pytest.mark.parametrize("kind", [TreeStructuredGP, ConditionalGP])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_many_paths_without_data(dtype: torch.dtype, kind: Any) -> None:
-    tree = ParameterTree(
-        12, {0: {float(p): [2 + p] for p in range(10)}, 1: {0.0: [3], 1.0: []}}
-    )
-    g = torch.Generator().manual_seed(0)
-    X = random_points(tree, 5, g).to(dtype)
-    Y = torch.randn(5, 1, generator=g).to(dtype)
-    model = kind(X, Y, tree).eval()
-    for _ in range(3):
-        test = random_points(tree, 30, g).to(dtype)
-        found, expected = model.solver.moments(test), model.solver.moments.graph(test)
-        all_close(found[:2], expected, 1e-4 if dtype == torch.float32 else 1e-9)
-
-
 def test_threads_share_a_model() -> None:
     """Each of them meets paths without data that the others have not seen."""
     g = torch.Generator().manual_seed(0)
@@ -209,20 +190,6 @@ def test_categories_of_a_conditional_kernel(name: str) -> None:
     assert found is not None
     model._solver_cache = (None,)
     all_close(found, moments_of(model.posterior(test.unsqueeze(1)), test), 1e-8)
-
-
-def test_kernels_without_a_closed_form() -> None:
-    tree = ParameterTree(5, {0: {0.0: [1, 2, 3], 1.0: [1, 4]}})
-    X = torch.rand(6, 5).round()
-    for base in (
-        MaternKernel(nu=0.5),
-        LaplaceKernel(),
-        PeriodicKernel(),
-        RBFKernel() + RBFKernel(),
-        ScaleKernel(RBFKernel()) * CategoricalKernel(),
-    ):
-        model = ConditionalGP(X, X[:, :1], tree, covar_module=base)
-        assert point_moments(model, X) is None
 
 
 TREE = ParameterTree(6, {0: {0.0: [1, 2], 1.0: [3], 2.0: []}})

@@ -293,22 +293,6 @@ def test_the_evidence_is_that_of_a_call() -> None:
     torch.testing.assert_close(model.compute_custom_loss(mll), expected)
 
 
-def test_the_loss_is_that_of_the_present_kernel_and_parameters() -> None:
-    model = TreeStructuredGP(*data(TREE, 0, 12), TREE, leaf_kernel="matern")
-    _, objective = objective_of(model)
-    theta = objective.read()
-    value = objective(theta)[0]
-    assert objective.loss() == value
-    model.covar_module.set_correlation("rbf")
-    objective.read_correlation()
-    other = objective.loss()
-    assert other != value and other == objective(theta)[0]
-    theta += 0.1
-    objective.write(theta)
-    changed = objective.loss()
-    assert changed != other and changed == objective(theta)[0]
-
-
 def test_a_fit_is_given_up_behind_another_one() -> None:
     _, objective = objective_of(TreeStructuredGP(*data(TREE, 0, 12), TREE))
     theta = objective.read()

@@ -16,7 +16,6 @@ from torch.distributions import MultivariateNormal
 from treed_models import stationary, step_data
 
 from botorch_structured.models import TreedGP
-from botorch_structured.models.treed import growth
 from botorch_structured.models.treed.cart import (
     ChangePoint,
     Split,
@@ -88,39 +87,6 @@ def test_evidence_of_a_node(seed: int, rbf: bool, one: bool) -> None:
         assert best is not None and first is not None
         assert best.value >= first.value
         assert math.isfinite(fit.log_evidence)
-
-
-def test_evidence_of_a_node_is_near_the_integral() -> None:
-    """Against sampling from the prior; Laplace falls short by .15 of a nat."""
-    rng = np.random.default_rng(0)
-    x = np.linspace(0.0, 1.0, 10)[:, None]
-    y = np.sin(6.0 * x[:, 0]) + 0.1 * rng.standard_normal(10)
-    node = NodeEvidence(x, y, 1e-6)
-    fit = node.fit(np.arange(10), [node.mode])
-    z = rng.standard_normal((5_000, 4))
-    constant = np.log(node.scale).sum() + 2.0 * math.log(2.0 * math.pi)
-    values = []
-    for draw in z:
-        theta = node.mode + node.scale * draw
-        point = node.evaluate(theta, np.arange(10), node.squared)
-        density = -0.5 * float(draw @ draw) - constant
-        values.append(-math.inf if point is None else point.value - density)
-    peak = max(values)
-    integral = peak + math.log(np.mean(np.exp(np.array(values) - peak)))
-    assert fit.log_evidence == pytest.approx(integral, abs=0.25)
-
-
-def test_scoring_finds_the_maximum() -> None:
-    rng = np.random.default_rng(1)
-    X = rng.random((25, 2))
-    y = np.sin(5.0 * X[:, 0])  # the second column does nothing, and there is no noise
-    node, rows = NodeEvidence(X, y, math.exp(-7.0), ard=True), np.arange(25)
-    theta = node.fit(rows, [node.mode]).theta
-    point = node.evaluate(theta, rows, node.squared)
-    assert point is not None
-    decrement = point.gradient @ np.linalg.solve(point.information, point.gradient)
-    assert 0.5 * decrement < 2.0 * growth._LEAST_GAIN  # twice, as steps are damped
-    assert theta[1] > theta[0] + 0.5
 
 
 Array = NDArray[np.float64]

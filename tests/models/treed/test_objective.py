@@ -20,14 +20,8 @@ from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import ConstantMean
 from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from gpytorch.priors import GammaPrior, NormalPrior
-from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
-from botorch_structured.linalg.correlations import RBF
-from botorch_structured.models.stationary_evidence import (
-    EvidenceTerm,
-    StationaryEvidence,
-)
 from botorch_structured.models.treed.leaf_modules import (
     LeafNoiseLikelihood,
 )
@@ -279,35 +273,6 @@ def test_a_fit_ends_at_an_optimum(data: Any, kwargs: dict[str, Any]) -> None:
             values.append(-len(X) * float(model.compute_custom_loss(mll.train())))
     assert model.partition.num_leaves > 1
     assert values[1] - values[0] < 0.05  # nats
-
-
-def test_smooth_data_without_noise_get_jitter() -> None:
-    """And where that is not enough, the fit is told."""
-    rng = np.random.default_rng(0)
-    X, y = rng.random((30, 2)), rng.standard_normal(30)
-    term = EvidenceTerm(X, y, None, (10, 30), np.array([1.0, 0.3]))
-    density = StationaryEvidence([term], RBF)
-    assert np.isfinite(density(np.array([2.0, 2.0, 2.0, 0.0, -60.0]))[0])
-    with pytest.raises(NotPSDError):
-        density(np.array([2.0, 2.0, 30.0, 0.0, -60.0]))
-
-
-@pytest.mark.parametrize("published", [False, True])
-def test_large_nodes_are_represented_by_some_of_their_rows(published: bool) -> None:
-    """With all of their weight; the leaf itself has all of its rows."""
-    model = TreedGP(*step_data(400), **PUBLISHED if published else {})
-    (data,) = model._plan()
-    mll = ExactMarginalLogLikelihood(model.likelihood, model)
-    problem = model._objective(mll.train())
-    assert problem is not None
-    leaves = data.root.leaves()
-    for leaf, density in zip(leaves, problem.evidences, strict=True):
-        sizes = [size for term in density.terms for size in term.sizes]
-        weights = np.concatenate([term.weights for term in density.terms])
-        rows = [len(data.data(node)) for node in leaf.path()]
-        assert sizes[0] == rows[0] and sizes[-1] < 250 < rows[-1]
-        shares = [rows[0] / (1 + depth) for depth in range(len(rows))]
-        np.testing.assert_allclose(weights * sizes, shares)
 
 
 def test_many_rows_are_fitted_well() -> None:
