@@ -417,12 +417,25 @@ def _least_tried(study: Study, q: int, begun: int) -> list[Params]:
 
 
 def _read_space(space: Any, same: Any) -> SearchSpace:
-    """The one of two arguments that is given."""
+    """The one that is given, without a class where an estimator should be."""
     if (space is None) == (same is None):
         got = "none" if space is None else "both"
         raise ValueError(f"space: expected it or param_distributions, got {got}.")
+    space = same if space is None else space
     # unlike those of a study, dictionaries of a grid may have no name in common
-    return read_space(same if space is None else space, told_apart=False)
+    read = read_space(space, told_apart=False)
+    several = [space] if isinstance(space, Mapping) else space
+    grid = several if isinstance(several, (list, tuple)) else ()
+    tuples = [(k, v) for part in grid for k, v in part.items() if isinstance(v, tuple)]
+    # scikit-learn's own searches take a pair as a list; who writes scales knows ours
+    if tuples and all(len(values) == 2 for _, values in tuples):
+        name, pair = tuples[0]
+        warn(
+            f"space: {name!r}: {pair} is the range between two numbers, as any pair "
+            f"is; the list {[*pair]} has the two. Without this warning: uniform, "
+            "loguniform or randint of scipy.stats."
+        )
+    return read
 
 
 class _History:
@@ -478,8 +491,10 @@ class _History:
                 self._results = self._evaluate_candidates(configs, cv=self._folds)
         except BaseException as error:
             failed = re.search(r"All the (\d+) fits failed", str(error))
-            # a process that was killed
+            # a process that was killed, or no number where there was one before
             is_of_one = isinstance(error, BrokenExecutor)
+            if "scoring must return a number" in str(error):
+                is_of_one |= bool(self._example or configs[1:])
             if self._search.error_score == "raise" or not (failed or is_of_one):
                 raise
             assert isinstance(error, Exception)  # such words are no signal by hand
@@ -564,18 +579,22 @@ class _History:
             assert self._error is not None
             raise self._error
         n = self.num_folds
-        failed = [
+        errors = [
             (config, row["fit_error"])
             for config, rows in zip(self.params, self.rows, strict=True)
             for row in (n * [{"fit_error": rows}] if isinstance(rows, str) else rows)
             if row["fit_error"]
         ]
-        if failed:
-            config, error = failed[0]
+        if errors:
+            bad = list(dict.fromkeys(brief(config, 200) for config, _ in errors))
+            shown = [f"  {config}" for config in bad[:3]]
+            shown += [f"  and {len(bad) - 3} more"] if len(bad) > 3 else []
+            settings = "\n".join(shown)
             warn(
-                f"{len(failed)} fits failed out of a total of {len(self.params) * n}. "
-                f"Their score is {self._search.error_score}; error_score='raise' stops "
-                f"at the first one, that of {brief(config, 200)}:\n{error}",
+                f"{len(errors)} fits failed out of a total of {len(self.params) * n}. "
+                f"Their score is {self._search.error_score}. error_score='raise' stops "
+                f"at the first one. They have these settings:\n{settings}\nOne of the "
+                f"errors:\n{errors[0][1]}",
                 FitFailedWarning,
             )
 

@@ -187,7 +187,8 @@ def test_a_name_of_several_columns_clashes_with_an_outcome(tmp_path: Path) -> No
     ("choices", "cells", "wrong"),
     [
         ([True, False], {"TRUE": True, "false": False, " true ": True}, "2"),
-        ([True, False, None], {"TRUE": True, "false": False, "": None}, "1"),
+        ([True, False], {"1": True, "0": False, "1.0": True}, "x"),
+        ([True, False, None], {"TRUE": True, "0": False, "": None}, "yes"),
         ([True, 1, 0], {"TRUE": True, "True": True, "1": 1, "0": 0}, "FALSE"),
         ([True, "TRUE"], {"TRUE": "TRUE", "true": True}, "false"),
         ([0, 1], {"0": 0, "1.0": 1}, "TRUE"),
