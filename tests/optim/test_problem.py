@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from search_problems import make_problem
 from strategies import random_configspace, seeds
 
-from botorch_structured.acquisition import InteriorPrior, PathLogExpectedImprovement
+from botorch_structured.acquisition import InteriorPrior
 from botorch_structured.models import SampledGP, TreeStructuredGP
 from botorch_structured.optim import (
     adaptive_sobol_candidates,
@@ -350,27 +350,6 @@ def test_feasible_returns_booleans(optimize, verdict, got: str) -> None:
     ):
         with pytest.raises(ValueError, match=message):
             optimize(Sum(tree), feasible=verdict, **where)
-
-
-def test_models_hand_on_what_the_space_says() -> None:
-    """A degree is a whole number although nobody said so to the optimiser."""
-    space = SearchSpace(
-        ["kernel", "degree", "C"],
-        [[0, 1, 0], [1, 5, 1]],
-        ParameterTree(3, {0: {0: [1], 1: []}}, values={0: [0, 1]}),
-        integer_features=[1],
-    )
-    X = space.sample(12, seed=0)
-    Y = -((X[:, 1:2] - 2.4) ** 2) - X[:, 2:]
-    model = TreeStructuredGP(X, Y, space.tree, input_transform=space.input_transform())
-    acqf = LogExpectedImprovement(model, best_f=Y.max())
-    path_acqf = PathLogExpectedImprovement(model, best_f=Y.max())
-    x, _ = optimize_acqf_paths(
-        acqf, space.bounds, model.tree, fixed_features={0: 0.0}, seed=0
-    )
-    assert x[0, 1] == x[0, 1].round()
-    x, _ = optimize_acqf_two_step(path_acqf, acqf, space=space, X_avoid=X, seed=0)
-    assert space.feasible(x).all() and torch.equal(space.encode(space.decode(x)), x)
 
 
 @pytest.mark.parametrize("dtype", [torch.float, torch.double])
