@@ -26,6 +26,7 @@ from botorch.models.robust_relevance_pursuit_model import (
 )
 from botorch.models.transforms.input import Normalize, Warp
 from botorch.models.transforms.outcome import Log
+from gpytorch.constraints import GreaterThan
 from gpytorch.kernels import RBFKernel
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import ConstantMean
@@ -521,6 +522,24 @@ def test_a_held_mean_beside_a_prior_with_an_end() -> None:
     chains = fit_slice_sampling(model, seed=0, **SHORT).chains
     lengths = chains.samples[..., 1:]
     assert (lengths >= 0.1).all() and (lengths < 1.0).all()
+
+
+@pytest.mark.parametrize(
+    ("floor", "start"), [(1e-4, 1e-4), (3e-3, 3e-3), (0.7, 0.7), (1e-30, 1e-9)]
+)
+def test_chains_may_begin_on_a_bound_or_near_a_singular_matrix(
+    floor: float, start: float
+) -> None:
+    """Where exp(log(floor)) is a rounding error below it; at copies of each row."""
+    X, Y = data()
+    constraint = GreaterThan(floor, transform=None, initial_value=start)
+    prior = LogNormalPrior(-4.0, 1.0)
+    noise = GaussianLikelihood(noise_prior=prior, noise_constraint=constraint)
+    twice = torch.cat([X, X]), torch.cat([Y, Y + 0.1])
+    model = SingleTaskGP(*twice, likelihood=noise)
+    chains = fit_slice_sampling(model, seed=0, **SHORT).chains
+    assert np.isfinite(chains.log_density).all()
+    assert (chains.samples[..., 0] >= floor).all()
 
 
 def test_a_start_of_other_parameters_raises() -> None:

@@ -245,20 +245,6 @@ def test_published_numerator_is_that_of_the_target(acqf: Any, models: Any) -> No
 
 
 @pytest.mark.usefixtures("double")
-def test_the_published_criterion_is_largest_at_the_cheapest_context(
-    models: Any,
-) -> None:
-    """And ours is not: what says little about the target is worth little."""
-    model, cost = models
-    x = points(6, seed=7).unsqueeze(1)
-    contexts = torch.linspace(0.0, 1.0, 11).tolist()
-    for improvement, cheapest in (("published", True), ("learned", False)):
-        acqf = ContextLogExpectedImprovement(model, -0.02, TARGET, cost, improvement)
-        values = torch.stack([acqf(with_context(x, c)) for c in contexts])
-        assert bool((values.argmax(0) == 0).all()) == cheapest
-
-
-@pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("acqf", CONTEXTS)
 def test_batches_and_gradients(acqf: Any, models: Any) -> None:
     model, cost = models

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 pytest.importorskip("sklearn")
+import joblib
 import sklearn
 from scipy.sparse import csr_array
 from scipy.stats import expon, loguniform, norm, randint
@@ -533,7 +534,8 @@ def test_dictionaries_without_a_common_name() -> None:
 @pytest.mark.parametrize("n_jobs", [1, 4])
 def test_a_space_that_is_smaller_than_the_search(n_jobs: int) -> None:
     small = search(space={"x": [0.1, 0.2, 0.3, 0.4]}, n_iter=9, n_jobs=n_jobs)
-    with pytest.warns(UserWarning, match="at least n_iter=9 candidates.* got 4: all"):
+    said = pytest.warns(UserWarning, match="at least n_iter=9 candidates.* got 4: all")
+    with said, joblib.parallel_backend("threading"):
         small.fit(X, y)
     assert len(small.cv_results_["params"]) == len(small.study_.trials) == 4
 
@@ -616,8 +618,6 @@ NEEDLE = [
 @pytest.mark.parametrize("jobs", [1, 9])
 def test_a_path_that_begins_badly_is_not_left(jobs: int) -> None:
     """Every fourth candidate is on the path with the fewest for its parameters."""
-    import joblib
-
     # the needle is not found: the left side stays the better one
     with joblib.parallel_backend("threading"):
         fitted = search(Needle(), NEEDLE, 16, n_jobs=jobs, random_state=1).fit(X, y)

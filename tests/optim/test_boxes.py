@@ -1,8 +1,6 @@
-import math
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from search_problems import make_problem
 from torch import Tensor
@@ -13,7 +11,7 @@ from botorch_structured.optim.boxes import (
     path_boxes,
     raw_candidates,
 )
-from botorch_structured.spaces import ParameterTree, SearchSpace
+from botorch_structured.spaces import ParameterTree
 
 
 def candidates(boxes: Boxes, per_box: int, good: Tensor, rng: Any) -> Any:
@@ -22,27 +20,6 @@ def candidates(boxes: Boxes, per_box: int, good: Tensor, rng: Any) -> Any:
     sample = raw_candidates(boxes, per_box, good.numpy(), keys, rng)
     parts = (sample.X, sample.box, sample.source)
     return Sample(*map(torch.from_numpy, parts))
-
-
-def test_integers_on_a_logarithmic_scale_are_drawn_there() -> None:
-    space = SearchSpace.from_dictionaries(
-        {"units": (1, 1000, "log"), "depth": (1, 1000), "x": (0.0, 1.0)}
-    )
-    units, depth = map(space.names.index, ("units", "depth"))
-    problem = make_problem(space=space)
-    rng = np.random.default_rng(0)
-    boxes = path_boxes(problem, problem.X_avoid, rng)
-    good = space.encode([{"units": 10, "depth": 500, "x": 0.5}])
-    spread = candidates(boxes, 256, good[:0], rng).X
-    middle = 0.5 * (math.log10(0.5) + math.log10(1000.5))  # as rounding has it
-    assert spread[:, units].log10().mean() == pytest.approx(middle, abs=0.1)
-    assert spread[:, depth].mean() == pytest.approx(500.0, rel=0.1)
-    assert spread[:, units].min() == 1 and spread[:, units].max() > 900
-    around = candidates(boxes, 256, good, rng)
-    near = around.X[around.source >= 2][:, units]
-    near = near[near != 10]
-    assert torch.equal(near, near.round()) and near.min() >= 1 and near.max() <= 1000
-    assert (near < 10).double().mean() == pytest.approx(0.5, abs=0.2)
 
 
 def test_candidates_around_a_good_point_are_near_and_far() -> None:

@@ -8,19 +8,17 @@ import torch
 from botorch.acquisition import (
     AcquisitionFunction,
     LogExpectedImprovement,
-    PriorGuidedAcquisitionFunction,
 )
 from botorch.models import SingleTaskGP
 from numpy.typing import NDArray
 from search_problems import make_problem
 from torch import Tensor
 
-from botorch_structured.acquisition import AveragedLogExpectedImprovement, InteriorPrior
 from botorch_structured.optim.boxes import Boxes, whole_box
 from botorch_structured.optim.climb import Evaluator, maximize_in_unit_box
 from botorch_structured.optim.problem import KnownPoints
 from botorch_structured.optim.walk import refine
-from botorch_structured.spaces import ParameterTree, SearchSpace
+from botorch_structured.spaces import ParameterTree
 
 Array = NDArray[Any]
 
@@ -57,20 +55,6 @@ def test_pieces_make_no_difference() -> None:
     np.testing.assert_allclose(value, expected)
     np.testing.assert_allclose(gradient, slope.numpy())
     assert parts.values(x[:0]).shape == (0,)
-
-
-def test_pieces_of_a_mixture_are_as_small_as_those_of_its_models() -> None:
-    """Memory is that of the models, which are inside of other functions."""
-    space = SearchSpace(["x", "y"], [[0.0, 0.0], [1.0, 1.0]])
-    X = torch.rand(4000, 2, dtype=torch.double)
-    model = SingleTaskGP(X, X.sum(-1, keepdim=True))
-    alone = LogExpectedImprovement(model, 1.0)
-    mixture = AveragedLogExpectedImprovement([model, model], 1.0)
-    guided = PriorGuidedAcquisitionFunction(
-        mixture, InteriorPrior(space), log=True, prior_exponent=0.1
-    )
-    limits = {Evaluator(acqf).batch_limit for acqf in (alone, mixture, guided)}
-    assert len(limits) == 1 and limits.pop() < 2**14
 
 
 def test_nan_is_worst(peak) -> None:

@@ -184,24 +184,23 @@ def test_steps_are_checked(small) -> None:
 def test_points_are_distributed_as_those_of_the_search_space() -> None:
     """Paths, integers and reals: same shares, same moments, within five sigma."""
     tree = ParameterTree(
-        5,
-        {0: {0: [1], 1: [2], 2: []}},
+        6,
+        {0: {0: [1], 1: [2, 5], 2: []}},
         conditions={4: Between(3, 0.9, math.inf)},
         values={0: [0, 1, 2]},
     )
-    bounds = torch.tensor([[0.0, -1, 1, 0, 0], [2, 3, 4, 1, 1]], dtype=torch.double)
-    space = SearchSpace(["a", "b", "c", "d", "e"], bounds, tree, integer_features=[2])
+    bounds = torch.tensor([[0.0, -1, 1, 0, 0, 1], [2, 3, 4, 1, 1, 1000]]).double()
+    scales = {"integer_features": [2, 5], "log_features": [5]}
+    space = SearchSpace(list("abcdef"), bounds, tree, **scales)
     n = 20_000
     acqf = Function(lambda X: torch.sin(1e3 * X.sum(-1)))
-    best_of_random(
-        acqf, bounds, tree, raw_samples=n, integer_features=[2], fill=space.fill
-    )
+    best_of_random(acqf, space=space, raw_samples=n)
     mine, theirs = acqf.seen[0], space.sample(n, seed=1)
     keys = tree.path_key(torch.cat([mine, theirs]))
     for key in keys.unique():
         p, q = (keys[:n] == key).double().mean(), (keys[n:] == key).double().mean()
         assert abs(p - q) < 5 * math.sqrt(2 * p * (1 - p) / n)
-    for c in range(5):
+    for c in range(6):
         a = mine[tree.active_mask(mine)[:, c], c]
         b = theirs[tree.active_mask(theirs)[:, c], c]
         sigma = float(b.std() * (1 / len(a) + 1 / len(b)) ** 0.5)

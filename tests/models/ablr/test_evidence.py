@@ -105,22 +105,6 @@ def test_features_are_computed_once_or_twice(chunk_rows: int | None) -> None:
     assert sum(sizes) == n
 
 
-def test_no_gradient_where_none_is_wanted() -> None:
-    problem = make_problem(RAGGED)
-    with torch.no_grad():
-        assert not ours(problem).requires_grad
-    for p in problem.features.parameters():
-        p.requires_grad_(False)
-    problem.X, problem.Y = problem.X.detach(), problem.Y.detach()
-    check(problem, ours(problem), dense_log_evidence(problem), 1e-11)
-    assert problem.log_alpha is not None
-    problem.log_alpha, problem.log_beta = (
-        problem.log_alpha.detach(),
-        problem.log_beta.detach(),
-    )
-    assert not ours(problem).requires_grad
-
-
 @pytest.mark.parametrize("what", ["features", "log_beta"])
 @pytest.mark.parametrize("counts", [[3, 5], [3, 20]])
 def test_values_that_are_not_finite(what: str, counts: list[int]) -> None:

@@ -12,7 +12,6 @@ import pytest
 import torch
 from botorch.models import MixedSingleTaskGP, MultiTaskGP, SingleTaskGP
 from botorch.models.transforms.input import Normalize, Warp
-from gpytorch.constraints import GreaterThan
 from gpytorch.kernels import MaternKernel, RBFKernel, RQKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import ConstantMean, ZeroMean
@@ -226,21 +225,6 @@ def test_a_custom_loss_is_the_objective() -> None:
 
 
 @pytest.mark.parametrize("which", [0, 1])
-@pytest.mark.parametrize("floor", [1e-4, 3e-3, 0.7])
-def test_a_chain_may_stand_on_a_bound(which: int, floor: float) -> None:
-    """Where exp(log(floor)) is a rounding error below it, too."""
-    noise = GaussianLikelihood(
-        noise_prior=LogNormalPrior(-4.0, 1.0),
-        noise_constraint=GreaterThan(floor, transform=None, initial_value=floor),
-    )
-    density = densities(single(likelihood=noise))[which]
-    assert density is not None
-    z = density.coordinates.to_position(density.coordinates.read_values())
-    assert math.isfinite(density.move_to(z))
-    assert math.isfinite(density.along(z, 1)(z[1] + 0.1))
-
-
-@pytest.mark.parametrize("which", [0, 1])
 @pytest.mark.parametrize("reason", ["singular", "bounds"])
 def test_a_move_that_fails_changes_nothing(which: int, reason: str) -> None:
     """The end of a sweep may be where rounding makes a matrix singular."""
@@ -267,30 +251,6 @@ def test_a_move_that_fails_changes_nothing(which: int, reason: str) -> None:
     for axis in range(len(c)):
         value = density.along(z, axis)(z[axis] + 0.2)
         assert value == pytest.approx(fresh.along(z, axis)(z[axis] + 0.2), rel=1e-9)
-
-
-@pytest.mark.parametrize("which", [0, 1])
-def test_a_singular_matrix_is_no_crash(which: int) -> None:
-    """Copies of a row under next to no noise: jitter, as BoTorch does it, or -inf."""
-    X, Y = data()
-    model = SingleTaskGP(
-        torch.cat([X, X]),
-        torch.cat([Y, Y + 1.0]),
-        likelihood=GaussianLikelihood(
-            noise_prior=LogNormalPrior(-4.0, 1.0),
-            noise_constraint=GreaterThan(1e-30, transform=None, initial_value=0.1),
-        ),
-    )
-    density = densities(model)[which]
-    assert density is not None
-    c = density.coordinates
-    start = c.to_position(c.read_values())
-    density.move_to(start)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for z in (-60.0, -40.0, -20.0):
-            value = density.along(start, 0)(z)
-            assert value < -1e6 and not math.isnan(value)
 
 
 def test_priors_of_what_is_held_count() -> None:

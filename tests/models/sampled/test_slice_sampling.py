@@ -1,4 +1,4 @@
-"""The slice sampler against distributions that are known."""
+"""The slice sampler step by step; what it draws is in ``tests/test_fit.py``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from botorch_structured.models.sampled.chains import (
 class Plain:
     """A target that is a function of the whole position."""
 
-    def __init__(self, log_density: Callable[[np.ndarray], float], dim: int) -> None:
+    def __init__(self, log_density: Callable[[np.ndarray], float]) -> None:
         self.function = log_density
         self.evaluations = 0
 
@@ -49,14 +49,6 @@ def update(*args: Any, **kwargs: Any) -> tuple[float, float]:
     return finish([slice_update(*args, **kwargs)])[0]
 
 
-def sample(
-    target: Plain, start: list[float], seed: int, draws: int, warmup: int = 50
-) -> np.ndarray:
-    rng = np.random.default_rng(seed)
-    widths = np.full(len(start), 2.0)
-    return chain(target, np.array(start), widths, rng, warmup, draws)[0]
-
-
 @pytest.mark.parametrize("max_steps", [1, 2, 3])
 def test_the_first_interval_and_its_steps_are_placed_at_random(max_steps: int) -> None:
     """Else the interval found from the new value would not be as likely as this one."""
@@ -82,7 +74,7 @@ def test_the_first_interval_and_its_steps_are_placed_at_random(max_steps: int) -
 def test_widths_are_tuned_to_the_slices() -> None:
     """Scales a million apart take as few evaluations as equal ones."""
     scales = np.array([1e-3, 1.0, 1e3])
-    target = Plain(lambda z: -0.5 * float(((z / scales) ** 2).sum()), 3)
+    target = Plain(lambda z: -0.5 * float(((z / scales) ** 2).sum()))
     rng = np.random.default_rng(0)
     start = np.zeros(3)
     before = [start, np.full(3, 2.0), rng]
@@ -115,13 +107,13 @@ def test_nan_counts_as_impossible() -> None:
 
 def test_step_out_ends_on_a_flat_density() -> None:
     """An improper density must not make it walk forever."""
-    target = Plain(lambda z: 0.0, 1)
+    target = Plain(lambda z: 0.0)
     rng = np.random.default_rng(0)
     update(target.along(np.zeros(1), 0), 0.0, 0.0, 1.0, rng, max_steps=8)
     assert target.evaluations == 8
 
 
 def test_a_start_without_density_raises() -> None:
-    target = Plain(lambda z: -math.inf, 1)
+    target = Plain(lambda z: -math.inf)
     with pytest.raises(ValueError, match="finite log density.*-inf"):
-        sample(target, [0.0], seed=0, draws=1)
+        chain(target, np.zeros(1), np.ones(1), np.random.default_rng(0), 50, 1)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from botorch import fit_gpytorch_mll
 from botorch.models import ModelListGP
-from botorch.models.transforms import Normalize, Warp
+from botorch.models.transforms import Warp
 from botorch.sampling import SobolQMCNormalSampler
 from botorch.settings import propagate_grads
 from gpytorch.kernels import PeriodicKernel, RQKernel, ScaleKernel
@@ -412,27 +412,6 @@ def test_what_one_fit_for_all_outputs_needs_is_honoured() -> None:
     assert model.mean_module.constant == 0.1 and not mean.raw_constant.requires_grad
     assert (model.likelihood.noise != start).all()
     same(model, dense(model), X[:4])
-
-
-@pytest.mark.parametrize("model_class", MODELS)
-def test_state_of_batches(model_class: type) -> None:
-    """New hyperparameters, with transforms, and further data."""
-    g = torch.Generator().manual_seed(0)
-    X, test = random_points(TREE, 20, g), random_points(TREE, 3, g)
-    Y = torch.randn(20, 2, generator=g)
-    scale = torch.tensor([1.0, 7.0, 7.0, 7.0, 7.0, 7.0])
-    kwargs = {"input_transform": Normalize(6, indices=[1, 2, 3, 4, 5])}
-    model, test = model_class(X * scale, Y, DEPENDENCIES, **kwargs), test * scale
-    model.posterior(test)
-    other = make(model_class, TREE, 3, 2, n=20)
-    state = {k: v for k, v in other.state_dict().items() if "transform" not in k}
-    model.load_state_dict({**model.state_dict(), **state})
-    same(model, dense(model), test)
-    new = model.condition_on_observations(test, torch.randn(3, 2, generator=g))
-    same(new, dense(new), test)
-    rows = new.train_inputs[0][..., :5, :], new.train_targets[..., :5]
-    new.set_train_data(*rows, strict=False)
-    same(new, dense(new), test)
 
 
 @pytest.mark.parametrize("base", [RQKernel, PeriodicKernel])

@@ -119,18 +119,6 @@ def test_few_and_duplicated_points(n: int) -> None:
     assert torch.isfinite(posterior.mean).all() and (posterior.variance > 0).all()
 
 
-def test_path_posterior_ignores_leaf_columns() -> None:
-    g = torch.Generator().manual_seed(0)
-    X, Y = random_points(TREE, 20, g), torch.randn(20, 1, generator=g)
-    model = TreeStructuredGP(X, Y, TREE)
-    posterior = model.path_posterior(X[:4].unsqueeze(1))
-    changed = X[:4].clone()
-    changed[:, :6] = 0.123
-    other = model.path_posterior(changed.unsqueeze(1))
-    assert torch.equal(posterior.mean, other.mean)
-    assert torch.equal(posterior.variance, other.variance)
-
-
 def test_undeclared_values_are_paths_of_their_own() -> None:
     tree = ParameterTree(3, {0: {0.0: [1], 1.0: [2]}})
     X = torch.tensor([[0.0, 0.3, 0.5], [2.0, 0.5, 0.5], [3.0, 0.5, 0.5]])

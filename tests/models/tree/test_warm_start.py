@@ -174,30 +174,29 @@ def test_columns_of_other_kernels_have_names() -> None:
     """Without ``active_dims`` a lengthscale for each column is for that position."""
     first, second = space(["c", "x", "y", "z"]), space(["z", "c", "y", "x"])
     X = first.sample(8, seed=0)
-    Y = X.sum(-1, keepdim=True)
-    order = [3, 0, 2, 1]
+    Y, order = X.sum(-1, keepdim=True), [3, 0, 2, 1]
 
-    def models(kind: type) -> list[Any]:
-        """Of the same columns, and of columns in another order."""
-        first_again = [(X, first.tree)] * 2 + [(X[:, order], second.tree)]
-        return [
-            ConditionalGP(x, Y, tree, covar_module=kind(ard_num_dims=4).double())
-            for x, tree in first_again
-        ]
+    def model(kind: type, X: Tensor, tree: ParameterTree) -> Any:
+        kernel = kind(ard_num_dims=4).double()
+        return ConditionalGP(X, Y, tree, covar_module=kernel)
 
     for kind in (MaternKernel, PeriodicKernel):
-        before, again, model = models(kind)
-        base = before.covar_module.base_kernel
-        base.lengthscale = torch.tensor([1.0, 2.0, 3.0, 4.0])
+        before = model(kind, X, first.tree)
+        length = torch.tensor([[1.0, 2.0, 3.0, 4.0]]).double()
+        before.covar_module.base_kernel.lengthscale = length
+        again, other = (
+            model(kind, X, first.tree),
+            model(kind, X[:, order], second.tree),
+        )
         take_values(again, before)
-        assert torch.equal(again.covar_module.base_kernel.lengthscale, base.lengthscale)
+        torch.testing.assert_close(again.covar_module.base_kernel.lengthscale, length)
         if kind is PeriodicKernel:
             with pytest.raises(ValueError, match="start_from: .*raw_period_length"):
-                take_values(model, before)
-            continue
-        take_values(model, before)
-        found = model.covar_module.base_kernel.lengthscale
-        assert torch.equal(found, base.lengthscale[:, order])
+                take_values(other, before)
+        else:
+            take_values(other, before)
+            found = other.covar_module.base_kernel.lengthscale
+            torch.testing.assert_close(found, length[:, order])
 
 
 @pytest.mark.parametrize(
