@@ -51,7 +51,7 @@ _MOST_TOKENS_A_FILE = 6_200
 _MOST_TOKENS = {
     ".": 4_271,
     "acquisition": 3_921,
-    "integrations": 6_215,
+    "integrations": 6_388,
     "integrations/optuna": 10_829,
     "kernels": 10_342,
     "linalg": 9_198,
@@ -66,7 +66,7 @@ _MOST_TOKENS = {
     "spaces": 24_146,
     "study": 15_137,
     "suggest": 6_541,
-    "test_functions": 5_019,
+    "test_functions": 5_257,
 }
 _MOST_TOKENS_A_LINE = 8.39
 # Assignments such as ``a, b = x, y``, in a thousand lines.
