@@ -655,20 +655,15 @@ class LeafMoments:
     def side_by_side(
         self,
         tables: dict[str, Array],
-        which: Array,
         scales: ColumnScales | None,
     ) -> PathMoments:
-        """Moments on some of the paths of ``read``.
+        """Moments on paths, from tables of ``read``.
 
         Args:
             tables: Those of the paths.
-            which: The paths.
             scales: Transforms of columns.
         """
-        part = {}
-        for name, table in tables.items():
-            part[name] = table[which]
-        return PathMoments(self.paths.names, part, *self._weights, scales)
+        return PathMoments(self.paths.names, tables, *self._weights, scales)
 
 
 #: Prior means of points ``n x d`` and their gradients (or zero), if wanted.
@@ -839,8 +834,16 @@ class MomentsOnPaths:
                     self._rows[torch.from_numpy(chunk)],
                     self._path,
                 )
-                for one in np.unique(kind[chunk]):
-                    which = (kind[chunk] == one).nonzero()[0]
-                    moments = self._moments.side_by_side(tables, which, self._scales)
+                kinds = kind[chunk]
+                if kinds[0] == kinds[-1]:  # ascending
+                    moments = self._moments.side_by_side(tables, self._scales)
+                    chosen.append((chunk, moments))
+                    continue
+                for one in np.unique(kinds):
+                    which = (kinds == one).nonzero()[0]
+                    part = {}
+                    for name, table in tables.items():
+                        part[name] = table[which]
+                    moments = self._moments.side_by_side(part, self._scales)
                     chosen.append((chunk[which], moments))
         return chosen
