@@ -59,7 +59,7 @@ _MOST_TOKENS = {
     "models/ablr": 13_997,
     "models/monotone": 11_112,
     "models/sampled": 10_342,
-    "models/tree": 31_991,
+    "models/tree": 32_022,
     "models/treed": 16_029,
     "optim": 20_526,
     "plots": 6_333,
