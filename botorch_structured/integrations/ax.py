@@ -186,6 +186,11 @@ class StructuredNode(ExternalGenerationNode):
         self.starts = starts
         if initialize_with_center is None:
             initialize_with_center = starts is None and earlier is None
+        if not isinstance(initialize_with_center, bool):
+            raise ValueError(
+                "initialize_with_center: expected True, False or None, got "
+                f"{brief(initialize_with_center)}."
+            )
         self.initialize_with_center = initialize_with_center
         if isinstance(earlier, Mapping) and "studies" in earlier:  # from a file
             self.earlier = earlier

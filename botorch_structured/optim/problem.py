@@ -766,7 +766,7 @@ def promising(
     X = X.detach().to(fill)
     transform = getattr(acq_function, "posterior_transform", None)
     objective = getattr(acq_function, "objective", None)
-    score = model.train_targets
+    score = getattr(model, "train_targets", X)
     is_plain = transform is None and isinstance(objective, IdentityMCObjective | None)
     if not is_plain or score.shape != X.shape[:1]:  # also of fantasies
         if len(X) > 2048:

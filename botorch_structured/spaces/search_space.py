@@ -127,8 +127,9 @@ class SearchSpace:
         wrong = (integers | logs) & codes.keys() | labels.keys() - codes.keys()
         if wrong:
             raise ValueError(
-                f"choices: expected only categorical columns, {sorted(codes)}, and no "
-                f"integer_features or log_features among these, got {sorted(wrong)}."
+                "integer_features, log_features, choices: expected choices of "
+                f"categorical columns alone, {sorted(codes)}, and the others of none "
+                f"of these, got {sorted(wrong)}."
             )
         columns: list[Column] = []
         for c, name in enumerate(names):

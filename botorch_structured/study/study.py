@@ -439,7 +439,11 @@ class Study:
         columns = []
         for name, column in arguments.items():
             column = [None] * n if column is None and name != "values" else column
-            if not hasattr(column, "__len__") or len(column) != n:
+            try:
+                size = len(column)
+            except TypeError:
+                size = None
+            if size != n:
                 raise ValueError(
                     f"{name}: expected {n}, one for each configuration, got "
                     f"{brief(column)}."
@@ -488,14 +492,14 @@ class Study:
                 Trials are reported to the logger: failures as warnings, others as
                 information.
             timeout: Seconds after which no evaluation begins. Default: no limit.
-            callbacks: A list of functions that are called with the study and the trial
-                after each evaluation. They may call `stop`.
+            callbacks: Functions that are called with the study and the trial after each
+                evaluation. They may call `stop`.
 
         Raises:
             ValueError: An argument, or what ``evaluate`` returned, is not what it
                 should be; the latter names the trial.
         """
-        hooks = [*callbacks]
+        hooks = [*callbacks] if isinstance(callbacks, Iterable) else [callbacks]
         check_function("evaluate", evaluate)
         for hook in hooks:
             check_function("callbacks", hook)

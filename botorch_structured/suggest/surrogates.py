@@ -605,13 +605,13 @@ def with_most_rows(model: LeafModel, most: int) -> LeafModel:
 def fit_to_some(model: LeafModel, start_from: LeafModel | None = None) -> None:
     """Fit a model of one outcome, to some of its rows where there are many.
 
+    If rows are predicted worse, given all others, than those of the fit given these,
+    the worst ones join a further fit, up to three times.
+
     Args:
         model: In training mode, with its first hyperparameters.
         start_from: See ``LeafModel.custom_fit``. Without it a first fit is to half of
             the rows, if that is less than three quarters of the data.
-
-    If rows are predicted worse, given all others, than those of the fit given these,
-    the worst ones join a further fit, up to three times.
     """
     n = len(model.train_targets)
     keys = model.tree.path_key(model.train_inputs[0])

@@ -307,6 +307,8 @@ def test_where_to_begin(tmp_path: Path) -> None:
             structured_generation_strategy(starts=starts)
     with pytest.raises(ValueError, match="starts: "):
         next_of(make_client(starts=[{"learner": "none"}]))
+    with pytest.raises(ValueError, match="initialize_with_center: expected True"):
+        structured_generation_strategy(initialize_with_center="no")  # type: ignore[arg-type]
 
 
 def test_standard_errors_are_noise_where_all_are_given() -> None:

@@ -529,7 +529,7 @@ def test_a_space_of_numbers() -> None:
         ({"integer_features": [3]}, "integer_features: .* from 0 to 2, got 3"),
         ({"integer_features": 1}, "integer_features: expected a list"),
         ({"log_features": [-1]}, "log_features: .* from 0 to 2, got -1"),
-        ({"log_features": [0]}, r"no integer_features or log_features .*got \[0\]"),
+        ({"log_features": [0]}, r"the others of none of these, got \[0\]"),
         (
             {"categorical_features": {1: [0, 5]}},
             r"_features\[1\]: .*within .*got \[5.0\]",
@@ -540,7 +540,10 @@ def test_a_space_of_numbers() -> None:
         ({"categorical_features": {3: [0]}}, "categorical_features: .*got 3"),
         ({"categorical_features": [1]}, "categorical_features: .*values"),
         ({"categorical_features": {0: [0, 0.5]}}, r"declares, .*got \[0.5\]"),
-        ({"choices": {1: ["a", "b"]}}, "choices: expected only categorical columns"),
+        (
+            {"choices": {1: ["a", "b"]}},
+            "choices: expected choices of categorical columns alone",
+        ),
         ({"choices": {0: "ab"}}, r"choices\[0\]: expected a list"),
         ({"choices": {0: ["a"]}}, "'x'.*as many"),
         ({"bounds": [[0.0, 1.0, 0.0], [1.0, 0.0, 1.0]]}, "'a': .*ascending"),

@@ -358,6 +358,7 @@ def test_bad_arguments() -> None:
         (study.tell_many, (*asked, [1.0]), "configs: expected a list"),
         (study.tell_many, (asked, []), r"values: expected 1, one .*, got \[\]"),
         (study.tell_many, (asked, 3.0), "values: expected 1, one .*, got 3.0"),
+        (study.tell_many, (asked, torch.tensor(3.0)), "values: .*, got tensor"),
         (study.tell_many, (asked, [1.0], 2.0), "costs: expected 1, one .*, got 2.0"),
     ]
     for call, given, message in calls:
@@ -392,7 +393,7 @@ def test_what_trials_show() -> None:
     ):
         limited = Study({"a": [1, 2]}, constraints=["top-1 error (%) >= 2"], seed=0)
         limited.tell({"a": 1}, told)
-        limited.best  # noqa: B018
+        assert limited.best
 
 
 def test_forbidden_configurations_are_refused() -> None:
@@ -470,6 +471,7 @@ OPTIMIZE: list[tuple[dict[str, Any], str]] = [
     ({"evaluate": 3}, "evaluate: expected a function"),
     ({"timeout": "1"}, "timeout: expected a number"),
     ({"callbacks": [3]}, "callbacks: expected a function, got 3"),
+    ({"callbacks": 3}, "callbacks: expected a function, got 3"),
 ]
 
 
